@@ -1,0 +1,40 @@
+# A fresh machine needs Python 3.11 or newer and make; the rest is installed into .venv, pinned by hash, on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--custom-compile-command "make lock" --extra build
+
+.PHONY: run test lint bench test-vllm lock
+
+run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
+	$(BIN)/baton serve
+
+test: .venv/dev.stamp  ## Everything but what needs a vLLM server.
+	$(BIN)/python -m pytest -m "not vllm"
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy --strict app
+	$(BIN)/lint-imports
+
+bench: .venv/dev.stamp
+	$(BIN)/python -m tests.bench
+
+test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
+	tests/vllm/run
+
+lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
+	$(COMPILE) $(UPGRADE) --output-file requirements.txt pyproject.toml > /dev/null
+	$(COMPILE) $(UPGRADE) --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml > /dev/null
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer; say which: make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/runtime.stamp: requirements.txt pyproject.toml | .venv/bin/python
+	$(PIP) --require-hashes -r requirements.txt
+	$(PIP) --no-deps --no-build-isolation -e . && touch $@
+
+.venv/dev.stamp: requirements-dev.txt .venv/runtime.stamp
+	$(PIP) --require-hashes -r requirements-dev.txt && touch $@
