@@ -1,0 +1,179 @@
+"""What Anthropic's messages endpoint refuses, in its words (Source: the client's types, observed errors)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from .rules import is_int, names, unmet, within
+from .wire import Refused
+
+FIELDS = names(
+    "cache_control container diagnostics inference_geo max_tokens messages metadata model output_config "
+    "service_tier speed "
+    "stop_sequences stream system temperature thinking tool_choice tools top_k top_p"
+)
+BLOCKS = {
+    "user": ("text", "image", "document", "search_result", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result"),
+}
+OLD_VERSION = "2023-06-01"
+"""The last version that takes sampling parameters: 2026-10-21 answers 400 to them, even at their defaults."""
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+
+
+def refuse(message: str) -> NoReturn:
+    """Raise the 400."""
+    raise Refused(400, message)
+
+
+def check(body: dict[str, Any], version: str) -> None:
+    """Raise Refused unless the real API would take that body under that `anthropic-version`."""
+    for name in ("model", "max_tokens", "messages"):
+        if body.get(name) is None:
+            refuse(f"{name}: Field required")
+    for name in body:
+        if name not in FIELDS:
+            refuse(f"{name}: Extra inputs are not permitted")
+    if not is_int(body["max_tokens"]):
+        refuse("max_tokens: Input should be a valid integer")
+    if body["max_tokens"] < 0:
+        refuse("max_tokens: Input should be greater than or equal to 0")
+    _check_system(body.get("system"))
+    _check_messages(body["messages"])
+    _check_sampling(body, version)
+    _check_thinking(body)
+    _check_tools(body)
+
+
+def _check_system(system: Any) -> None:
+    if system is None or isinstance(system, str):
+        return
+    for i, block in enumerate(system):
+        if block.get("type") != "text":
+            refuse(f"system.{i}.type: Input should be 'text'")
+        if not block.get("text"):
+            refuse("system: text content blocks must be non-empty")
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, list):
+        refuse("messages: Input should be a valid list")
+    if not messages:
+        refuse("messages: at least one message is required")
+    calls: list[str] = []
+    for i, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role == "system":
+            refuse(
+                'messages: Unexpected role "system". The Messages API accepts a top-level `system` parameter, not '
+                '"system" as an input message role.'
+            )
+        if role not in BLOCKS:
+            refuse(f"messages.{i}.role: Input should be 'user' or 'assistant'")
+        if i == 0 and role != "user":
+            refuse('messages: first message must use the "user" role')
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(blocks, list):
+            refuse(f"messages.{i}.content: Input should be a valid list")
+        final = i == len(messages) - 1 and role == "assistant"
+        _check_blocks(blocks, i, role, final)
+        calls = _check_tool_turn(blocks, i, calls)
+    if calls:
+        refuse(_unanswered(len(messages) - 1, calls))
+
+
+def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
+    if not final and (not blocks or blocks == [{"type": "text", "text": ""}]):
+        refuse(
+            f"messages.{i}: all messages must have non-empty content except for the optional final assistant message"
+        )
+    for k, block in enumerate(blocks):
+        kind = block.get("type")
+        if kind not in BLOCKS[role]:
+            refuse(
+                f"messages.{i}.content.{k}: Input tag '{kind}' found using 'type' does not match any of the "
+                "expected tags"
+            )
+        if kind == "text" and not block.get("text") and not final:
+            refuse("messages: text content blocks must be non-empty")
+        if kind == "text" and final and block["text"] != block["text"].rstrip():
+            refuse("messages: final assistant content cannot end with trailing whitespace")
+        if kind == "text" and role == "user" and block.get("citations"):
+            refuse(f"messages.{i}.content.{k}.text.citations: citations are not permitted in user messages")
+        if kind == "image" and block.get("source", {}).get("type") not in ("base64", "url", "file"):
+            refuse(f"messages.{i}.content.{k}.image.source: Input tag does not match any of the expected tags")
+        for name in ("id", "name", "input") if kind == "tool_use" else ():
+            if name not in block:
+                refuse(f"messages.{i}.content.{k}.tool_use.{name}: Field required")
+
+
+def _check_tool_turn(blocks: list[Any], i: int, calls: list[str]) -> list[str]:
+    results = [block.get("tool_use_id", "") for block in blocks if block["type"] == "tool_result"]
+    for k, block in enumerate(blocks):
+        if block["type"] == "tool_result" and block.get("tool_use_id") not in calls:
+            refuse(
+                f"messages.{i}.content.{k}: unexpected `tool_use_id` found in `tool_result` blocks: "
+                f"{block.get('tool_use_id')}. Each `tool_result` block must have a corresponding `tool_use` block "
+                "in the "
+                "previous message."
+            )
+    if missing := unmet(calls, results):
+        refuse(_unanswered(i - 1, missing))
+    return [block["id"] for block in blocks if block["type"] == "tool_use"]
+
+
+def _unanswered(i: int, ids: list[str]) -> str:
+    return (
+        f"messages.{i}: `tool_use` ids were found without `tool_result` blocks immediately after: {', '.join(ids)}. "
+        "Each `tool_use` block must have a corresponding `tool_result` block in the next message."
+    )
+
+
+def _check_sampling(body: dict[str, Any], version: str) -> None:
+    for name in ("temperature", "top_p", "top_k"):
+        if version != OLD_VERSION and name in body:
+            refuse(f"{name}: Extra inputs are not permitted")
+    for name in ("temperature", "top_p"):
+        if not within(body.get(name), 0, 1):
+            refuse(f"{name}: range: 0..1")
+    if body.get("temperature") is not None and body.get("top_p") is not None:
+        refuse("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
+    if any(not stop.strip() for stop in body.get("stop_sequences") or []):
+        refuse("stop_sequences: each stop sequence must contain non-whitespace")
+    if not isinstance(body.get("stream"), bool | None):
+        refuse("stream: Input should be a valid boolean")
+
+
+def _check_thinking(body: dict[str, Any]) -> None:
+    thinking = body.get("thinking") or {}
+    if thinking.get("type") != "enabled":
+        return
+    budget = thinking.get("budget_tokens")
+    if not is_int(budget) or budget < 1024:
+        refuse("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
+    if budget >= body["max_tokens"]:
+        refuse("`max_tokens` must be greater than `thinking.budget_tokens`.")
+    if body.get("temperature") not in (None, 1, 1.0):
+        refuse("`temperature` may only be set to 1 when thinking is enabled.")
+
+
+def _check_tools(body: dict[str, Any]) -> None:
+    tools = body.get("tools") or []
+    if body.get("tool_choice") is not None and not tools:
+        refuse("tool_choice: tool_choice may only be specified while providing tools.")
+    for i, tool in enumerate(tools):
+        if not TOOL_NAME.fullmatch(str(tool.get("name", ""))):
+            refuse(f"tools.{i}.custom.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
+        if tool.get("type") in (None, "custom") and "input_schema" not in tool:
+            refuse(f"tools.{i}.custom.input_schema: Field required")
+        if tool.get("type") in (None, "custom") and tool["input_schema"].get("type") != "object":
+            refuse(f"tools.{i}.custom.input_schema.type: Input should be 'object'")
+    offered = [tool["name"] for tool in tools]
+    choice = body.get("tool_choice") or {}
+    if len(set(offered)) < len(offered):
+        refuse("tools: Tool names must be unique.")
+    if choice.get("type", "auto") not in ("auto", "any", "tool", "none"):
+        refuse("tool_choice: Input tag does not match any of the expected tags: 'auto', 'any', 'tool', 'none'")
+    if choice.get("type") == "tool" and choice.get("name") not in offered:
+        refuse(f"Tool '{choice.get('name')}' not found in provided tools")

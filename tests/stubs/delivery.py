@@ -1,0 +1,219 @@
+"""How an answer reaches the client: pace, splits and all the ways in which a stream can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from typing import Any
+
+from aiohttp import web
+
+from .record import Received
+from .script import (
+    DuplicateFinish,
+    Fail,
+    Fault,
+    Garbage,
+    HugeLine,
+    Point,
+    Raw,
+    Reply,
+    Reset,
+    Stall,
+    StreamError,
+    Truncate,
+    WrongSchema,
+)
+from .wire import Frame, Refused, Wire, encode
+
+FOREVER = 10**9
+PIECE = 1 << 18
+_HTML = (
+    "<html><head><title>{0}</title></head><body><center><h1>{0} Bad gateway</h1></center><hr>cloudflare</body></html>"
+)
+
+
+class Exchange:
+    """One request being answered."""
+
+    def __init__(self, request: web.Request, received: Received, wire: Wire) -> None:
+        self.request, self.received, self.wire = request, received, wire
+
+    async def refuse(self, refused: Refused, headers: dict[str, str] | None = None) -> web.StreamResponse:
+        """An error in the provider's shape."""
+        document = json.dumps(self.wire.error(refused)).encode()
+        return await self._whole(document, refused.status, {"Content-Type": "application/json", **(headers or {})})
+
+    async def fail(self, act: Fail) -> web.StreamResponse:
+        """A scripted HTTP error."""
+        await asyncio.sleep(act.delay)
+        headers: dict[str, str] = {}
+        details: list[dict[str, Any]] = []
+        if act.retry_after is not None:
+            if act.as_date:
+                headers["Retry-After"] = formatdate(time.time() + act.retry_after, usegmt=True)
+            elif self.wire.name == "gemini":
+                kind = "type.googleapis.com/google.rpc.RetryInfo"
+                details.append({"@type": kind, "retryDelay": f"{act.retry_after:g}s"})
+            else:
+                headers["Retry-After"] = f"{act.retry_after:g}"
+        if act.html:
+            page = _HTML.format(act.status).encode()
+            return await self._whole(page, act.status, {"Content-Type": "text/html; charset=UTF-8", **headers})
+        return await self.refuse(Refused(act.status, act.message, details=details), headers)
+
+    async def raw(self, act: Raw) -> web.StreamResponse:
+        """Bytes as scripted."""
+        return await self._whole(
+            act.body.encode(errors="surrogatepass"), act.status, {"Content-Type": act.content_type}
+        )
+
+    async def reply(self, act: Reply) -> web.StreamResponse:
+        """A 200, streamed or not."""
+        await asyncio.sleep(act.header_delay)
+        if not self.received.streaming:
+            return await self._document(act)
+        if act.streams == "refuse":
+            return await self.refuse(
+                Refused(400, "Streaming is not supported by this model.", "unsupported_value", "stream")
+            )
+        if act.streams == "json":
+            return await self._document(act)
+        if self.wire.name == "gemini" and self.received.query.get("alt") != "sse":
+            frames = ",\r\n".join(frame.data for frame in self.wire.frames(self.received, act))
+            return await self._whole(f"[{frames}]".encode(), 200, {"Content-Type": "application/json; charset=UTF-8"})
+        return await self._stream(act)
+
+    async def cut(self) -> None:
+        """RST the connection."""
+        self.received.cut_by_stub = True
+        transport = self.request.transport
+        if transport is not None:
+            peer = transport.get_extra_info("socket")
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            transport.abort()
+        await asyncio.sleep(FOREVER)
+
+    async def close(self) -> None:
+        """Close the connection in good order, whatever was promised (FIN)."""
+        self.received.cut_by_stub = True
+        if self.request.transport is not None:
+            self.request.transport.close()
+        await asyncio.sleep(FOREVER)
+
+    async def _begin(self, status: int, headers: dict[str, str], length: int | None = None) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={**self.wire.headers(status), **headers})
+        response.content_length = length
+        if length is None:
+            response.enable_chunked_encoding()
+        self.received.status = status
+        await response.prepare(self.request)
+        return response
+
+    async def _write(self, response: web.StreamResponse, data: bytes, act: Reply | None = None) -> None:
+        if self.received.first_byte_at is None:
+            self.received.first_byte_at = time.monotonic()
+        size = act.trickle.size if act and act.trickle else PIECE
+        for i in range(0, len(data), size):
+            await response.write(data[i : i + size])
+            if act and act.trickle:
+                await asyncio.sleep(act.trickle.pause)
+
+    async def _whole(self, body: bytes, status: int, headers: dict[str, str]) -> web.StreamResponse:
+        response = await self._begin(status, headers, len(body))
+        await self._write(response, body)
+        await response.write_eof()
+        return response
+
+    async def _document(self, act: Reply) -> web.StreamResponse:
+        fault = act.fault
+        shown = act
+        if isinstance(fault, HugeLine):
+            shown = Reply(chunks=("x" * fault.size,))
+        body = json.dumps(self.wire.document(self.received, shown)).encode()
+        if isinstance(fault, Garbage | WrongSchema):
+            body = (fault.line if isinstance(fault, Garbage) else fault.document).encode()
+        if isinstance(fault, StreamError):
+            body = json.dumps(self.wire.error(Refused(fault.status, fault.message))).encode()
+        await asyncio.sleep(act.first_delay)
+        response = await self._begin(200, {"Content-Type": "application/json"}, len(body))
+        if isinstance(fault, Truncate | Reset | Stall):
+            await self._write(response, body[: len(body) // 2], act)
+            await asyncio.sleep(0.02)
+            if isinstance(fault, Stall):
+                await asyncio.sleep(FOREVER if fault.seconds is None else fault.seconds)
+                body = body[len(body) // 2 :]
+            else:
+                await (self.cut() if isinstance(fault, Reset) else self.close())
+        await self._write(response, body, act)
+        self.received.deltas_sent = 1
+        await response.write_eof()
+        return response
+
+    async def _stream(self, act: Reply) -> web.StreamResponse:
+        response = await self._begin(200, dict(self.wire.stream_headers))
+        newline = act.newline or self.wire.newline
+        if act.comments:
+            await self._write(response, f": PROCESSING{newline}{newline}".encode(), act)
+        fault = act.fault
+        for frame in self.wire.frames(self.received, act):
+            if frame.kind == "delta":
+                await asyncio.sleep(act.gap if self.received.deltas_sent else act.first_delay)
+            if fault is not None and _strikes(fault.after, frame, self.received.deltas_sent):
+                if not await self._strike(response, fault, frame, newline, act):
+                    return response
+                fault = None
+            await self._write(response, encode(frame, newline), act)
+            self.received.deltas_sent += frame.kind == "delta"
+        await response.write_eof()
+        return response
+
+    async def _strike(self, response: web.StreamResponse, fault: Fault, frame: Frame, newline: str, act: Reply) -> bool:
+        """Do the fault; whether the stream goes on after it."""
+        match fault:
+            case Stall(seconds=seconds):
+                await asyncio.sleep(FOREVER if seconds is None else seconds)
+            case Truncate(clean=True):
+                await response.write_eof()
+                return False
+            case Truncate():
+                await self.close()
+            case Reset():
+                await self._half_chunk(encode(frame, newline))
+            case StreamError(status=status, message=message):
+                error = json.dumps(self.wire.error(Refused(status, message)))
+                event = "error" if self.wire.name == "anthropic" else None
+                await self._write(response, encode(Frame("end", error, event), newline), act)
+                await response.write_eof()
+                return False
+            case Garbage(line=text) | WrongSchema(document=text):
+                await self._write(response, encode(Frame("open", text, frame.event), newline), act)
+            case HugeLine(size=size):
+                huge = next(_deltas(self.wire.frames(self.received, Reply(chunks=("x" * size,)))))
+                await self._write(response, encode(huge, newline))
+                self.received.deltas_sent += 1
+            case DuplicateFinish():
+                await self._write(response, encode(frame, newline), act)
+        return True
+
+    async def _half_chunk(self, data: bytes) -> None:
+        transport = self.request.transport
+        if transport is not None:
+            transport.write(f"{len(data):x}\r\n".encode() + data[: len(data) // 2])
+            await asyncio.sleep(0.02)
+        await self.cut()
+
+
+def _strikes(after: Point, frame: Frame, sent: int) -> bool:
+    if isinstance(after, str):
+        return frame.kind == after
+    return frame.kind in ("close", "end") or (frame.kind == "delta" and sent == after)
+
+
+def _deltas(frames: Iterator[Frame]) -> Iterator[Frame]:
+    return (frame for frame in frames if frame.kind == "delta")

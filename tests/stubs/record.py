@@ -1,0 +1,81 @@
+"""What the stub remembers of one request: every header, the raw body, and when it came, ended or was abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """One request as it arrived. Times are `time.monotonic()`, which all processes of a Linux machine share."""
+
+    wire: str
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+    at: float = field(default_factory=time.monotonic)
+    model: str = ""
+    streaming: bool = False
+    behaviour: str = ""
+    status: int | None = None
+    deltas_sent: int = 0
+    first_byte_at: float | None = None
+    finished_at: float | None = None
+    disconnected_at: float | None = None
+    cut_by_stub: bool = False
+    _gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON; raises ValueError when it is none."""
+        return json.loads(self.body)
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name, whatever its case."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+    def mark_disconnected(self) -> None:
+        """Note that the client closed before its answer was complete."""
+        if self.disconnected_at is None and not self.cut_by_stub:
+            self.disconnected_at = time.monotonic()
+            self._gone.set()
+
+    async def gone(self, within: float) -> float:
+        """When the client left before the end (monotonic); raises TimeoutError unless it does so `within` seconds."""
+        await asyncio.wait_for(self._gone.wait(), within)
+        assert self.disconnected_at is not None
+        return self.disconnected_at
+
+    def as_json(self) -> dict[str, Any]:
+        """For the control endpoint: the body both as base64 and, where it is UTF-8, as text."""
+        fields = (
+            "wire",
+            "method",
+            "path",
+            "query",
+            "headers",
+            "at",
+            "model",
+            "streaming",
+            "behaviour",
+            "status",
+            "deltas_sent",
+            "first_byte_at",
+            "finished_at",
+            "disconnected_at",
+            "cut_by_stub",
+        )
+        document = {name: getattr(self, name) for name in fields}
+        text: str | None
+        try:
+            text = self.body.decode()
+        except UnicodeDecodeError:
+            text = None
+        return {**document, "body": text, "body_base64": base64.b64encode(self.body).decode()}

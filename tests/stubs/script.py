@@ -1,0 +1,283 @@
+"""The vocabulary of the stub: what a provider may do, as data, and the queue of each model.
+
+A behaviour is a `Reply` (with at most one fault in its stream), a `Fail` (an HTTP error in the provider's shape), or
+one of `Hang`, `Drop`, `Raw`, `Echo`. All of them survive JSON, so that a test can script a stub in another process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import cycle
+from typing import Any, Literal
+
+from .record import Received
+
+Point = int | Literal["close", "end"]
+"""Where a fault strikes: after so many content deltas, before the finishing frames, or before the terminal event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts as the bill sees them: `input` includes cached ones, `output` includes reasoning."""
+
+    input: int = 12
+    output: int = 7
+    cached: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of the model; `arguments` is JSON text, sent verbatim (so it may be broken)."""
+
+    name: str
+    arguments: str = "{}"
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Say nothing more, with the connection open, for `seconds` (None: for ever)."""
+
+    after: Point = 1
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """End without the terminal event: `clean` finishes the HTTP body properly, else the connection just closes."""
+
+    after: Point = 1
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """RST the connection in the middle of an HTTP chunk."""
+
+    after: Point = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """The provider's error event inside a 200 stream, which then ends. Status decides its type (529: overloaded)."""
+
+    after: Point = 1
+    status: int = 529
+    message: str = "Overloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A data line which is not JSON; the stream goes on."""
+
+    after: Point = 1
+    line: str = '{"id": "chatcmpl-'
+
+
+@dataclass(frozen=True, slots=True)
+class WrongSchema:
+    """A data line of valid JSON of a wrong shape; the stream goes on."""
+
+    after: Point = 1
+    document: str = '{"object":"banana","choices":"none","type":7,"candidates":{"content":[]}}'
+
+
+@dataclass(frozen=True, slots=True)
+class HugeLine:
+    """One delta with `size` bytes of text in a single line."""
+
+    after: Point = 1
+    size: int = 50 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateFinish:
+    """The finishing frames twice."""
+
+    after: Point = "close"
+
+
+Fault = Stall | Truncate | Reset | StreamError | Garbage | WrongSchema | HugeLine | DuplicateFinish
+
+
+@dataclass(frozen=True, slots=True)
+class Trickle:
+    """Write `size` bytes at a time and pause between: bytewise splits (0 s) or a slow drip (10 s)."""
+
+    size: int = 1
+    pause: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A 200. `finish` is stop, length, refusal, tool, content_filter, blocked, or a provider's own word, verbatim."""
+
+    chunks: Sequence[str] = ("Hello", " there", ".")
+    header_delay: float = 0.0
+    first_delay: float = 0.0
+    gap: float = 0.0
+    endless: bool = False
+    usage: Usage | None = Usage()
+    raw_usage: dict[str, Any] | None = None
+    reasoning: Sequence[str] = ()
+    refusal: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    finish: str = "stop"
+    logprob: float = -0.125
+    model: str | None = None
+    fault: Fault | None = None
+    trickle: Trickle | None = None
+    streams: Literal["yes", "json", "refuse"] = "yes"
+    newline: str | None = None
+    comments: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of the content, as the non-streaming answer has it."""
+        return "".join(self.chunks)
+
+    def pieces(self) -> Iterator[str]:
+        """The content deltas in order; without end when `endless`."""
+        return cycle(self.chunks) if self.endless else iter(self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    """An HTTP error. `retry_after` is in seconds; `as_date` sends it as an HTTP-date; `html` sends a proxy's page."""
+
+    status: int = 500
+    message: str = ""
+    retry_after: float | None = None
+    as_date: bool = False
+    html: bool = False
+    delay: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Accept the request and send nothing, not even headers (None: until the client leaves)."""
+
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """RST the connection before any header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw:
+    """Exactly this body, whatever it means."""
+
+    body: str
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Answer with the canary of this model and, when `mirror`, the request's own body behind it."""
+
+    canary: str
+    mirror: bool = False
+
+    def reply(self, received: Received) -> Reply:
+        """The reply it stands for."""
+        seen = received.body.decode(errors="replace") if self.mirror else ""
+        return Reply(chunks=tuple(part for part in (self.canary, seen) if part))
+
+
+Behaviour = Reply | Fail | Hang | Drop | Raw | Echo
+Choice = Behaviour | Callable[[Received], Behaviour]
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Usage,
+        ToolCall,
+        Trickle,
+        Stall,
+        Truncate,
+        Reset,
+        StreamError,
+        Garbage,
+        WrongSchema,
+        HugeLine,
+        DuplicateFinish,
+        Reply,
+        Fail,
+        Hang,
+        Drop,
+        Raw,
+        Echo,
+    )
+}
+
+
+def plan_reply(*steps: tuple[int | str, str, Sequence[str | int]], chunk: int = 16, **fields_: Any) -> Reply:
+    """A reply whose text is a plan of (worker, subtask, access) steps, cut every `chunk` characters."""
+    plan = {"steps": [{"worker": w, "subtask": s, "access": list(a)} for w, s, a in steps]}
+    text = json.dumps(plan)
+    return Reply(chunks=tuple(text[i : i + chunk] for i in range(0, len(text), chunk)), **fields_)
+
+
+def to_json(value: Any) -> Any:
+    """A behaviour as JSON data; every record carries its class name as `kind`."""
+    if type(value).__name__ in _KINDS:
+        named = {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **named}
+    return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def from_json(data: Any) -> Any:
+    """The inverse of `to_json`; raises KeyError or TypeError on an unknown kind or field."""
+    if isinstance(data, dict) and "kind" in data:
+        named = {name: from_json(item) for name, item in data.items() if name != "kind"}
+        return _KINDS[data["kind"]](**named)
+    return tuple(from_json(item) for item in data) if isinstance(data, list) else data
+
+
+class Script:
+    """For each model a queue of one-time acts over a standing one (a plain `Reply` unless set)."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Choice]] = defaultdict(deque)
+        self._standing: dict[str, Choice] = {}
+
+    def add(self, model: str, *acts: Choice) -> None:
+        """Queue acts, each for one request. Model `*` serves any model that has no act of its own."""
+        self._queues[model].extend(acts)
+
+    def always(self, model: str, act: Choice) -> None:
+        """What that model does when its queue is empty."""
+        self._standing[model] = act
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._queues.clear()
+        self._standing.clear()
+
+    def left(self, model: str) -> int:
+        """How many queued acts of that model were not used yet."""
+        return len(self._queues[model])
+
+    def next(self, received: Received) -> Reply | Fail | Hang | Drop | Raw:
+        """Take the act for this request."""
+        act: Choice = Reply()
+        for name in (received.model, "*"):
+            if self._queues[name]:
+                act = self._queues[name].popleft()
+                break
+            if name in self._standing:
+                act = self._standing[name]
+                break
+        chosen: Behaviour = act(received) if callable(act) else act
+        received.behaviour = type(chosen).__name__
+        if isinstance(chosen, Echo):
+            return chosen.reply(received)
+        return chosen

@@ -1,0 +1,195 @@
+"""The stub as a server: routes of four provider dialects on one loopback port, the record, and the control endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Self
+
+from aiohttp import web
+
+from .anthropic_wire import AnthropicWire
+from .delivery import FOREVER, Exchange
+from .gemini_wire import GeminiWire
+from .openai_wire import CREATED, OpenAIWire
+from .record import Received
+from .script import Choice, Drop, Fail, Hang, Raw, Script, from_json
+from .wire import Refused, Wire
+
+KEYS = {"openai": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-stub"}
+"""The keys that the stub accepts unless told otherwise."""
+
+
+class ProviderStub:
+    """`async with ProviderStub() as stub:` serves all dialects; `models` limits what exists."""
+
+    def __init__(self, *, models: Iterable[str] | None = None, any_key: bool = False, port: int = 0) -> None:
+        self.requests: list[Received] = []
+        self._script = Script()
+        self._models = None if models is None else frozenset(models)
+        self._port = port
+        self._arrived = asyncio.Condition()
+        self._closing = False
+        self._runner: web.AppRunner | None = None
+        keys = {name: None if any_key else frozenset((key,)) for name, key in KEYS.items()}
+        self._wires: dict[str, Wire] = {
+            "openai": OpenAIWire(keys["openai"]),
+            "vllm": OpenAIWire(None, strict=False, name="vllm"),
+            "anthropic": AnthropicWire(keys["anthropic"]),
+            "gemini": GeminiWire(keys["gemini"]),
+        }
+
+    @property
+    def url(self) -> str:
+        """The root, under which each dialect has its prefix."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def openai_url(self) -> str:
+        """As the official client's `base_url`: the `/v1` is part of it."""
+        return f"{self.url}/openai/v1"
+
+    @property
+    def vllm_url(self) -> str:
+        """A compatible server: no key needed, unknown fields accepted, `/vllm/health` answers 200."""
+        return f"{self.url}/vllm/v1"
+
+    @property
+    def anthropic_url(self) -> str:
+        """As the official client's `base_url`: `/v1/messages` follows."""
+        return f"{self.url}/anthropic"
+
+    @property
+    def gemini_url(self) -> str:
+        """As the official client's `base_url`: `/v1beta/models/...` follows."""
+        return f"{self.url}/gemini"
+
+    def script(self, model: str, *acts: Choice) -> None:
+        """Queue acts for that model (`*`: any), one per request."""
+        self._script.add(model, *acts)
+
+    def always(self, model: str, act: Choice) -> None:
+        """What that model does whenever its queue is empty."""
+        self._script.always(model, act)
+
+    def left(self, model: str) -> int:
+        """How many queued acts were not taken."""
+        return self._script.left(model)
+
+    def clear(self) -> None:
+        """Forget scripts and records."""
+        self._script.clear()
+        self.requests.clear()
+
+    def of(self, model: str) -> list[Received]:
+        """The requests for that model, in order of arrival."""
+        return [received for received in self.requests if received.model == model]
+
+    async def wait_for(self, count: int = 1, model: str | None = None, within: float = 5.0) -> list[Received]:
+        """Wait until so many requests were read; raises TimeoutError."""
+
+        def enough() -> bool:
+            return len(self.requests if model is None else self.of(model)) >= count
+
+        async with asyncio.timeout(within), self._arrived:
+            await self._arrived.wait_for(enough)
+        return self.requests if model is None else self.of(model)
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 30)
+        app.add_routes(
+            [
+                web.post("/openai/v1/chat/completions", self._answer),
+                web.get("/openai/v1/models", self._list),
+                web.post("/vllm/v1/chat/completions", self._answer),
+                web.get("/vllm/v1/models", self._list),
+                web.get("/vllm/health", self._health),
+                web.post("/anthropic/v1/messages", self._answer),
+                web.post("/gemini/{version:v1|v1beta}/models/{call}", self._answer),
+                web.post("/_stub/{verb:script|always|clear}", self._control),
+                web.get("/_stub/requests", self._records),
+            ]
+        )
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._closing = True
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        wire = self._wires[request.path.split("/")[1]]
+        headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
+        received = Received(wire.name, request.method, request.path, dict(request.query), headers)
+        try:
+            received.body = await request.read()
+            return await self._perform(request, received, wire)
+        except (asyncio.CancelledError, ConnectionError):
+            if not self._closing:
+                received.mark_disconnected()
+            raise
+        finally:
+            received.finished_at = time.monotonic()
+
+    async def _perform(self, request: web.Request, received: Received, wire: Wire) -> web.StreamResponse:
+        exchange = Exchange(request, received, wire)
+        try:
+            wire.accept(received)
+            self._check_model(received.model)
+        except Refused as refused:
+            await self._note(received)
+            return await exchange.refuse(refused)
+        act = self._script.next(received)
+        await self._note(received)
+        if isinstance(act, Fail):
+            return await exchange.fail(act)
+        if isinstance(act, Raw):
+            return await exchange.raw(act)
+        if isinstance(act, Drop):
+            await exchange.cut()
+        if isinstance(act, Hang):
+            await asyncio.sleep(FOREVER if act.seconds is None else act.seconds)
+            return await exchange.refuse(Refused(504, "timed out"))
+        assert not isinstance(act, Drop)
+        return await exchange.reply(act)
+
+    def _check_model(self, model: str) -> None:
+        if self._models is not None and model not in self._models:
+            raise Refused(404, f"The model `{model}` does not exist or you do not have access to it.")
+
+    async def _note(self, received: Received) -> None:
+        async with self._arrived:
+            self.requests.append(received)
+            self._arrived.notify_all()
+
+    async def _list(self, request: web.Request) -> web.Response:
+        ids = sorted(self._models or ())
+        data = [{"id": name, "object": "model", "created": CREATED, "owned_by": "stub"} for name in ids]
+        return web.json_response({"object": "list", "data": data})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(text="")
+
+    async def _control(self, request: web.Request) -> web.Response:
+        """`{"model": ..., "acts": [...]}` in the JSON form of `script.to_json`."""
+        document: dict[str, Any] = await request.json()
+        match request.match_info["verb"]:
+            case "script":
+                self.script(document["model"], *from_json(document["acts"]))
+            case "always":
+                self.always(document["model"], from_json(document["acts"])[0])
+            case _:
+                self.clear()
+        return web.json_response({"ok": True})
+
+    async def _records(self, request: web.Request) -> web.Response:
+        model = request.query.get("model")
+        chosen = self.requests if model is None else self.of(model)
+        return web.json_response([received.as_json() for received in chosen], dumps=json.dumps)

@@ -1,0 +1,67 @@
+"""What every wire format of the stub provides: its rules, its frames, its document and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from .record import Received
+from .script import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One server-sent event. `kind`: preamble, content, finishing, or the terminal event."""
+
+    kind: Literal["open", "delta", "close", "end"]
+    data: str
+    event: str | None = None
+
+
+@dataclass(eq=False)
+class Refused(Exception):
+    """The provider refuses the request: status, words, and finer code and parameter where it has them."""
+
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    details: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Wire(Protocol):
+    """One provider's format. All methods are pure."""
+
+    @property
+    def name(self) -> str:
+        """The dialect."""
+
+    @property
+    def newline(self) -> str:
+        """What ends a line of an event."""
+
+    @property
+    def stream_headers(self) -> dict[str, str]:
+        """Of a streamed answer."""
+
+    def accept(self, received: Received) -> None:
+        """Check the request and fill in `model` and `streaming`; raises Refused for what the real API refuses."""
+
+    def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
+        """The faultless event stream of that reply."""
+
+    def document(self, received: Received, reply: Reply) -> dict[str, Any]:
+        """The non-streaming answer."""
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        """The body of an error, also used for the error event inside a stream."""
+
+    def headers(self, status: int) -> dict[str, str]:
+        """The provider's own headers (request id, rate limits)."""
+
+
+def encode(frame: Frame, newline: str) -> bytes:
+    """One event as bytes."""
+    event = f"event: {frame.event}{newline}" if frame.event else ""
+    return f"{event}data: {frame.data}{newline}{newline}".encode()
