@@ -1,0 +1,126 @@
+"""Fixtures that every folder of tests may use: a closed network, and real servers for those who ask.
+
+Servers start with the first test that asks and serve the whole session; each test gets a database or an emptied Redis
+of its own. `BATON_TEST_DATABASE_URL` and `BATON_TEST_REDIS_URL` name servers that are already running; those are left
+as they were found.
+"""
+
+import ipaddress
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy.engine import make_url
+
+from tests import servers
+
+
+class NetworkBlocked(RuntimeError):
+    """A test tried to leave the machine. Not an OSError, so that nobody takes it for a worker that is down."""
+
+
+def _is_local(host: object) -> bool:
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return name in {"localhost", "ip6-localhost", ""}
+
+
+def _guarded_resolver(blocked: list[str], resolve: Callable[..., Any]) -> Callable[..., Any]:
+    def getaddrinfo(host: object, *args: Any, **kwargs: Any) -> Any:
+        if host is not None and not _is_local(host):
+            blocked.append(f"resolve {host!r}")
+            raise NetworkBlocked(f"tests stay on loopback: {blocked[-1]}")
+        return resolve(host, *args, **kwargs)
+
+    return getaddrinfo
+
+
+def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `connect`, `connect_ex` and `sendto`, all of which take the address last."""
+
+    def guarded(sock: socket.socket, *args: Any) -> Any:
+        if sock.family in {socket.AF_INET, socket.AF_INET6} and not _is_local(args[-1][0]):
+            blocked.append(f"{method.__name__} {args[-1]!r}")
+            raise NetworkBlocked(f"tests stay on loopback: {blocked[-1]}")
+        return method(sock, *args)
+
+    return guarded
+
+
+@pytest.fixture(autouse=True)
+def network_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Sockets reach loopback and Unix paths only. A blocked attempt fails the test even if its error was swallowed.
+
+    Covers Python's own sockets, so not uvloop's and not child processes. A test that provokes an attempt clears the
+    list.
+    """
+    blocked: list[str] = []
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, _guarded_method(blocked, getattr(socket.socket, name)))
+    monkeypatch.setattr(socket, "getaddrinfo", _guarded_resolver(blocked, socket.getaddrinfo))
+    yield blocked
+    assert not blocked, f"the test tried to leave the machine: {blocked}"
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url() -> Iterator[str]:
+    """The server that all tests share; use `postgres_url`."""
+    given = os.environ.get("BATON_TEST_DATABASE_URL")
+    if given:
+        yield make_url(given).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+        return
+    with servers.postgres() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_server_url() -> Iterator[str]:
+    """The server that all tests share; use `redis_url`."""
+    given = os.environ.get("BATON_TEST_REDIS_URL")
+    if given:
+        yield given
+        return
+    with servers.redis() as server:
+        yield server.url
+
+
+@pytest.fixture
+async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
+    """An async SQLAlchemy URL of an empty database of the test's own; dropped afterwards, open connections or not."""
+    server = make_url(postgres_server_url)
+    name = f"baton_test_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(server.set(drivername="postgresql").render_as_string(hide_password=False))
+    try:
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        yield server.set(database=name).render_as_string(hide_password=False)
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+def redis_prefix() -> str:
+    """A key prefix that is this test's alone."""
+    return f"baton-test-{uuid.uuid4().hex}:"
+
+
+@pytest.fixture
+async def redis_url(redis_server_url: str, redis_prefix: str) -> AsyncIterator[str]:
+    """The URL of an empty Redis. Our own server is flushed before and after, a given one loses `redis_prefix` only."""
+    owned = "BATON_TEST_REDIS_URL" not in os.environ
+    async with Redis.from_url(redis_server_url) as client:
+        if owned:
+            await client.flushall()
+        yield redis_server_url
+        if owned:
+            await client.flushall()
+            return
+        async for key in client.scan_iter(match=f"{redis_prefix}*", count=1000):
+            await client.delete(key)

