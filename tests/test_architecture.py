@@ -1,0 +1,285 @@
+"""The rules that no other tool checks: names, sizes, docstrings, stray tasks, module state; and the imports.
+
+Each rule is a function from one module to its violations. Each is also shown a piece of bad source, so that a rule that
+has stopped working does not look like a tree without faults.
+"""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BANNED: Final = {"util", "helper", "common", "misc", "base", "manager", "service", "handler", "processor", "impl"}
+MODULE_LINES: Final = 500
+FUNCTION_LINES: Final = 60
+FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+# A module-level name may be bound to what cannot change, or is a constant by its spelling or its type.
+CONSTANT_NAME: Final = re.compile(r"_?[A-Z][A-Z0-9_]*|__\w+__")
+CONSTANT_TYPES: Final = {"Final", "Mapping", "Sequence", "TypeAlias", "frozenset", "tuple", "Callable"}
+VALUE_CALLS: Final = {
+    "NewType",
+    "TypeVar",
+    "ParamSpec",
+    "TypeVarTuple",
+    "getLogger",
+    "frozenset",
+    "tuple",
+    "namedtuple",
+}
+CONTAINERS: Final = (ast.List, ast.Dict, ast.Set)
+CONTAINER_CALLS: Final = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray"}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file as the rules see it."""
+
+    path: str
+    source: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+
+Rule = Callable[[Module], Iterator[str]]
+
+
+def names_are_nouns(module: Module) -> Iterator[str]:
+    """A file is named by the thing it holds, not by a role."""
+    for part in Path(module.path).with_suffix("").parts:
+        for word in part.lower().split("_"):
+            if word in BANNED or word.removesuffix("s") in BANNED:
+                yield f"{module.path}: '{word}' says nothing about what is inside"
+
+
+def modules_are_short(module: Module) -> Iterator[str]:
+    lines = len(module.source.splitlines())
+    if lines > MODULE_LINES:
+        yield f"{module.path}: {lines} lines, at most {MODULE_LINES}"
+
+
+def functions_are_short(module: Module) -> Iterator[str]:
+    for node in ast.walk(module.tree):
+        if isinstance(node, FUNCTIONS):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES:
+                yield f"{module.path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}"
+
+
+def modules_say_what_they_are(module: Module) -> Iterator[str]:
+    if not ast.get_docstring(module.tree):
+        yield f"{module.path}: no docstring"
+
+
+def imports_stand_at_the_top(module: Module) -> Iterator[str]:
+    for function in ast.walk(module.tree):
+        if isinstance(function, FUNCTIONS):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    yield f"{module.path}:{node.lineno}: import inside {function.name}"
+
+
+def tasks_have_owners(module: Module) -> Iterator[str]:
+    """Task groups may create tasks; the loop and asyncio itself may not."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "asyncio":
+            bare = {alias.name for alias in node.names} & {"create_task", "ensure_future"}
+        elif isinstance(node, ast.Attribute) and node.attr in {"create_task", "ensure_future"}:
+            bare = {node.attr} if re.search(r"\b(asyncio|\w*loop\w*)\b", ast.unparse(node.value)) else set()
+        else:
+            continue
+        if bare:
+            yield f"{module.path}:{node.lineno}: a bare {bare.pop()}; use asyncio.TaskGroup"
+
+
+def modules_hold_no_state(module: Module) -> Iterator[str]:
+    """Nothing at module level can be changed at run time, by mutation or by `global`."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Global):
+            yield f"{module.path}:{node.lineno}: global {', '.join(node.names)}"
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign):
+            names, annotation = [ast.unparse(target) for target in node.targets], ""
+        elif isinstance(node, ast.AnnAssign):
+            names, annotation = [ast.unparse(node.target)], ast.unparse(node.annotation)
+        else:
+            continue
+        if node.value is not None and _is_state(node.value, names, annotation):
+            yield f"{module.path}:{node.lineno}: {', '.join(names)} is module-level state"
+
+
+def _is_state(value: ast.expr, names: list[str], annotation: str) -> bool:
+    call = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
+    if call == "ContextVar" or _is_empty_container(value, call):
+        return True
+    constant = all(CONSTANT_NAME.fullmatch(name) for name in names)
+    typed = annotation.partition("[")[0].rpartition(".")[2] in CONSTANT_TYPES
+    if constant or typed or call in VALUE_CALLS:
+        return False
+    return bool(call) or isinstance(value, (*CONTAINERS, ast.ListComp, ast.DictComp, ast.SetComp))
+
+
+def _is_empty_container(value: ast.expr, call: str) -> bool:
+    """An empty constant is of no use to anybody who does not mean to fill it."""
+    if isinstance(value, ast.Call):
+        return call in CONTAINER_CALLS and not value.args and not value.keywords
+    return isinstance(value, ast.List | ast.Dict) and not ast.unparse(value).strip("[]{}")
+
+
+EVERYWHERE: Final[tuple[Rule, ...]] = (
+    names_are_nouns,
+    modules_are_short,
+    functions_are_short,
+    modules_say_what_they_are,
+)
+IN_APP: Final[tuple[Rule, ...]] = (imports_stand_at_the_top, tasks_have_owners, modules_hold_no_state)
+
+VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
+    (names_are_nouns, "app/core/utils.py", ""),
+    (names_are_nouns, "app/handlers/chat.py", ""),
+    (names_are_nouns, "tests/api/run_helper.py", ""),
+    (modules_are_short, "app/x.py", "x = 1\n" * (MODULE_LINES + 1)),
+    (functions_are_short, "app/x.py", "class A:\n async def f():\n" + "  x = 1\n" * FUNCTION_LINES),
+    (modules_say_what_they_are, "app/x.py", "# a comment is not a docstring\n"),
+    (imports_stand_at_the_top, "app/x.py", "def f():\n import json\n"),
+    (imports_stand_at_the_top, "app/x.py", "class A:\n async def f(self):\n  from os import path\n"),
+    (tasks_have_owners, "app/x.py", "import asyncio\nasync def f(): asyncio.create_task(g())\n"),
+    (tasks_have_owners, "app/x.py", "from asyncio import ensure_future as later\n"),
+    (tasks_have_owners, "app/x.py", "async def f(): asyncio.get_running_loop().create_task(g())\n"),
+    (modules_hold_no_state, "app/x.py", "seen = []\n"),
+    (modules_hold_no_state, "app/x.py", "CACHE: dict[str, int] = {}\n"),
+    (modules_hold_no_state, "app/x.py", "SEEN = set()\n"),
+    (modules_hold_no_state, "app/x.py", "client = Client()\n"),
+    (modules_hold_no_state, "app/x.py", "CURRENT = contextvars.ContextVar('current')\n"),
+    (modules_hold_no_state, "app/x.py", "X = 1\ndef f():\n global X\n X = 2\n"),
+)
+
+CLEAN: Final = '''"""A module with nothing wrong."""
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final, NewType
+
+RunId = NewType("RunId", str)
+LIMITS = {"steps": 5}
+names: Final = ["a", "b"]
+prices: Mapping[str, int] = {"a": 1}
+logger = logging.getLogger(__name__)
+__all__ = ["RunId"]
+
+async def run() -> None:
+    local: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(0))
+'''
+
+
+def _modules(*folders: str) -> list[Module]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [Module(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+
+
+@pytest.mark.parametrize(("rule", "path", "source"), VIOLATIONS)
+def test_the_rule_catches_a_violation(rule: Rule, path: str, source: str) -> None:
+    assert list(rule(Module(path, source)))
+
+
+@pytest.mark.parametrize("rule", EVERYWHERE + IN_APP)
+def test_the_rule_lets_clean_source_pass(rule: Rule) -> None:
+    assert list(rule(Module("app/core/plan.py", CLEAN))) == []
+
+
+@pytest.mark.parametrize("rule", EVERYWHERE)
+def test_the_tree_keeps_the_rule(rule: Rule) -> None:
+    assert [violation for module in _modules("app", "tests") for violation in rule(module)] == []
+
+
+@pytest.mark.parametrize("rule", IN_APP)
+def test_the_app_keeps_the_rule(rule: Rule) -> None:
+    assert [violation for module in _modules("app") for violation in rule(module)] == []
+
+
+def test_every_folder_of_the_app_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "app").rglob("*.py")}
+    assert [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+# The import contracts, on a copy of the tree in which the planted violations cannot hurt anybody.
+
+
+def _contract_modules(contracts: list[Mapping[str, Any]]) -> set[str]:
+    """Every module that a contract insists on."""
+    layers = {
+        f"app.{name.strip()}"
+        for contract in contracts
+        for layer in contract.get("layers", ())
+        for name in layer.split("|")
+    }
+    keys = ("modules", "source_modules", "protected_modules", "allowed_importers", "forbidden_modules")
+    named = {name for contract in contracts for key in keys for name in contract.get(key, ())}
+    return {name for name in layers | named if name.startswith("app.") and "(" not in name}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A copy of app/ under its contracts; a module that a contract names and nobody has written yet is empty in it."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    names = _contract_modules(contracts)
+    for name in sorted(names):
+        _write_if_absent(
+            tmp_path / name.replace(".", "/"), is_package=any(other.startswith(f"{name}.") for other in names)
+        )
+    return tmp_path
+
+
+def _write_if_absent(place: Path, *, is_package: bool) -> None:
+    if is_package or place.is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "__init__.py").touch()
+    else:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.with_suffix(".py").touch()
+
+
+def _lint_imports(house: Path) -> str:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--no-logo"]
+    done = subprocess.run(command, cwd=house, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_the_import_contracts_hold(house: Path) -> None:
+    assert _lint_imports(house) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "contract"),
+    [
+        ("core/stray.py", "import time", "core is pure"),
+        ("core/stray.py", "import app.conduct", "imports point down the house"),
+        ("attempt.py", "import app.dispatch", "imports point down the house"),
+        ("stray.py", "", "imports point down the house"),
+        ("gateway/stray.py", "import app.config", "settings are read only at the door"),
+        ("dispatch.py", "import app.providers.openai", "only wiring knows the implementations"),
+        ("providers/openai.py", "import app.providers.anthropic", "provider adapters do not know each other"),
+        ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),
+        ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
+    ],
+)
+def test_the_contract_catches_a_violation(house: Path, path: str, line: str, contract: str) -> None:
+    with (house / "app" / path).open("a") as module:
+        module.write(f"\n{line}\n")
+    broken = re.findall(r"^(.+) BROKEN", _lint_imports(house), re.MULTILINE)
+    assert any(name.startswith(contract) for name in broken)
