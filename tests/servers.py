@@ -221,8 +221,10 @@ def _reachable(binaries: Path, directory: Path, user: str | None) -> Path:
     try:
         subprocess.run(command, capture_output=True, check=True, cwd="/", **_identity(user))
     except (PermissionError, FileNotFoundError):
-        copy = shutil.copytree(binaries.parent, directory / "postgres", symlinks=True)
-        return copy / "bin"
+        package = binaries.parent.parent
+        for part in (package, package.with_name(f"{package.name}.libs")):
+            shutil.copytree(part, directory / part.name, symlinks=True)
+        return directory / binaries.relative_to(package.parent)
     return binaries
 
 
