@@ -1,0 +1,116 @@
+"""Processes under measurement: start one, wait for its port, read its CPU seconds and its memory from outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+TAIL = 4000
+
+
+class DidNotStart(RuntimeError):
+    """The process ended or never listened; the message has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A started process."""
+
+    pid: int
+    url: str
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all threads, and of all living children; the kernel counts in 10 ms."""
+        times = [process.cpu_times() for process in _family(self.pid)]
+        return sum(spent.user + spent.system for spent in times)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process and its children."""
+        return sum(process.memory_info().rss for process in _family(self.pid))
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def cpu_seconds(running: Sequence[Running]) -> float:
+    """The sum over several processes."""
+    return sum(one.cpu_seconds() for one in running)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def started(
+    command: Sequence[str], *, port: int | None, env: Mapping[str, str] | None = None, within: float = 30.0
+) -> Iterator[Running]:
+    """Run that command from the repository's root until the block ends. `port` None: it listens to nobody."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            deadline = time.monotonic() + within
+            while port is not None and not _listens(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise DidNotStart(f"{' '.join(command)}\n{log.read()[-TAIL:].decode(errors='replace')}")
+                time.sleep(0.05)
+            yield Running(process.pid, f"http://127.0.0.1:{port}")
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def upstream() -> Iterator[Running]:
+    """The fast upstream as a process."""
+    port = free_port()
+    with started([sys.executable, "-m", "tests.bench.upstream", "--port", str(port)], port=port) as running:
+        yield running
+
+
+@contextmanager
+def bare(upstream_url: str) -> Iterator[Running]:
+    """The bare pass-through as a process."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.bench.bare", "--port", str(port), "--upstream", upstream_url]
+    with started(command, port=port) as running:
+        yield running

@@ -1,0 +1,122 @@
+"""One function per figure of DESIGN.md, section 10. Each takes what is running and returns a number in the unit of
+its budget.
+
+Added latency is always against the upstream called directly in the same minute: the two are interleaved, round by
+round, and the median of the rounds counts, because wall figures on a shared machine drift.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .held import held
+from .load import Load, Report, run
+from .processes import cpu_seconds
+from .subject import Target, one_step, one_two_one
+
+LEVELS = 3
+"""Steps on the critical path of 1-2-1."""
+
+
+class Failed(RuntimeError):
+    """The target answered with errors, so that there is no figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: seconds per round, and rounds."""
+
+    seconds: float = 5.0
+    rounds: int = 3
+    idle_streams: int = 200
+
+
+def _asked(target: Target, body: str, worker: str, connections: int, seconds: float) -> Report:
+    load = Load(url=target.address(worker), body=body, connections=connections, seconds=seconds, headers=target.headers)
+    report = run(load)
+    if report.errors or not report.requests:
+        raise Failed(f"{target.name}: {report.statuses} {report.first_error}")
+    return report
+
+
+def _cpu_ms_per_request(target: Target, body: str, worker: str, connections: int, effort: Effort) -> float:
+    _asked(target, body, worker, connections, 1.0)
+    figures = []
+    for _ in range(effort.rounds):
+        before = cpu_seconds(target.processes)
+        report = _asked(target, body, worker, connections, effort.seconds)
+        figures.append((cpu_seconds(target.processes) - before) * 1000 / report.requests)
+    return statistics.median(figures)
+
+
+def _added(
+    target: Target,
+    direct: Target,
+    body: str,
+    worker: str,
+    connections: int,
+    effort: Effort,
+    figure: Callable[[Report], float],
+    times: int = 1,
+) -> float:
+    """Median over the rounds of (target - times * direct)."""
+    _asked(target, body, worker, connections, 1.0)
+    added = []
+    for _ in range(effort.rounds):
+        floor = figure(_asked(direct, body, worker, connections, effort.seconds / 2))
+        added.append(figure(_asked(target, body, worker, connections, effort.seconds)) - times * floor)
+    return statistics.median(added)
+
+
+def one_step_cpu(target: Target, effort: Effort) -> float:
+    """CPU ms per non-streaming request at 16 connections, over a worker that answers at once."""
+    return _cpu_ms_per_request(target, one_step("fast"), "fast", 16, effort)
+
+
+def added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
+    """Added ms over a 50 ms worker; `rank` is p50 or p99."""
+    return _added(target, direct, one_step("slow"), "slow", connections, effort, lambda report: report.latency_ms[rank])
+
+
+def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> float:
+    """Added ms per step on the critical path of 1-2-1 with 20 ms workers, one run at a time, p50."""
+    added = _added(target, direct, one_two_one(), "a", 1, effort, lambda report: report.latency_ms["p50"], LEVELS)
+    return added / LEVELS
+
+
+def workflow_cpu(target: Target, effort: Effort) -> float:
+    """CPU ms per 1-2-1 run at 64 concurrent runs."""
+    return _cpu_ms_per_request(target, one_two_one(), "a", 64, effort)
+
+
+def stream_rate(target: Target, effort: Effort) -> float:
+    """SSE chunks per second over 128 streams."""
+    _asked(target, one_step("talker", True), "talker", 16, 1.0)
+    reports = [_asked(target, one_step("talker", True), "talker", 128, effort.seconds) for _ in range(effort.rounds)]
+    return statistics.median(report.events_per_s for report in reports)
+
+
+def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
+    """Added ms to the first token at 16 streams, p50."""
+    asked = one_step("talker", True)
+    return _added(target, direct, asked, "talker", 16, effort, lambda report: report.ttft_ms["p50"])
+
+
+def idle_memory(target: Target) -> float:
+    """Resident MiB of the gateway before any load."""
+    return target.processes[0].rss_bytes() / 2**20
+
+
+def memory_per_idle_stream(target: Target, effort: Effort) -> float:
+    """Resident KiB of the gateway per open stream whose worker has said nothing yet."""
+    load = Load(url=target.address("idle"), body=one_step("idle", True), headers=target.headers)
+    with held(load, effort.idle_streams):
+        time.sleep(2.0)
+    time.sleep(1.0)
+    before = target.processes[0].rss_bytes()
+    with held(load, 2 * effort.idle_streams):
+        time.sleep(3.0)
+        return (target.processes[0].rss_bytes() - before) / 1024 / effort.idle_streams

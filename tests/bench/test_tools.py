@@ -1,0 +1,117 @@
+"""The bench's own tools: they must count right before what they count is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import load as generator
+from .held import held
+from .load import Load, percentiles, run
+from .processes import DidNotStart, Running, bare, cpu_seconds, started, upstream
+from .subject import KEY, Target, environment, one_step, one_two_one, pool_text
+from .table import Row, rendered
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Running]:
+    with upstream() as running:
+        yield running
+
+
+def ask(url: str, *, stream: bool = False, connections: int = 2, requests: int = 6) -> generator.Report:
+    """A short load from this process."""
+    load = Load(url=url, body=one_step("fast", stream), connections=connections, seconds=5, requests=requests)
+    return asyncio.run(generator.generate(load))
+
+
+def test_counts_every_request(workers: Running) -> None:
+    report = ask(f"{workers.url}/d20/v1/chat/completions")
+    assert (report.requests, report.errors, report.statuses) == (6, 0, {"200": 6})
+    assert 20 <= report.latency_ms["p50"] < 60
+    assert report.events == 0
+    assert report.requests_per_s > 0
+
+
+@pytest.mark.parametrize("gap", [0, 200, 2000])
+def test_counts_every_event(workers: Running, gap: int) -> None:
+    report = ask(f"{workers.url}/d10/c20/g{gap}/v1/chat/completions", stream=True)
+    assert report.requests == 6
+    assert report.events == 6 * (20 + 3)
+    assert 10 <= report.ttft_ms["p50"] <= report.latency_ms["p50"]
+
+
+def test_events_split_between_reads_are_counted_once() -> None:
+    async def count() -> int:
+        tally = generator.Tally(Load(url="http://x", body="{}"))
+        caller = generator.Caller(b"", tally)
+        for piece in (b"da", b'ta: {"a":1}\n\nda', b"ta: {}\n\n", b"data: [DONE]\n\n"):
+            caller.on_body(piece)
+        return tally.events
+
+    assert asyncio.run(count()) == 2
+
+
+def test_runs_as_a_process_and_measures_cpu(workers: Running) -> None:
+    before = cpu_seconds([workers])
+    load = Load(url=f"{workers.url}/v1/chat/completions", body=one_step("fast"), connections=4, seconds=0.5, warmup=0.1)
+    report = run(load)
+    assert report.requests > 50
+    assert 0 < cpu_seconds([workers]) - before < 2
+    assert workers.rss_bytes() > 2**20
+
+
+def test_bare_relays_both_ways(workers: Running) -> None:
+    with bare(workers.url) as running:
+        target = Target("bare", running.url, (running,))
+        assert ask(target.address("a")).errors == 0
+        report = ask(target.address("talker"), stream=True)
+        assert report.events == 6 * 103
+
+
+def test_errors_are_reported(workers: Running) -> None:
+    with bare(workers.url) as running:
+        load = Load(url=running.url, body="{}", seconds=1, requests=1)
+        assert asyncio.run(generator.generate(load)).errors == 0
+    load = Load(url=workers.url, body="{}", seconds=0.2)
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(generator.generate(Load(url="http://127.0.0.1:1", body="{}", seconds=1)))
+    assert asyncio.run(generator.generate(load)).requests > 0
+
+
+def test_a_process_that_fails_shows_its_log() -> None:
+    with (
+        pytest.raises(DidNotStart, match="no such thing"),
+        started([sys.executable, "-c", "raise SystemExit('no such thing')"], port=1, within=5),
+    ):
+        pass
+
+
+def test_held_streams(workers: Running) -> None:
+    with held(Load(url=f"{workers.url}/d60000/v1/chat/completions", body=one_step("idle", True)), 5):
+        assert ask(f"{workers.url}/v1/chat/completions").errors == 0
+
+
+def test_percentiles() -> None:
+    assert percentiles([]) == {}
+    assert percentiles(list(range(1, 101))) == {"p50": 50, "p95": 95, "p99": 99, "max": 100}
+
+
+def test_table() -> None:
+    rows = [Row("a", 1, "ms", 0.5), Row("b", 10, "/s", 5.0, better="higher"), Row("c", 1, "ms", None, "pending")]
+    assert [row.verdict for row in rows] == ["met", "MISSED", "-"]
+    assert len({len(line) for line in rendered(rows).splitlines()}) == 1
+
+
+def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
+    steps = json.loads(one_two_one())["baton"]["plan"]["steps"]
+    assert [one["access"] for one in steps] == [["user"], ["user", 0], ["user", 0], ["user", 1, 2]]
+    assert "/d20/v1" in pool_text("http://127.0.0.1:9")
+    env = environment(tmp_path, 1, tmp_path / "pool.toml", None, None)
+    assert env["BATON_BOOTSTRAP_KEY"] == KEY
+    assert "BATON_REDIS_URL" not in env
