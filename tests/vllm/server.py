@@ -1,0 +1,182 @@
+"""Start and stop a real vLLM server on CPU, serving the tiny random model.
+
+vLLM runs in an environment of its own (`tests/vllm/run` builds it), so tests reach it as any caller would: over HTTP.
+It is several processes. They share one process group that nobody else is in, so that stopping can be complete and can
+be checked, and a warden ends them when the test session dies without stopping them.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+import psutil
+
+ROOT: Final = Path(__file__).parents[2]
+PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
+MODEL: Final = "conductor"
+CONTEXT: Final = 8192
+START_SECONDS: Final = 400.0
+STOP_SECONDS: Final = 20.0
+LOG_TAIL: Final = 4000
+# Waits until the pipe that it shares with us ends, which it does however we die; then the whole group goes.
+WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -rf "$2"'
+# Without disable_any_whitespace a schema permits endless blanks, and xgrammar, the default backend, lets raw control
+# characters into strings.
+STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
+OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+class ServerFailed(RuntimeError):
+    """vLLM is not installed, or did not start or stop; the message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmServer:
+    """Where a client finds the server."""
+
+    base_url: str
+    model: str = MODEL
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _build_model(directory: Path) -> Path:
+    model = directory / "model"
+    command = [str(PYTHON), str(Path(__file__).with_name("tiny_model.py")), str(model)]
+    done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise ServerFailed(f"the tiny model could not be built:\n{done.stderr[-LOG_TAIL:]}")
+    return model
+
+
+def _command(model: Path, port: int) -> list[str]:
+    """Eager mode saves a minute of compilation. The `vllm` command would fail: it looks for a package of that name."""
+    options = {
+        "--model": str(model),
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--served-model-name": MODEL,
+        "--max-model-len": str(CONTEXT),
+        "--kv-cache-memory-bytes": str(128 * 1024 * 1024),
+        "--structured-outputs-config": STRUCTURED,
+    }
+    flags = [part for option in options.items() for part in option]
+    return [
+        str(PYTHON),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--enforce-eager",
+        "--enable-prefix-caching",
+        *flags,
+    ]
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL:]
+
+
+def _answers(base_url: str) -> bool:
+    """One constrained token, not /health: that is green before the first grammar, which takes seconds to load."""
+    request = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Are you there?"}],
+        "max_tokens": 1,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "ready", "schema": {"type": "object"}}},
+    }
+    try:
+        reply = httpx.post(f"{base_url}/chat/completions", json=request, timeout=60, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return reply.status_code == httpx.codes.OK
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], base_url: str, log: Path, say: Callable[[str], None]) -> None:
+    started = time.monotonic()
+    reported = started
+    while not _answers(base_url):
+        now = time.monotonic()
+        if process.poll() is not None:
+            raise ServerFailed(f"vLLM exited with {process.returncode} while starting:\n{_tail(log)}")
+        if now - started > START_SECONDS:
+            raise ServerFailed(f"vLLM gave no token in {START_SECONDS:.0f} s:\n{_tail(log)}")
+        if now - reported > 15:
+            reported = now
+            say(f"vllm: starting, {now - started:.0f} s (30 to 100 s are normal)")
+        time.sleep(0.5)
+    say(f"vllm: ready after {time.monotonic() - started:.0f} s at {base_url}")
+
+
+def _group_is_alive(group: int) -> bool:
+    """Zombies do not count: whether orphans are reaped is up to the machine's first process, not to vLLM."""
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
+
+
+def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
+    """SIGINT to the parent lets it end its engine. What is left is killed, and is an error: it would be an orphan."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS
+    while (process.poll() is None or _group_is_alive(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if _group_is_alive(process.pid):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise ServerFailed(f"vLLM left processes behind for {STOP_SECONDS:.0f} s; they were killed:\n{_tail(log)}")
+
+
+@contextmanager
+def _running(command: list[str], directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # vLLM's own cache folder is kept out of the user's home.
+    environment = os.environ | OFFLINE | {"VLLM_CACHE_ROOT": str(directory / "cache")}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=sink, env=environment, cwd=directory, start_new_session=True
+        )
+    watch = ["sh", "-c", WARDEN, "warden", str(process.pid), str(directory)]
+    with subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True) as warden:
+        try:
+            yield process
+        finally:
+            try:
+                _stop(process, log)
+            finally:
+                warden.kill()
+
+
+@contextmanager
+def serve(say: Callable[[str], None]) -> Iterator[VllmServer]:
+    """A server for the length of the block; `say` hears what it waits for, because starting takes up to minutes."""
+    if not PYTHON.exists():
+        raise ServerFailed("vLLM's environment is missing; `make test-vllm` builds it")
+    directory = Path(tempfile.mkdtemp(prefix="baton-vllm-"))
+    try:
+        say("vllm: building a tiny model")
+        model = _build_model(directory)
+        port = _free_port()
+        base_url = f"http://127.0.0.1:{port}/v1"
+        log = directory / "server.log"
+        with _running(_command(model, port), directory, log) as process:
+            _wait_until_ready(process, base_url, log, say)
+            yield VllmServer(base_url)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
