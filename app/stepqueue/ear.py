@@ -1,0 +1,97 @@
+"""One hearer of one address: a subscribed connection that comes back by itself, and the loop that reads it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from app.stepqueue.protocol import Live
+from app.stepqueue.wire import Undecodable, unpack_live
+
+log = logging.getLogger(__name__)
+
+PROBE_SECONDS: Final = 2.0
+"""After this much silence we ask whether the server is there; after as much again we connect anew."""
+PAUSE_SECONDS: Final = 0.25
+"""Between two attempts to come back."""
+
+
+class Losses(Protocol):
+    """Where an ear counts what it had to drop."""
+
+    undecodable: int
+    sink_failures: int
+
+
+class Ear:
+    """`open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening."""
+
+    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses) -> None:
+        """`pool` is redis-py's, untyped as its methods are."""
+        self._pool = pool
+        self._channel = channel
+        self._sink = sink
+        self._losses = losses
+        self._connection: Any = None
+
+    async def open(self) -> None:
+        """Subscribe; returns when the server has confirmed it. Raises redis-py's errors."""
+        self._connection = await self._pool.get_connection()
+        try:
+            await self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
+            await self._connection.read_response()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def listen(self) -> None:
+        """Call the sink for every message until cancelled."""
+        while True:
+            try:
+                if self._connection is None:
+                    await self.open()
+                await self._read()
+            except (RedisError, OSError, TimeoutError) as fault:
+                log.info("hearing was interrupted by %s", type(fault).__name__)
+                await self.close()
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Let go of the connection. It is never given to anybody else: it may still be subscribed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+            await self._pool.release(connection)
+
+    async def _read(self) -> None:
+        """Read until the connection fails. A half-open one is silent for ever, hence the probe."""
+        probing = False
+        while True:
+            reply = await self._connection.read_response(timeout=PROBE_SECONDS)
+            if reply is not None:
+                probing = False
+                if reply[0] == b"message":
+                    self._deliver(reply[2])
+            elif probing:
+                raise RedisConnectionError("the server is silent")
+            else:
+                await self._connection.send_command("PING", check_health=False)
+                probing = True
+
+    def _deliver(self, payload: bytes) -> None:
+        try:
+            for message in unpack_live(payload):
+                self._hand_over(message)
+        except Undecodable:
+            self._losses.undecodable += 1
+
+    def _hand_over(self, message: Live) -> None:
+        try:
+            self._sink(message)
+        except Exception as fault:
+            self._losses.sink_failures += 1
+            # Only the kind of fault: its text may hold what a worker said.
+            log.warning("a sink of the step queue raised %s", type(fault).__name__)

@@ -1,0 +1,179 @@
+"""The queue inside one process: for the embedded default, where gateway and dispatcher share an event loop.
+
+It keeps every promise of the seam and nothing else: what waits here dies with the process, and the sweeper rings again.
+Not for use from several threads. All bookkeeping happens between two awaits, so nothing needs a lock.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Self
+
+from app.errors import QueueUnavailable
+from app.stepqueue.protocol import Live, Ticket
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 4.0
+BOUND = 10_000
+"""Tickets of one tier, waiting and taken together: some ten MiB, and far more than a process can work on in a lease."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A ticket that somebody works on, and when it goes back unless it is kept."""
+
+    ticket: Ticket
+    lane: str
+    until: float
+
+
+class MemoryQueue:
+    """Tickets in one bounded lane per tier; the order of `tiers` is their priority, highest first.
+
+    A ticket of a tier that is not listed waits in the last lane: the pool file can be reloaded meanwhile.
+    """
+
+    def __init__(self, tiers: Sequence[str], *, lease: float = LEASE_SECONDS, bound: int = BOUND) -> None:
+        """`lease` is in seconds; `bound` holds for each lane. `tiers` must not be empty."""
+        self._lanes: dict[str, deque[Ticket]] = {tier: deque() for tier in tiers}
+        self._last = tuple(tiers)[-1]
+        self._lease = lease
+        self._bound = bound
+        self._load: Counter[str] = Counter()
+        # In order of `until`, because every lease has the same length and `keep` moves its ticket to the end.
+        self._taken: dict[str, _Taken] = {}
+        self._receipts = itertools.count(1)
+        self._bell = asyncio.Event()
+        self._sinks: dict[str, tuple[Callable[[Live], None], ...]] = {}
+        self._closed = False
+        self.sink_failures = 0
+        """How many messages a sink met with an exception."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def ring(self, tickets: Sequence[Ticket]) -> None:
+        """Queue all of them, or none: raises `QueueUnavailable` where a lane has no room."""
+        self._check_open()
+        wanted = Counter(map(self._lane, tickets))
+        if any(self._load[lane] + count > self._bound for lane, count in wanted.items()):
+            raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
+        self._load.update(wanted)
+        for ticket in tickets:
+            self._lanes[self._lane(ticket)].append(ticket)
+        self._bell.set()
+
+    async def take(self, slots: int, wait: float) -> list[Ticket]:
+        """See the seam. A ring wakes it in the next turn of the event loop."""
+        deadline = time.monotonic() + wait
+        while True:
+            self._check_open()
+            now = time.monotonic()
+            self._take_back(now)
+            found = self._pick(slots, now)
+            if found or now >= deadline:
+                return found
+            await self._pause(min(deadline, self._next_return(now)))
+
+    async def keep(self, tickets: Sequence[Ticket]) -> None:
+        """Start the lease of these deliveries anew; a delivery that is over is left alone."""
+        self._check_open()
+        until = time.monotonic() + self._lease
+        for ticket in tickets:
+            taken = self._taken.pop(ticket.receipt, None)
+            if taken is not None:
+                taken.until = until
+                self._taken[ticket.receipt] = taken
+
+    async def done(self, tickets: Sequence[Ticket]) -> None:
+        """Forget these deliveries; a delivery that is over is left alone, so a late owner harms nobody."""
+        self._check_open()
+        for ticket in tickets:
+            taken = self._taken.pop(ticket.receipt, None)
+            if taken is not None:
+                self._load[taken.lane] -= 1
+
+    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+        """Call the sinks of the address before returning; a sink that raises is counted and disturbs nobody."""
+        self._check_open()
+        for sink in self._sinks.get(address, ()):
+            for message in messages:
+                try:
+                    sink(message)
+                except Exception as fault:
+                    self.sink_failures += 1
+                    # Only the kind of fault: its text may hold what a worker said.
+                    log.warning("a sink of the step queue raised %s", type(fault).__name__)
+
+    @asynccontextmanager
+    async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
+        """See the seam. One address may have several hearers."""
+        self._check_open()
+        self._sinks[address] = (*self._sinks.get(address, ()), sink)
+        try:
+            yield
+        finally:
+            self._forget(address, sink)
+
+    async def ready(self) -> None:
+        """Ready until closed."""
+        self._check_open()
+
+    async def close(self) -> None:
+        """Wake whoever waits and refuse everything from now on, with `QueueUnavailable`. May be called twice."""
+        self._closed = True
+        self._bell.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise QueueUnavailable("The step queue is closed.")
+
+    def _lane(self, ticket: Ticket) -> str:
+        return ticket.tier if ticket.tier in self._lanes else self._last
+
+    def _pick(self, slots: int, now: float) -> list[Ticket]:
+        found: list[Ticket] = []
+        for name, lane in self._lanes.items():
+            while lane and len(found) < slots:
+                ticket = replace(lane.popleft(), receipt=str(next(self._receipts)))
+                self._taken[ticket.receipt] = _Taken(ticket, name, now + self._lease)
+                found.append(ticket)
+        return found
+
+    def _take_back(self, now: float) -> None:
+        """Put deliveries whose lease has run out at the head of their lanes: they have waited longest."""
+        expired = list(itertools.takewhile(lambda item: item[1].until <= now, self._taken.items()))
+        for receipt, taken in reversed(expired):
+            del self._taken[receipt]
+            self._lanes[taken.lane].appendleft(taken.ticket)
+
+    def _next_return(self, now: float) -> float:
+        """When a ticket may come back at the earliest. What others take from now on cannot come back within a lease."""
+        first = next(iter(self._taken.values()), None)
+        return first.until if first else now + self._lease
+
+    async def _pause(self, until: float) -> None:
+        # Cleared here and not in `ring`: every waiter has looked into the lanes since the bell was last set.
+        self._bell.clear()
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await self._bell.wait()
+        except TimeoutError:
+            return
+
+    def _forget(self, address: str, sink: Callable[[Live], None]) -> None:
+        left = list(self._sinks[address])
+        left.remove(sink)
+        if left:
+            self._sinks[address] = tuple(left)
+        else:
+            del self._sinks[address]

@@ -1,0 +1,241 @@
+"""The queue between processes: tickets on Redis Streams, live messages over publish and subscribe.
+
+Needs Redis 6.2 (XAUTOCLAIM) and the policy `noeviction`. Redis may be emptied, restarted, frozen or replaced at any
+time: then calls raise `QueueUnavailable` within `GIVE_UP_SECONDS`, and the same object works again once Redis does.
+Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and `ring`
+refuses above a bound. All names are in `keys`.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Self
+
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, RedisError
+
+from app.errors import QueueUnavailable
+from app.stepqueue.ear import Ear
+from app.stepqueue.keys import Keys
+from app.stepqueue.protocol import Live, Ticket
+from app.stepqueue.streams import Streams
+from app.stepqueue.wire import pack_live
+
+LEASE_SECONDS: Final = 4.0
+SOCKET_SECONDS: Final = 2.0
+GIVE_UP_SECONDS: Final = 2.4
+"""Longer than one socket timeout, shorter than a timeout and its retry: no call may hang on a frozen server."""
+SLICE_SECONDS: Final = 0.4
+"""How long one read blocks. The next one goes for abandoned tickets first, and notices that a server has frozen."""
+BOUND: Final = 100_000
+"""Tickets of one tier, waiting and taken together, above which `ring` refuses: some 20 MiB of Redis."""
+CONNECTIONS: Final = 32
+"""At most so many for commands and so many for blocking reads; a call beyond them waits its turn within its time."""
+
+
+class RedisQueue:
+    """Use as `async with RedisQueue(url, tiers) as queue`. The order of `tiers` is their priority, highest first.
+
+    Entering it succeeds without a Redis (`ready` tells), but not with one that may evict tickets. A ticket of a tier
+    that is not listed goes with the last one, since the pool file can be reloaded while tickets are under way.
+    `done` and `keep` act on a ticket even if another process has been given it meanwhile: fences are the database's.
+    """
+
+    def __init__(
+        self, url: str, tiers: Sequence[str], lease: float = LEASE_SECONDS, prefix: str = "baton", *, bound: int = BOUND
+    ) -> None:
+        """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here."""
+        self._keys = Keys(prefix)
+        # Blocking reads hold their connections; ringing must never wait for one of them.
+        self._commands = _client(url)
+        self._reads = _client(url)
+        self._hearing = ConnectionPool.from_url(url, **_options(retries=0))
+        lanes = {tier: self._keys.tickets(tier) for tier in tiers}
+        consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
+        self._tasks = asyncio.TaskGroup()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._calls = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closed = False
+        self.undecodable = 0
+        """Payloads of live messages that were dropped because they could not be read."""
+        self.unencodable = 0
+        """Live messages that were dropped because they could not be written."""
+        self.sink_failures = 0
+        """How many messages a sink met with an exception."""
+
+    @property
+    def undecodable_tickets(self) -> int:
+        """Entries of streams that were deleted because they were no tickets."""
+        return self._streams.undecodable
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        try:
+            fault = await self._eviction_fault()
+            await self._forget_consumers(leaving=False)
+        except QueueUnavailable:
+            return self
+        if fault is not None:
+            await self.__aexit__()
+            raise QueueUnavailable(fault)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+        # Without the body's exception, which the group would wrap in one of its own.
+        await self._tasks.__aexit__(None, None, None)
+
+    async def ring(self, tickets: Sequence[Ticket]) -> None:
+        """One round trip. Raises `QueueUnavailable` when a tier is full or Redis fails; some may be queued even so."""
+        async with self._bounded():
+            if tickets:
+                await self._streams.add(tickets)
+
+    async def take(self, slots: int, wait: float) -> list[Ticket]:
+        """See the seam. What was on its way to a caller that is cancelled is delivered again after a lease."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = deadline - time.monotonic()
+            block = min(left, SLICE_SECONDS)
+            async with self._bounded():
+                if slots > 0:
+                    found = await self._streams.look(slots, block)
+                else:
+                    found = await asyncio.sleep(max(0.0, block), [])
+            if found or left <= 0:
+                return found
+
+    async def keep(self, tickets: Sequence[Ticket]) -> None:
+        """One round trip. What is no longer queued is left alone."""
+        async with self._bounded():
+            if tickets:
+                await self._streams.claim(tickets)
+
+    async def done(self, tickets: Sequence[Ticket]) -> None:
+        """One round trip. What is no longer queued is left alone."""
+        async with self._bounded():
+            if tickets:
+                await self._streams.delete(tickets)
+
+    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+        """One round trip for any number of messages, usually in one payload."""
+        payloads, refused = pack_live(messages)
+        self.unencodable += refused
+        channel = self._keys.live(address)
+        async with self._bounded():
+            if len(payloads) == 1:
+                await self._commands.execute_command("PUBLISH", channel, payloads[0])
+            elif payloads:
+                async with self._commands.pipeline(transaction=False) as pipe:
+                    for payload in payloads:
+                        pipe.execute_command("PUBLISH", channel, payload)
+                    await pipe.execute()
+
+    @asynccontextmanager
+    async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
+        """See the seam; raises `QueueUnavailable` on entering. Later interruptions mend themselves, but lose messages.
+
+        Each hearer has a connection of its own.
+        """
+        ear = Ear(self._hearing, self._keys.live(address), sink, self)
+        async with self._bounded():
+            await ear.open()
+        reader = self._tasks.create_task(ear.listen())
+        self._readers.add(reader)
+        try:
+            yield
+        finally:
+            self._readers.discard(reader)
+            reader.cancel()
+            await asyncio.wait([reader])
+            await ear.close()
+
+    async def ready(self) -> None:
+        """See the seam. Also refuses a server that may evict tickets, as far as it lets us ask."""
+        fault = await self._eviction_fault()
+        if fault is not None:
+            raise QueueUnavailable(fault)
+
+    async def close(self) -> None:
+        """Stop hearing, refuse new calls, let those in flight end, and disconnect. May be called twice."""
+        if self._closed:
+            return
+        with suppress(QueueUnavailable):
+            await self._forget_consumers(leaving=True)
+        self._closed = True
+        for reader in self._readers:
+            reader.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await self._quiet.wait()
+        for shut in (self._commands.aclose, self._reads.aclose, self._hearing.disconnect):
+            with suppress(RedisError, OSError, TimeoutError):
+                await shut()
+
+    @asynccontextmanager
+    async def _bounded(self, seconds: float = GIVE_UP_SECONDS) -> AsyncIterator[None]:
+        """All talk with Redis goes through here, so that it ends in time and fails in one way."""
+        if self._closed:
+            raise QueueUnavailable("The step queue is closed.")
+        self._calls += 1
+        self._quiet.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except (RedisError, OSError, TimeoutError) as fault:
+            if isinstance(fault, ReadOnlyError):
+                # A failover made this server a replica; the name in the URL leads elsewhere by now.
+                await self._commands.connection_pool.disconnect(inuse_connections=False)
+                await self._reads.connection_pool.disconnect(inuse_connections=False)
+            raise QueueUnavailable from fault
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._quiet.set()
+
+    async def _forget_consumers(self, *, leaving: bool) -> None:
+        async with self._bounded():
+            await self._streams.forget_consumers(leaving=leaving)
+
+    async def _eviction_fault(self) -> str | None:
+        """What is wrong with the server's eviction policy. Servers that do not let us ask are trusted."""
+        async with self._bounded(SOCKET_SECONDS):
+            async with self._commands.pipeline(transaction=False) as pipe:
+                pipe.execute_command("PING")
+                pipe.execute_command("CONFIG GET", "maxmemory-policy")
+                pong, config = await pipe.execute(raise_on_error=False)
+            if isinstance(pong, Exception):
+                raise pong
+        policy = config.get("maxmemory-policy") if isinstance(config, dict) else None
+        if policy in {None, "noeviction"}:
+            return None
+        return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."
+
+
+def _options(*, retries: int) -> dict[str, Any]:
+    """A retry is only for a connection that turns out to be dead: a restart between two calls should go unnoticed."""
+    return {
+        "protocol": 2,
+        "socket_timeout": SOCKET_SECONDS,
+        "socket_connect_timeout": SOCKET_SECONDS,
+        "retry": Retry(NoBackoff(), retries, supported_errors=(RedisConnectionError,)),
+        "driver_info": None,
+    }
+
+
+def _client(url: str) -> Any:
+    """A client with a pool of its own. `Any`, since redis-py leaves its raw commands untyped."""
+    options = _options(retries=1)
+    return Redis.from_pool(
+        BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, **options)
+    )

@@ -1,0 +1,204 @@
+"""Tickets on Redis Streams: one stream per tier, one consumer group on each, strict priority between them.
+
+Everything here raises redis-py's own errors and waits as long as its sockets do; `RedisQueue` bounds and translates.
+
+Tickets come back by time and not by emptiness: every look goes for abandoned ones first when a tenth of a lease has
+passed since the last time, whether or not new tickets keep coming. Only a process that has room looks, so none hoards.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from redis.exceptions import ResponseError
+
+from app.errors import QueueUnavailable
+from app.stepqueue.keys import CONSUMER_SECONDS, FIELD, GROUP
+from app.stepqueue.protocol import Ticket
+from app.stepqueue.wire import Undecodable, pack_ticket, unpack_ticket
+
+T = TypeVar("T")
+
+START: Final = b"0-0"
+"""Where a sweep over the pending entries begins, and what Redis answers when it is through."""
+
+
+class Streams:
+    """The tickets' half of a `RedisQueue`. `lanes` names the stream of each tier, highest first."""
+
+    def __init__(self, commands: Any, reads: Any, lanes: Mapping[str, str], consumer: str, lease: float, bound: int):
+        """`commands` and `reads` are redis-py clients, untyped as their commands are; only `reads` ever blocks."""
+        self._commands = commands
+        self._reads = reads
+        self._by_tier = dict(lanes)
+        self._lanes = list(lanes.values())
+        self._consumer = consumer
+        self._lease_ms = round(lease * 1000)
+        self._sweep_every = lease / 10
+        self._sweep_at = 0.0
+        self._cursors: dict[str, bytes] = {}
+        self._bound = bound
+        self._lengths: dict[str, int] = {}
+        self.undecodable = 0
+
+    async def add(self, tickets: Sequence[Ticket]) -> None:
+        """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
+        wanted = sorted({self._lane(ticket) for ticket in tickets})
+        await self._check_room([lane for lane in wanted if self._lengths.get(lane, 0) >= self._bound])
+        async with self._commands.pipeline(transaction=False) as pipe:
+            self._queue_up(pipe, tickets)
+            for lane in wanted:
+                pipe.execute_command("XLEN", lane)
+            replies = await pipe.execute()
+        self._lengths.update(zip(wanted, replies[len(tickets) :], strict=True))
+
+    async def look(self, slots: int, block: float) -> list[Ticket]:
+        """Abandoned tickets if their time has come, else new ones by priority, else what comes in `block` seconds."""
+        return await self._with_groups(lambda: self._look(slots, block))
+
+    async def claim(self, tickets: Sequence[Ticket]) -> None:
+        """Set the idle time of deliveries to zero; those that are gone stay gone."""
+        async with self._commands.pipeline(transaction=False) as pipe:
+            for lane, ids in _by_stream(tickets).items():
+                pipe.execute_command("XCLAIM", lane, GROUP, self._consumer, 0, *ids, "JUSTID", parse_justid=True)
+            replies = await pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and not _is_group_missing(reply):
+                raise reply
+
+    async def delete(self, tickets: Sequence[Ticket]) -> None:
+        """Acknowledge and delete, together or not at all: one without the other would leave an entry for ever."""
+        async with self._commands.pipeline(transaction=True) as pipe:
+            self._strike_out(pipe, _by_stream(tickets))
+            await pipe.execute()
+
+    async def forget_consumers(self, *, leaving: bool) -> None:
+        """Remove consumers that are gone for good, and, when leaving, our own; never one with a ticket pending."""
+        for lane in self._lanes:
+            with suppress(ResponseError):  # no stream or no group yet
+                for consumer in await self._commands.xinfo_consumers(lane, GROUP):
+                    name = consumer["name"].decode()
+                    gone = consumer["idle"] > CONSUMER_SECONDS * 1000 or (leaving and name == self._consumer)
+                    if gone and not consumer["pending"]:
+                        await self._commands.execute_command("XGROUP", "DELCONSUMER", lane, GROUP, name)
+
+    def _lane(self, ticket: Ticket) -> str:
+        return self._by_tier.get(ticket.tier, self._lanes[-1])
+
+    async def _check_room(self, lanes: Sequence[str]) -> None:
+        for lane in lanes:
+            self._lengths[lane] = int(await self._commands.execute_command("XLEN", lane))
+            if self._lengths[lane] >= self._bound:
+                raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
+
+    async def _with_groups(self, command: Callable[[], Awaitable[T]]) -> T:
+        """Run `command`; where groups are missing (first use, FLUSHALL), make them and run it once more."""
+        try:
+            return await command()
+        except ResponseError as fault:
+            if not _is_group_missing(fault):
+                raise
+        for lane in self._lanes:
+            with suppress(ResponseError):  # BUSYGROUP: another process was faster
+                # From 0, not from $: tickets may have been rung before anybody made the group.
+                await self._commands.execute_command("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM")
+        return await command()
+
+    async def _look(self, slots: int, block: float) -> list[Ticket]:
+        if time.monotonic() >= self._sweep_at:
+            found = await self._reclaim(slots)
+            if found:
+                return found
+        found = []
+        for lane in self._lanes:
+            found += await self._read([lane], slots - len(found))
+            if len(found) == slots:
+                return found
+        if found or block <= 0:
+            return found
+        found = await self._read(self._lanes, slots, block)
+        await self._put_back(found[slots:])
+        return found[:slots]
+
+    async def _read(self, lanes: Sequence[str], slots: int, block: float | None = None) -> list[Ticket]:
+        """New tickets: up to `slots` from *each* lane, for that is how COUNT works."""
+        # Never BLOCK 0, which means for ever.
+        blocking = () if block is None else ("BLOCK", max(1, round(block * 1000)))
+        words = ("GROUP", GROUP, self._consumer, "COUNT", slots, *blocking, "STREAMS", *lanes, *(">" for _ in lanes))
+        streams = await self._reads.execute_command("XREADGROUP", *words)
+        found: list[Ticket] = []
+        for name, entries in streams or ():
+            found += await self._tickets(name.decode(), entries)
+        return found
+
+    async def _reclaim(self, slots: int) -> list[Ticket]:
+        """What nobody has kept for a lease, at most `slots`; if there is more, the next look goes on from there.
+
+        A page may be empty without being the last one: only the cursor tells.
+        """
+        found: list[Ticket] = []
+        for lane in self._lanes:
+            while len(found) < slots:
+                start = self._cursors.get(lane, START)
+                words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
+                page = await self._commands.execute_command("XAUTOCLAIM", *words)
+                self._cursors[lane] = page[0]
+                found += await self._tickets(lane, page[1])
+                if page[0] == START:
+                    break
+            else:
+                return found
+        self._sweep_at = time.monotonic() + self._sweep_every
+        return found
+
+    async def _tickets(self, lane: str, entries: Sequence[Any]) -> list[Ticket]:
+        """Read entries; those that are no tickets are deleted and counted. Redis 6.2 claims deleted entries as nil."""
+        found: list[Ticket] = []
+        bad: list[str] = []
+        for entry, fields in entries:
+            if entry is None:
+                continue
+            try:
+                found.append(unpack_ticket((fields or {}).get(FIELD, b""), f"{entry.decode()} {lane}"))
+            except Undecodable:
+                bad.append(entry.decode())
+        if bad:
+            self.undecodable += len(bad)
+            async with self._commands.pipeline(transaction=True) as pipe:
+                self._strike_out(pipe, {lane: bad})
+                await pipe.execute()
+        return found
+
+    async def _put_back(self, surplus: Sequence[Ticket]) -> None:
+        """Queue again what a read over several lanes brought above its count, for whoever has room now."""
+        if not surplus:
+            return
+        async with self._commands.pipeline(transaction=True) as pipe:
+            self._queue_up(pipe, surplus)
+            self._strike_out(pipe, _by_stream(surplus))
+            await pipe.execute()
+
+    def _queue_up(self, pipe: Any, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            pipe.execute_command("XADD", self._lane(ticket), "*", FIELD, pack_ticket(ticket))
+
+    def _strike_out(self, pipe: Any, deliveries: Mapping[str, Sequence[str]]) -> None:
+        for lane, ids in deliveries.items():
+            pipe.execute_command("XACK", lane, GROUP, *ids)
+            pipe.execute_command("XDEL", lane, *ids)
+
+
+def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:
+    """Entry ids by stream, from the receipts; tickets that no `take` has given out have none."""
+    found: dict[str, list[str]] = {}
+    for ticket in tickets:
+        entry, _, lane = ticket.receipt.partition(" ")
+        if lane:
+            found.setdefault(lane, []).append(entry)
+    return found
+
+
+def _is_group_missing(fault: Exception) -> bool:
+    """UNBLOCKED is what a reader hears whose stream vanishes while it waits."""
+    return isinstance(fault, ResponseError) and str(fault).startswith(("NOGROUP", "UNBLOCKED"))

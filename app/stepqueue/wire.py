@@ -1,0 +1,118 @@
+"""Tickets and live messages as bytes, for queues that leave the process.
+
+Arrays with a tag in front instead of objects: deltas are the bulk of the traffic, and their field names would outweigh
+their text. What comes in is not believed: Redis may hold what another version, or somebody else, has written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, assert_never
+
+import orjson
+
+from app.core.journal import Event, Kind
+from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
+
+BATCH: Final = 256
+"""Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
+
+KINDS: Final = frozenset(kind.value for kind in Kind)
+
+
+class Undecodable(ValueError):
+    """Bytes that are no ticket or no batch of messages. Stays inside the queue, which drops and counts them."""
+
+
+def pack_ticket(ticket: Ticket) -> bytes:
+    """All fields but the receipt, which the queue gives at delivery."""
+    return orjson.dumps([ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.seq, ticket.version])
+
+
+def unpack_ticket(data: bytes, receipt: str) -> Ticket:
+    """The ticket with its receipt; raises `Undecodable`."""
+    match _parsed(data):
+        case [str(run), int(step), str(tier), str(driver), int(seq), int(version)]:
+            return Ticket(run, step, tier, driver, seq, version, receipt)
+        case _:
+            raise Undecodable("not a ticket")
+
+
+def pack_live(messages: Sequence[Live]) -> tuple[list[bytes], int]:
+    """Payloads of at most `BATCH` messages in their order, and how many could not be encoded and were left out.
+
+    Text with lone surrogates cannot be UTF-8. Whoever misses such a message finds its content in the journal.
+    """
+    payloads: list[bytes] = []
+    refused = 0
+    for start in range(0, len(messages), BATCH):
+        part = [_row(message) for message in messages[start : start + BATCH]]
+        try:
+            payloads.append(orjson.dumps(part, default=_plain))
+        except orjson.JSONEncodeError:
+            good = [row for row in part if _is_encodable(row)]
+            refused += len(part) - len(good)
+            payloads.append(orjson.dumps(good, default=_plain))
+    return payloads, refused
+
+
+def unpack_live(data: bytes) -> Iterator[Live]:
+    """The messages of one payload, in order. Raises `Undecodable` at the first bad one; those before it are good."""
+    rows = _parsed(data)
+    if not isinstance(rows, list):
+        raise Undecodable("not a batch of messages")
+    return map(_message, rows)
+
+
+def _row(message: Live) -> list[Any]:
+    match message:
+        case Delta():
+            return ["d", message.run, message.step, message.call, message.offset, message.text]
+        case Committed():
+            return ["c", message.run, [[event.seq, event.kind, event.at, event.body] for event in message.events]]
+        case Stop():
+            return ["s", message.run, message.step]
+        case _:
+            assert_never(message)
+
+
+def _message(row: Any) -> Live:
+    match row:
+        case ["d", str(run), int(step), str(call), int(offset), str(text)]:
+            return Delta(run, step, call, offset, text)
+        case ["c", str(run), list(events)]:
+            return Committed(run, tuple(_event(run, event) for event in events))
+        case ["s", str(run), (int() | None) as step]:
+            return Stop(run, step)
+        case _:
+            raise Undecodable("not a live message")
+
+
+def _event(run: str, row: Any) -> Event:
+    match row:
+        case [int(seq), str(kind), (int() | float()) as at, dict(body)] if kind in KINDS:
+            return Event(run, seq, Kind(kind), float(at), body)
+        case _:
+            raise Undecodable("not an event")
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as fault:
+        raise Undecodable("not JSON") from fault
+
+
+def _plain(value: object) -> object:
+    """What orjson does not know: an event's body may be any mapping, with sets and tuples inside."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} does not go over the wire")
+
+
+def _is_encodable(row: list[Any]) -> bool:
+    try:
+        orjson.dumps(row, default=_plain)
+    except orjson.JSONEncodeError:
+        return False
+    return True

@@ -1,0 +1,251 @@
+"""Every promise of the queue seam, kept by every implementation of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core.journal import Event, Kind
+from app.errors import QueueUnavailable
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import Committed, Delta, Live, StepQueue, Stop, Ticket
+from app.stepqueue.redis import RedisQueue
+
+TIERS = ("ultra", "mini")
+LEASE = 0.6
+Opener = Callable[..., AbstractAsyncContextManager[StepQueue]]
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.integration)])
+def open_queue(request: pytest.FixtureRequest) -> Opener:
+    """Opens queues that see the same tickets: two processes over Redis, or twice the same object in memory."""
+    if request.param == "memory":
+        shared: list[MemoryQueue] = []
+
+        @asynccontextmanager
+        async def in_memory(**options: Any) -> AsyncIterator[StepQueue]:
+            if not shared:
+                shared.append(MemoryQueue(TIERS, lease=LEASE, **options))
+            async with shared[0] as queue:
+                yield queue
+
+        return in_memory
+    url, prefix = request.getfixturevalue("redis_url"), request.getfixturevalue("redis_prefix")
+    return lambda **options: RedisQueue(url, TIERS, lease=LEASE, prefix=prefix, **options)
+
+
+@pytest.fixture
+async def queue(open_queue: Opener) -> AsyncIterator[StepQueue]:
+    async with open_queue() as opened:
+        yield opened
+
+
+def ticket(number: int, tier: str = "mini") -> Ticket:
+    return Ticket(run=f"run-{number}", step=number, tier=tier, driver="driver", seq=number, version=2)
+
+
+def bare(tickets: list[Ticket]) -> list[Ticket]:
+    return [replace(each, receipt="") for each in tickets]
+
+
+async def test_a_ticket_comes_out_as_it_went_in(queue: StepQueue) -> None:
+    await queue.ring([ticket(1)])
+    (found,) = await queue.take(4, 1.0)
+    assert bare([found]) == [ticket(1)]
+    assert found.receipt
+
+
+async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:
+    async with open_queue() as one, open_queue() as other:
+        takers = [asyncio.create_task(_drain(queue)) for queue in (one, other, one, other)]
+        for number in range(0, 60, 3):
+            await one.ring([ticket(number + index) for index in range(3)])
+        taken = [found for batch in await asyncio.gather(*takers) for found in batch]
+    assert sorted(each.step for each in taken) == list(range(60))
+
+
+async def _drain(queue: StepQueue) -> list[Ticket]:
+    taken: list[Ticket] = []
+    while found := await queue.take(3, 0.4):
+        taken += found
+        await queue.done(found)
+    return taken
+
+
+async def test_higher_tiers_come_first_and_each_in_its_order(queue: StepQueue) -> None:
+    await queue.ring([ticket(1), ticket(2), ticket(3, "ultra"), ticket(4, "ultra")])
+    assert [each.step for each in await queue.take(3, 0)] == [3, 4, 1]
+    assert [each.step for each in await queue.take(3, 0)] == [2]
+
+
+async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> None:
+    await queue.ring([ticket(number, tier) for number, tier in enumerate(TIERS * 3)])
+    assert len(await queue.take(2, 0)) == 2
+    assert len(await queue.take(1, 0)) == 1
+    assert await queue.take(0, 0) == []
+    assert len(await queue.take(9, 0)) == 3
+
+
+async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue) -> None:
+    await queue.ring([ticket(1, "of tomorrow"), ticket(2, "ultra")])
+    assert bare(await queue.take(2, 0)) == [ticket(2, "ultra"), ticket(1, "of tomorrow")]
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.7])
+async def test_nothing_to_take_is_an_empty_list_after_the_wait(queue: StepQueue, wait: float) -> None:
+    await queue.take(1, 0)  # a first look makes what it needs
+    began = time.monotonic()
+    assert await queue.take(1, wait) == []
+    assert wait <= time.monotonic() - began < wait + 0.4
+
+
+async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
+    async with open_queue() as dispatcher, open_queue() as gateway:
+        taking = asyncio.create_task(dispatcher.take(1, 5.0))
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        await gateway.ring([ticket(1)])
+        assert bare(await taking) == [ticket(1)]
+        assert time.monotonic() - began < 0.15
+
+
+async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
+    async with open_queue() as dead, open_queue() as other:
+        await dead.ring([ticket(1)])
+        (lost,) = await dead.take(1, 1.0)
+        began = time.monotonic()
+        (found,) = await other.take(1, LEASE + 1.0)
+        assert LEASE - 0.05 <= time.monotonic() - began <= LEASE + 1.0
+        assert bare([found]) == bare([lost])
+
+
+async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
+    await queue.ring([ticket(0)])
+    await queue.take(1, 0)
+    deadline, number = time.monotonic() + LEASE + 1.0, 0
+    while time.monotonic() < deadline:
+        number += 1
+        await queue.ring([ticket(number), ticket(number)])
+        found = await queue.take(1, 1.0)
+        await queue.done(found)
+        if found[0].step == 0:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("the lost ticket starved")
+
+
+async def test_a_ticket_that_is_kept_stays_where_it_is(queue: StepQueue) -> None:
+    await queue.ring([ticket(1), ticket(2)])
+    mine = await queue.take(2, 0)
+    for _ in range(5):
+        assert await queue.take(1, LEASE / 2) == []
+        await queue.keep(mine)
+    await queue.keep([])
+    assert len(await queue.take(2, LEASE + 1.0)) >= 1
+
+
+async def test_a_ticket_that_is_done_is_forgotten(queue: StepQueue) -> None:
+    await queue.ring([ticket(1), ticket(2, "ultra")])
+    await queue.done(await queue.take(2, 0))
+    assert await queue.take(1, LEASE + 0.5) == []
+
+
+async def test_keep_and_done_of_strangers_do_nothing(queue: StepQueue) -> None:
+    await queue.ring([ticket(1)])
+    (mine,) = await queue.take(1, 0)
+    await queue.done([mine])
+    for stranger in (mine, ticket(7), replace(ticket(8), receipt="no receipt of ours")):
+        await queue.keep([stranger])
+        await queue.done([stranger])
+    assert await queue.take(1, LEASE + 0.5) == []
+
+
+async def test_a_full_tier_refuses_until_something_is_done(open_queue: Opener) -> None:
+    async with open_queue(bound=3) as queue:
+        await queue.ring([ticket(1), ticket(2), ticket(3)])
+        with pytest.raises(QueueUnavailable):
+            await queue.ring([ticket(4)])
+        await queue.ring([ticket(5, "ultra")])
+        await queue.done(await queue.take(2, 0))
+        await queue.ring([ticket(4)])
+        assert {each.step for each in await queue.take(9, 0)} == {2, 3, 4}
+
+
+MESSAGES: list[Live] = [
+    Delta("run", 1, "call", 0, "héllo \U0001f600\x00"),
+    Stop("run"),
+    Stop("run", 3),
+    Committed("run", (Event("run", 4, Kind.STEP_DONE, 1.5, {"step": 1, "sizes": [1, 2], "why": None}),)),
+    *(Delta("run", 1, "call", offset, "x") for offset in range(600)),
+]
+
+
+async def _until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None:
+    mine: list[Live] = []
+    others: list[Live] = []
+    async with open_queue() as hearer, open_queue() as teller:
+        async with hearer.hear("a", mine.append), hearer.hear("b", others.append):
+            await teller.tell("a", MESSAGES[:3])
+            await teller.tell("nobody", MESSAGES)
+            await teller.tell("a", [])
+            await teller.tell("a", MESSAGES[3:])
+            await _until(lambda: len(mine) >= len(MESSAGES))
+        await teller.tell("a", MESSAGES)
+        await asyncio.sleep(0.05)
+    assert mine == MESSAGES
+    assert others == []
+
+
+async def test_every_hearer_of_an_address_hears(queue: StepQueue) -> None:
+    first: list[Live] = []
+    second: list[Live] = []
+    async with queue.hear("a", first.append):
+        async with queue.hear("a", second.append):
+            await queue.tell("a", [Stop("1")])
+            await _until(lambda: bool(first and second))
+        await queue.tell("a", [Stop("2")])
+        await _until(lambda: len(first) == 2)
+    assert second == [Stop("1")]
+
+
+async def test_a_sink_that_raises_disturbs_nobody(queue: StepQueue) -> None:
+    heard: list[Live] = []
+
+    def sink(message: Live) -> None:
+        heard.append(message)
+        raise RuntimeError("broken sink")
+
+    async with queue.hear("a", sink):
+        await queue.tell("a", [Stop("1"), Stop("2")])
+        await queue.tell("a", [Stop("3")])
+        await _until(lambda: len(heard) == 3)
+    assert queue.sink_failures == 3  # type: ignore[attr-defined]
+
+
+async def test_an_error_while_hearing_passes_through_unchanged(queue: StepQueue) -> None:
+    with pytest.raises(LookupError):
+        async with queue.hear("a", lambda _: None):
+            raise LookupError
+
+
+async def test_ready_until_closed(open_queue: Opener) -> None:
+    async with open_queue() as queue:
+        await queue.ready()
+        taking = asyncio.create_task(queue.take(1, 5.0))
+        await asyncio.sleep(0.05)
+        async with queue.hear("a", lambda _: None):
+            await queue.close()
+        await queue.close()
+        for call in (queue.ready(), queue.ring([ticket(1)]), queue.take(1, 0), queue.tell("a", [Stop("1")]), taking):
+            with pytest.raises(QueueUnavailable):
+                await call

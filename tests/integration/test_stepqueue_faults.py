@@ -1,0 +1,336 @@
+"""The Redis queue while its server or its dispatchers are broken on purpose."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from app.errors import QueueUnavailable
+from app.stepqueue.ear import PROBE_SECONDS
+from app.stepqueue.keys import GROUP, Keys
+from app.stepqueue.protocol import Live, Stop, Ticket
+from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
+from tests import servers
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+TIERS = ("ultra", "mini")
+LEASE = 1.0
+ANSWER_SECONDS = 2.5
+"""Within this, every call ends, whatever Redis does."""
+
+VICTIM = """
+import asyncio, sys
+from app.stepqueue.redis import RedisQueue
+
+async def main() -> None:
+    async with RedisQueue(sys.argv[1], ("ultra", "mini"), float(sys.argv[2])) as queue:
+        await queue.take(1, 10.0)
+        print("taken", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    """A Redis of this test's own, to be broken."""
+    with servers.redis() as running:
+        yield running
+
+
+@pytest.fixture
+async def queue(server: servers.Server) -> AsyncIterator[RedisQueue]:
+    async with RedisQueue(server.url, TIERS, LEASE) as opened:
+        yield opened
+
+
+def ticket(number: int) -> Ticket:
+    return Ticket(f"run-{number}", number, "mini", "driver", number)
+
+
+async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+
+
+async def _again(call: Callable[[], Awaitable[Any]], seconds: float = 8.0) -> Any:
+    """What a dispatcher's loop does: try until the queue is back."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await call()
+            except QueueUnavailable:
+                await asyncio.sleep(0.05)
+
+
+@contextmanager
+def _frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def _pid(server: servers.Server) -> int:
+    async with Redis.from_url(server.url) as client:
+        return int((await client.info("server"))["process_id"])
+
+
+@asynccontextmanager
+async def _proxy(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A way to Redis that can be blackholed without anybody closing a connection; yields its port and `open`."""
+    is_open = asyncio.Event()
+    is_open.set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if is_open.is_set():
+                writer.write(data)
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, far_writer))
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1], is_open
+    finally:
+        listener.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0.05)
+
+
+async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Server, queue: RedisQueue) -> None:
+    argv = (sys.executable, "-c", VICTIM, server.url, str(LEASE))
+    victim = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        await queue.ring([ticket(1)])
+        assert victim.stdout is not None
+        assert await victim.stdout.readline() == b"taken\n"
+        taken = time.monotonic()
+    finally:
+        victim.kill()
+        await victim.communicate()
+    (found,) = await queue.take(1, 10.0)
+    assert found.step == 1
+    assert time.monotonic() - taken <= LEASE + 1.0
+
+
+async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    await queue.ring([ticket(1), ticket(2)])
+    mine = await queue.take(1, 1.0)
+    waiting = asyncio.create_task(queue.take(1, 5.0))
+    assert [each.step for each in await waiting] == [2]
+    waiting = asyncio.create_task(queue.take(1, 5.0))
+    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+        await asyncio.sleep(0.1)
+        await client.flushall()
+        await queue.keep(mine)
+        await queue.done(mine)
+        await queue.ring([ticket(3)])
+        assert [each.step for each in await waiting] == [3]
+        await queue.tell("a", [Stop("run")])
+        await _until(lambda: bool(heard))
+
+
+async def test_it_works_again_after_a_restart(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    async with queue.hear("a", heard.append):
+        await queue.ring([ticket(1)])
+        server.crash()
+        for call in (queue.ring([ticket(2)]), queue.take(1, 1.0), queue.ready()):
+            with pytest.raises(QueueUnavailable):
+                await asyncio.wait_for(call, ANSWER_SECONDS)
+        server.start()
+        await queue.ring([ticket(3)])
+        assert [each.step for each in await queue.take(1, 1.0)] == [3]
+        await _tell_until_heard(queue, heard)
+
+
+async def _tell_until_heard(queue: RedisQueue, heard: list[Live]) -> None:
+    async with asyncio.timeout(8.0):
+        while not heard:
+            await queue.tell("a", [Stop("run")])
+            await asyncio.sleep(0.05)
+
+
+async def test_a_restart_under_idle_connections_goes_unnoticed(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(1)])
+    await queue.ready()
+    server.crash()
+    server.start()
+    await queue.ring([ticket(2)])
+    assert [each.step for each in await queue.take(1, 1.0)] == [2]
+
+
+async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    await queue.ring([ticket(1)])
+    (mine,) = await queue.take(1, 1.0)
+    waiting = asyncio.create_task(queue.take(1, 60.0))
+    await asyncio.sleep(0.1)
+    async with queue.hear("a", heard.append):
+        with _frozen(await _pid(server)):
+            calls = [
+                queue.ring([ticket(2)]),
+                queue.take(1, 60.0),
+                queue.keep([mine]),
+                queue.done([mine]),
+                queue.tell("a", [Stop("lost")]),
+                queue.ready(),
+                _hear_once(queue),
+            ]
+            began = time.monotonic()
+            ends = await asyncio.gather(*(_end(call) for call in calls), _end(waiting))
+            assert [type(end) for end, _ in ends] == [QueueUnavailable] * len(ends)
+            assert max(at for _, at in ends) - began <= ANSWER_SECONDS + 0.3
+        await _again(lambda: queue.ring([ticket(3)]))
+        taken = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
+        assert 3 in taken
+        heard.clear()
+        await _tell_until_heard(queue, heard)
+
+
+async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
+    """How and when a call ended."""
+    try:
+        await call
+    except QueueUnavailable as fault:
+        return fault, time.monotonic()
+    return None, time.monotonic()
+
+
+async def _hear_once(queue: RedisQueue) -> None:
+    async with queue.hear("b", lambda _: None):
+        pass
+
+
+@pytest.mark.timeout(45)
+async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: servers.Server) -> None:
+    heard: list[Live] = []
+    async with (
+        _proxy(server.port) as (port, is_open),
+        RedisQueue(f"redis://127.0.0.1:{port}/0", TIERS, LEASE) as queue,
+        queue.hear("a", heard.append),
+        Redis.from_url(server.url) as client,
+    ):
+        before = await _subscriptions(client)
+        is_open.clear()
+        await asyncio.sleep(2 * PROBE_SECONDS + 0.6)
+        is_open.set()
+        await asyncio.sleep(SOCKET_SECONDS + 1.0)
+        assert await _subscriptions(client) != before
+        await _tell_until_heard(queue, heard)
+
+
+async def _subscriptions(client: Redis) -> set[str]:
+    return {each["id"] for each in await client.client_list(_type="pubsub")}
+
+
+async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) -> None:
+    server.stop()
+    async with RedisQueue(server.url, TIERS, LEASE) as queue:
+        with pytest.raises(QueueUnavailable):
+            await queue.ready()
+        server.start()
+        await queue.ready()
+        await queue.ring([ticket(1)])
+        assert len(await queue.take(1, 1.0)) == 1
+
+
+async def test_a_server_that_may_evict_tickets_is_refused() -> None:
+    with servers.redis(settings=["--maxmemory-policy", "allkeys-lru"]) as lossy:
+        with pytest.raises(QueueUnavailable, match="maxmemory-policy noeviction"):
+            await RedisQueue(lossy.url, TIERS).__aenter__()
+        async with Redis.from_url(lossy.url) as client:
+            await client.config_set("maxmemory-policy", "noeviction")
+            async with RedisQueue(lossy.url, TIERS) as queue:
+                await client.config_set("maxmemory-policy", "volatile-ttl")
+                with pytest.raises(QueueUnavailable, match="volatile-ttl"):
+                    await queue.ready()
+
+
+async def test_a_server_that_keeps_its_policy_to_itself_is_trusted() -> None:
+    with servers.redis(settings=["--rename-command", "CONFIG", "HIDDEN"]) as shy:
+        async with RedisQueue(shy.url, TIERS) as queue:
+            await queue.ready()
+
+
+async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(1)])
+    async with Redis.from_url(server.url) as client:
+        await client.config_set("maxmemory", "1")
+        with pytest.raises(QueueUnavailable):
+            await queue.ring([ticket(2)])
+        await client.config_set("maxmemory", "0")
+    await queue.ring([ticket(2)])
+
+
+async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    keys = Keys("baton")
+    async with Redis.from_url(server.url) as client, queue.hear("a", heard.append):
+        for rubbish in ({"t": b"\xff"}, {"t": b"[1,2]"}, {"other": b"{}"}, {"t": b"[" * 5000}):
+            await client.xadd(keys.tickets("ultra"), rubbish)
+        for rubbish in (
+            b"",
+            b"\xff",
+            b"7",
+            b"[7]",
+            b'[["d","run"]]',
+            b'[["c","run",[[1,"no.kind",0,{}]]]]',
+            b"[" * 5000,
+        ):
+            await client.publish(keys.live("a"), rubbish)
+        await queue.ring([ticket(1)])
+        await queue.tell("a", [Stop("\ud800"), Stop("run")])
+        assert [each.step for each in await queue.take(9, 1.0)] == [1]
+        await _until(lambda: bool(heard))
+        assert await client.xlen(keys.tickets("ultra")) == 0
+    assert heard == [Stop("run")]
+    assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
+
+
+async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
+    async with RedisQueue(server.url, TIERS, LEASE) as dead:
+        await dead.ring([ticket(number) for number in range(500)])
+        kept = await dead.take(450, 1.0)
+        assert len(await dead.take(50, 1.0)) == 50
+        await asyncio.sleep(LEASE * 0.7)
+        await dead.keep(kept)
+        await asyncio.sleep(LEASE * 0.5)
+        found: set[int] = set()
+        while len(found) < 50:  # the kept ones come first in Redis' list: pages of one must get past them
+            batch = await queue.take(1 if len(found) < 3 else 20, 0)
+            found |= {each.step for each in batch}
+            if not batch:
+                break
+        assert found == set(range(450, 500))
+
+
+async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
+    async with Redis.from_url(server.url) as client:
+        async with RedisQueue(server.url, TIERS, LEASE) as queue:
+            await queue.ring([ticket(number) for number in range(5)])
+            await queue.done(await queue.take(5, 1.0))
+            stream = Keys("baton").tickets("mini")
+            assert len(await client.xinfo_consumers(stream, GROUP)) == 1
+        assert await client.xinfo_consumers(stream, GROUP) == []
+        assert await client.xlen(stream) == 0
+        assert len(await client.client_list()) == 1
