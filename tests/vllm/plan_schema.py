@@ -12,7 +12,8 @@ from itertools import combinations
 from typing import Any
 
 # Bounded and free of control characters in both backends. (With maxLength, xgrammar permits raw control characters.)
-# The escapes belong to the regex: a literal NUL in it stops xgrammar.
+# The escapes belong to the regex: a literal NUL in it stops xgrammar. That one may also write bytes that are no UTF-8;
+# each arrives as U+FFFD and can make the text longer than the bound.
 CLEAN_TEXT = r"^[^\u0000-\u001f\u007f]{1,%d}$"
 
 
