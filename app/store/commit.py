@@ -1,0 +1,290 @@
+"""One transaction of the journal: many entries in, one outcome each out.
+
+The rows of the runs (and of the tickets, if any entry moves one) are read under lock; the entries are then checked and
+applied to them in memory, in order, each seeing what those before it did; what came of it is written with one
+statement per table. An entry that is refused changes nothing and does not disturb the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, select
+
+from app.core.journal import AFTER_THE_END, TERMINAL, Event
+from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
+from app.store.protocol import Appended, Entry, Ledger, Move, NewRun, Projection
+from app.store.statements import LIVE, TICKET, Statements
+from app.store.tables import EVENTS, RUNS
+
+Outcome = Appended | Exception
+
+NOTHING = Ledger()
+FIRST_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An entry with its bodies encoded, which happens before the queue so that what cannot be encoded fails early."""
+
+    entry: Entry
+    bodies: tuple[bytes, ...]
+    size: int
+    moves_tickets: bool
+    """Whether the run's tickets must be read; a new run has none yet."""
+
+
+def pack(entry: Entry) -> Packed:
+    """Encode the bodies; raises TypeError for a body that is not JSON."""
+    bodies = tuple([orjson.dumps(draft.body) for draft in entry.events])
+    size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
+    ends = any(draft.kind in TERMINAL for draft in entry.events)
+    moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
+    return Packed(entry, bodies, size, moves)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run's row while the batch is applied: what is checked against, and the columns that may change."""
+
+    id: str
+    epoch: int
+    cap_usd: int
+    cap_tokens: int
+    seq: int = 0
+    claims: int = 0
+    held_usd: int = 0
+    held_tokens: int = 0
+    spent_usd: int = 0
+    spent_tokens: int = 0
+    state: str = "admitted"
+    topology: str | None = None
+    degraded: bool = False
+    steps: int = 0
+    ended_at: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A ticket's row while the batch is applied."""
+
+    run: str
+    step: int
+    tier: str
+    driver: str
+    version: int
+    claim: int
+    holder: str | None
+    until: float
+    rung_at: float
+    stored: bool = True
+    gone: bool = False
+
+
+_LIVE_OF = attrgetter(*LIVE)
+_CHANGE_OF = attrgetter(*LIVE, "id", "epoch")
+_TICKET_OF = attrgetter(*TICKET)
+_TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
+
+
+def commit(conn: Connection, statements: Statements, batch: Sequence[Packed]) -> list[Outcome]:
+    """Apply the entries in order; the caller commits. Outcomes stand in the entries' order."""
+    desk = _Desk(conn, statements, batch)
+    outcomes = [desk.settle(packed) for packed in batch]
+    desk.write(conn, statements)
+    return outcomes
+
+
+def landed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
+    """Whether a transaction whose COMMIT went unanswered was committed; None if it left nothing to know it by.
+
+    Waits for the row lock, so that a server that is still busy committing has decided by the time we look. One event
+    stands for all, because the transaction was atomic.
+    """
+    event = next((event for outcome in outcomes if isinstance(outcome, Appended) for event in outcome.events), None)
+    if event is None:
+        return None
+    conn.execute(select(RUNS.c.id).where(RUNS.c.id == event.run).with_for_update())
+    query = select(EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body).where(
+        EVENTS.c.run == event.run, EVENTS.c.seq == event.seq
+    )
+    found = conn.execute(query).one_or_none()
+    return found is not None and (found.kind, found.at, orjson.loads(found.body)) == (event.kind, event.at, event.body)
+
+
+class _Desk:
+    """The rows that a batch touches, and what is to be written in the end."""
+
+    def __init__(self, conn: Connection, statements: Statements, batch: Sequence[Packed]) -> None:
+        ids = list({packed.entry.run for packed in batch})
+        moving = list({packed.entry.run for packed in batch if packed.moves_tickets})
+        self._runs = {row[0]: _Run(*row) for row in statements.runs.fetch(conn, _list_value(statements, ids))}
+        tickets = statements.tickets.fetch(conn, _list_value(statements, moving)) if moving else ()
+        self._tickets = {(row[0], row[1]): _Ticket(*row) for row in tickets}
+        self._born: dict[str, tuple[Any, ...]] = {}
+        self._changed: set[str] = set()
+        self._touched: set[tuple[str, int]] = set()
+        self._events: list[tuple[Any, ...]] = []
+        self._contents: list[tuple[Any, ...]] = []
+        self._tags: list[tuple[Any, ...]] = []
+
+    def settle(self, packed: Packed) -> Outcome:
+        """Check one entry and apply it, or say why not."""
+        entry = packed.entry
+        try:
+            run = self._run(entry)
+            _check_order(run, entry)
+            ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
+            money = _balance(run, entry)
+        except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
+            return refusal
+        if entry.new is not None:
+            self._runs[run.id] = run
+            self._born[run.id] = _born(run, entry.new, entry.at)
+        else:
+            self._changed.add(run.id)
+        run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
+        if entry.move and ticket:
+            self._move(run, ticket, entry.move)
+        events = self._record(run, packed)
+        self._file(run, entry)
+        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0)
+
+    def write(self, conn: Connection, statements: Statements) -> None:
+        """One statement per table that has something to say."""
+        statements.new_run.each(conn, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()])
+        changed = sorted(self._changed - self._born.keys())
+        statements.change_run.each(conn, [_CHANGE_OF(self._runs[name]) for name in changed])
+        statements.new_event.each(conn, self._events)
+        statements.new_content.each(conn, self._contents)
+        statements.new_tag.each(conn, self._tags)
+        touched = [self._tickets[place] for place in sorted(self._touched)]
+        kept = [ticket for ticket in touched if not ticket.gone]
+        statements.end_ticket.each(conn, [(t.run, t.step) for t in touched if t.gone and t.stored])
+        statements.change_ticket.each(conn, [_TICKET_CHANGE_OF(t) for t in kept if t.stored])
+        statements.new_ticket.each(conn, [_TICKET_OF(t) for t in kept if not t.stored])
+
+    def _run(self, entry: Entry) -> _Run:
+        run = self._runs.get(entry.run)
+        if entry.new is None:
+            if run is None:
+                raise NotFound
+            return run
+        if run is not None:
+            raise Conflict
+        return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens)
+
+    def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
+        """The ticket, if the move has a right to it (D3)."""
+        ticket = self._tickets.get((run, move.step))
+        if ticket is None or ticket.gone:
+            raise LeaseLost
+        if move.verb == "take":
+            held = ticket.holder is not None and ticket.until > at
+            allowed = ticket.version == move.version and not held
+        else:
+            allowed = ticket.holder is not None and ticket.claim == move.claim
+        if not allowed:
+            raise LeaseLost
+        return ticket
+
+    def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
+        self._touched.add((ticket.run, ticket.step))
+        ticket.version += 1
+        if move.verb == "take":
+            # Numbered per run, not per row: a step that is queued anew must not honour a claim on its former ticket.
+            run.claims += 1
+            ticket.claim, ticket.holder, ticket.until, ticket.rung_at = run.claims, move.holder, move.until, 0.0
+        elif move.verb == "release":
+            ticket.holder, ticket.until, ticket.rung_at = None, move.until, 0.0
+        elif move.verb == "finish":
+            ticket.gone = True
+
+    def _record(self, run: _Run, packed: Packed) -> tuple[Event, ...]:
+        at, seq, events = packed.entry.at, run.seq, []
+        for draft, body in zip(packed.entry.events, packed.bodies, strict=True):
+            seq += 1
+            # Decoded again, so that every reader gets the same values, from memory or from the database.
+            events.append(Event(run.id, seq, draft.kind, at, orjson.loads(body)))
+            self._events.append((run.id, seq, draft.kind.value, at, body))
+            if draft.kind in TERMINAL:
+                run.state, run.ended_at = TERMINAL[draft.kind], at
+                self._drop_untaken(run.id)
+        run.seq = seq
+        return tuple(events)
+
+    def _drop_untaken(self, run: str) -> None:
+        """Tickets that were never taken die with the run; the others stay until their call's outcome is recorded."""
+        for place, ticket in self._tickets.items():
+            if ticket.run == run and ticket.claim == 0:
+                ticket.gone = True
+                self._touched.add(place)
+
+    def _file(self, run: _Run, entry: Entry) -> None:
+        self._contents += [(run.id, ref, body) for ref, body in entry.contents]
+        self._tags += [(name, value, run.id) for name, value in entry.tags]
+        _project(run, entry.row)
+        for outbox in entry.outbox:
+            place = (run.id, outbox.step)
+            ticket = self._tickets.get(place)
+            if ticket is None or ticket.gone:
+                stored = ticket is not None and ticket.stored
+                ticket = _Ticket(*place, outbox.tier, outbox.driver, 0, 0, None, entry.at, entry.at, stored)
+                self._tickets[place] = ticket
+            else:  # still on its way, or with a dispatcher: only the address that wants to hear of it is new
+                ticket.driver, ticket.rung_at = outbox.driver, 0.0
+            self._touched.add(place)
+
+
+def _list_value(statements: Statements, ids: list[str]) -> object:
+    return ids if statements.arrays else orjson.dumps(ids).decode()
+
+
+def _check_order(run: _Run, entry: Entry) -> None:
+    """The epoch first, because a driver that lost its run must hear of that whatever became of the run."""
+    if entry.epoch is not None and entry.epoch != run.epoch:
+        raise LeaseLost
+    ended = run.ended_at is not None
+    if ended and (entry.outbox or entry.hold != NOTHING):
+        raise RunEnded
+    for draft in entry.events:
+        if ended and draft.kind not in AFTER_THE_END:
+            raise RunEnded
+        ended = ended or draft.kind in TERMINAL
+
+
+def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
+    """What is held and spent afterwards; refused if a new hold would pass a cap (D7)."""
+    hold, release, spent = entry.hold, entry.release, entry.spent
+    held_usd, held_tokens = run.held_usd + hold.usd - release.usd, run.held_tokens + hold.tokens - release.tokens
+    spent_usd, spent_tokens = run.spent_usd + spent.usd, run.spent_tokens + spent.tokens
+    if held_usd < 0 or held_tokens < 0:
+        raise ValueError("more was released than the run holds")
+    over = held_usd + spent_usd > run.cap_usd or held_tokens + spent_tokens > run.cap_tokens
+    if over and hold != NOTHING:
+        raise RunOverBudget
+    return held_usd, held_tokens, spent_usd, spent_tokens
+
+
+def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
+    """The values of `statements.BORN`."""
+    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at, new.deadline)
+    return (*described, run.epoch, new.driver, new.lease_until, run.cap_usd, run.cap_tokens)
+
+
+def _project(run: _Run, row: Projection) -> None:
+    if row.state is not None:
+        run.state = row.state
+    if row.topology is not None:
+        run.topology = row.topology
+    if row.degraded is not None:
+        run.degraded = row.degraded
+    if row.steps is not None:
+        run.steps = row.steps
+    if row.ended_at is not None:
+        run.ended_at = row.ended_at
+    if row.error is not None:
+        run.error = row.error

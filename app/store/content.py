@@ -1,0 +1,30 @@
+"""Content beside the journal: addressed by a salted hash, so that it can be erased while the journal stays verifiable.
+
+The journal holds only addresses. Without the salt, which goes with the content, short text cannot be guessed back from
+its address; with it, a body proves that it is the one the journal speaks of.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, select, update
+
+from app.store.tables import CONTENTS, RUNS
+
+
+def address(salt: bytes, body: bytes) -> str:
+    """The ref of a body within its run: hex SHA-256 over the run's salt and the bytes."""
+    return hashlib.sha256(salt + body).hexdigest()
+
+
+def read(conn: Connection, run: str, refs: Sequence[str]) -> dict[str, bytes]:
+    """Those of the bodies that are still stored."""
+    query = select(CONTENTS.c.ref, CONTENTS.c.body).where(CONTENTS.c.run == run, CONTENTS.c.ref.in_(list(refs)))
+    return {ref: body for ref, body in conn.execute(query)}
+
+
+def erase(conn: Connection, run: str) -> bool:
+    """Forget all content of a run, and its salt with it; False if there is no such run."""
+    known = conn.execute(update(RUNS).where(RUNS.c.id == run).values(salt=None)).rowcount
+    conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
+    return bool(known)

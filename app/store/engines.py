@@ -1,0 +1,207 @@
+"""Two ways to run a plain function over a SQLAlchemy connection: Postgres through asyncpg, SQLite on its own threads.
+
+What the functions do is the same for both; here is only how they are carried out, and what a database's fault means.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol, TypeVar
+
+import asyncpg
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from app.errors import ConfigInvalid
+
+T = TypeVar("T")
+Reason = Literal["down", "lost", "contended", "refused", "undecided"]
+
+CONNECT_SECONDS = 2.0
+LOCK_SECONDS = 2.0
+WORK_SECONDS = 5.0
+READERS = 4
+NEVER_COMMITTED = ("23", "40")
+"""SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
+
+
+class Fault(Exception):
+    """The database did not do what was asked; `reason` says what may be done about it.
+
+    `down`: it cannot be reached or did not answer in time. `lost`: the connection broke before COMMIT, so a new one may
+    be tried. `contended`: deadlock or serialization failure, the same work may be tried again. `refused`: it does not
+    take these values. `undecided`: the answer to COMMIT is missing; `result` is what the work returned. But for the
+    last, nothing was written.
+    """
+
+    def __init__(self, reason: Reason, result: object = None) -> None:
+        self.reason = reason
+        self.result = result
+        super().__init__(reason)
+
+
+class Runner(Protocol):
+    """Carries out work on a connection. Raises `Fault`, and what the work itself raises."""
+
+    dialect: Dialect
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run work that writes nothing; each of its statements sees what was committed before it."""
+        ...
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run work in one transaction and commit it."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        ...
+
+
+def parse_url(text: str) -> URL:
+    """The URL that SQLAlchemy needs for a URL as people write it; `ConfigInvalid` says what can be written.
+
+    `sqlite:///path`, `postgresql://…` and `postgres://…` are accepted, with libpq's `sslmode`.
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"]) from None
+    kind = url.drivername.partition("+")[0]
+    if kind == "sqlite" and url.database and url.database != ":memory:":
+        return url.set(drivername="sqlite+pysqlite")
+    if kind not in {"postgres", "postgresql"}:
+        raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"])
+    url = url.set(drivername="postgresql+asyncpg")
+    mode = url.query.get("sslmode")
+    return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode}) if mode else url
+
+
+class Postgres:
+    """A bounded pool of asyncpg connections; nothing waits for one longer than two seconds."""
+
+    def __init__(self, url: URL, connections: int, work_seconds: float = WORK_SECONDS) -> None:
+        settings = {
+            "application_name": "baton",
+            "lock_timeout": str(int(LOCK_SECONDS * 1000)),
+            "statement_timeout": str(int(work_seconds * 1000)),
+            "idle_in_transaction_session_timeout": str(int(2 * work_seconds * 1000)),
+        }
+        self._writing = create_async_engine(
+            url,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=CONNECT_SECONDS,
+            pool_use_lifo=True,
+            hide_parameters=True,  # an error must not carry callers' text into a log
+            connect_args={"timeout": CONNECT_SECONDS, "server_settings": settings},
+        )
+        self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+        self._seconds = work_seconds
+        self.dialect = self._writing.dialect
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        try:
+            async with asyncio.timeout(self._seconds), self._reading.connect() as conn:
+                return await conn.run_sync(work)
+        except (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise Fault(_reason(error)) from error
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        phase, result = "work", None
+        try:
+            async with asyncio.timeout(self._seconds), self._writing.connect() as conn:
+                result = await conn.run_sync(work)
+                phase = "commit"
+                await conn.commit()
+                phase = "done"
+        except (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            if phase == "work":
+                raise Fault(_reason(error)) from error
+            if phase == "commit":
+                reason = _reason(error) if _sqlstate(error).startswith(NEVER_COMMITTED) else "undecided"
+                raise Fault(reason, result) from error
+        return result  # type: ignore[return-value]  # either set, or an error was raised
+
+    async def close(self) -> None:
+        await self._writing.dispose()
+
+
+class Sqlite:
+    """One thread that writes and a few that read; write-ahead logging lets them work side by side.
+
+    A commit survives the death of the process; `synchronous=NORMAL` gives up the last moments before a power cut, never
+    consistency.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self._writing = sqlite_engine(url)
+        self._reading = create_engine(url, hide_parameters=True, pool_size=READERS, max_overflow=0)
+        event.listen(self._reading, "connect", _set_pragmas)
+        self._writer = ThreadPoolExecutor(1, "baton-store-writer")
+        self._readers = ThreadPoolExecutor(READERS, "baton-store-reader")
+        self.dialect = self._writing.dialect
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, _work, self._reading, work)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writer, _work, self._writing, work)
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._writing.dispose)
+        await loop.run_in_executor(self._readers, self._reading.dispose)
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+
+def sqlite_engine(url: URL) -> Engine:
+    """An engine whose transactions take the write lock when they begin, so that none has to be undone half-way."""
+    engine = create_engine(url, hide_parameters=True)
+    event.listen(engine, "connect", _set_pragmas)
+    event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def _work(engine: Engine, work: Callable[[Connection], T]) -> T:
+    try:
+        with engine.begin() as conn:
+            return work(conn)
+    except SQLAlchemyError as error:
+        raise Fault(_reason(error)) from error
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver opens no transactions by itself
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={int(LOCK_SECONDS * 1000)}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(conn: Connection) -> None:
+    conn.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _reason(error: Exception) -> Reason:
+    if _sqlstate(error) in {"40001", "40P01"}:
+        return "contended"
+    if isinstance(error, IntegrityError | DataError):
+        return "refused"
+    if isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.DataError | OverflowError):
+        return "refused"
+    return "lost" if isinstance(error, DBAPIError) and error.connection_invalidated else "down"
+
+
+def _sqlstate(error: Exception) -> str:
+    return str(getattr(getattr(error, "orig", error), "sqlstate", None) or "")
+
+
+def open_runner(url: str, connections: int) -> Runner:
+    """The runner for a URL. It connects when first used: a database that is down keeps no process from starting."""
+    parsed = parse_url(url)
+    return Sqlite(parsed) if parsed.get_backend_name() == "sqlite" else Postgres(parsed, connections)

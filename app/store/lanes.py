@@ -1,0 +1,156 @@
+"""Group commit: whatever waits is written together, and nothing waits for company.
+
+A lane writes one batch at a time; while it is being committed the next one gathers. The entries of one run always take
+the same lane, so that they stay in order. The queue is bounded, and an entry that waited too long is given up before it
+is written, never after.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from sqlalchemy import Connection
+
+from app.errors import StoreUnavailable
+from app.store.commit import Outcome, Packed, commit, landed
+from app.store.engines import Fault, Runner
+from app.store.protocol import Appended
+from app.store.statements import Statements
+
+logger = logging.getLogger(__name__)
+
+ROOM = 4096
+ROOM_BYTES = 128 * 2**20
+BATCH = 256
+BATCH_BYTES = 8 * 2**20
+TRIES = 6
+DECIDE_SECONDS = 10.0
+"""How long to go on asking whether a transaction was committed whose COMMIT went unanswered."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    packed: Packed
+    future: asyncio.Future[Appended]
+    since: float
+
+
+class Lane:
+    """One writer and its queue."""
+
+    def __init__(
+        self, runner: Runner, statements: Statements, committed: Callable[[Packed, Appended], None], patience: float
+    ) -> None:
+        """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone."""
+        self._runner = runner
+        self._statements = statements
+        self._committed = committed
+        self._patience = patience
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
+        self._bell = asyncio.Event()
+        self._closed = False
+
+    def put(self, packed: Packed) -> asyncio.Future[Appended]:
+        """Queue an entry; `StoreUnavailable` at once if there is no room."""
+        if self._closed or len(self._waiting) >= ROOM or self._bytes >= ROOM_BYTES:
+            raise StoreUnavailable(retry_after=1.0)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Appended] = loop.create_future()
+        self._waiting.append(_Waiting(packed, future, loop.time()))
+        self._bytes += packed.size
+        self._bell.set()
+        return future
+
+    def close(self) -> None:
+        """Take nothing more; `run` returns once everything that waits is written."""
+        self._closed = True
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Write batches until closed."""
+        while self._waiting or not self._closed:
+            await self._bell.wait()
+            self._bell.clear()
+            while batch := self._gather():
+                await self._write(batch)
+
+    def _gather(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        size, limit = 0, asyncio.get_running_loop().time() - self._patience
+        while self._waiting and len(batch) < BATCH and size < BATCH_BYTES:
+            waiting = self._waiting.popleft()
+            self._bytes -= waiting.packed.size
+            if waiting.future.done():  # the caller went away before anything was written
+                continue
+            if waiting.since < limit:
+                waiting.future.set_exception(StoreUnavailable(retry_after=1.0))
+                continue
+            batch.append(waiting)
+            size += waiting.packed.size
+        return batch
+
+    async def _write(self, batch: list[_Waiting]) -> None:
+        outcomes: list[Outcome]
+        try:
+            outcomes = await self._commit([waiting.packed for waiting in batch])
+        except Exception as error:
+            if not isinstance(error, Fault):
+                logger.exception("a batch could not be written")
+            outcomes = [StoreUnavailable(retry_after=1.0) for _ in batch]
+            for outcome in outcomes:
+                cast(Exception, outcome).__cause__ = error
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Appended):
+                self._committed(waiting.packed, outcome)
+                if not waiting.future.done():
+                    waiting.future.set_result(outcome)
+            elif not waiting.future.done():
+                waiting.future.set_exception(outcome)
+
+    async def _commit(self, batch: list[Packed]) -> list[Outcome]:
+        """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written."""
+        work: Callable[[Connection], list[Outcome]] = partial(commit, statements=self._statements, batch=batch)
+        for attempt in range(TRIES):
+            try:
+                return await self._runner.write(work)
+            except Fault as fault:
+                if fault.reason == "refused" and len(batch) > 1:
+                    return [outcome for packed in batch for outcome in await self._alone(packed)]
+                if fault.reason == "undecided":
+                    outcomes = cast(list[Outcome], fault.result)
+                    if await self._landed(outcomes, fault):
+                        return outcomes
+                elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
+                    raise
+            await asyncio.sleep(random.random() * 0.01 * 2**attempt)
+        raise Fault("contended")
+
+    async def _alone(self, packed: Packed) -> list[Outcome]:
+        """An entry of a batch that the database did not take; only the one at fault is to suffer."""
+        try:
+            return await self._commit([packed])
+        except Fault as fault:
+            refusal = StoreUnavailable(retry_after=1.0)
+            refusal.__cause__ = fault
+            return [refusal]
+
+    async def _landed(self, outcomes: list[Outcome], fault: Fault) -> bool:
+        loop = asyncio.get_running_loop()
+        limit, pause = loop.time() + DECIDE_SECONDS, 0.05
+        while loop.time() < limit:
+            try:
+                decided = await self._runner.write(partial(landed, outcomes=outcomes))
+            except Fault:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 1.0)
+                continue
+            if decided is None:
+                raise fault
+            return decided
+        raise fault

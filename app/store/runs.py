@@ -1,0 +1,171 @@
+"""Reading runs and journals; leases of drivers and claims of dispatchers. Plain functions over a connection."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, exists, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.core.journal import Event, Kind
+from app.errors import NotFound
+from app.store.protocol import Due, Held, Journal, Ledger, RunQuery, RunRow
+from app.store.tables import EVENTS, PULSE, RUNS, TAGS, TICKETS
+
+_KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+
+
+def run(conn: Connection, name: str) -> RunRow:
+    """One run, or `NotFound`."""
+    row = conn.execute(select(RUNS).where(RUNS.c.id == name)).one_or_none()
+    if row is None:
+        raise NotFound
+    return _run_row(row)
+
+
+def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
+    """One page of a list, newest first."""
+    newest_first = select(RUNS).where(*_filters(query)).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc())
+    return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
+
+
+def journal(conn: Connection, name: str, after: int) -> Journal:
+    """A run's salt and its events after a seq, or `NotFound`."""
+    found = conn.execute(select(RUNS.c.salt).where(RUNS.c.id == name)).one_or_none()
+    if found is None:
+        raise NotFound
+    columns = (EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    query = select(*columns).where(EVENTS.c.run == name, EVENTS.c.seq > after).order_by(EVENTS.c.seq)
+    rows = conn.execute(query).all()
+    events = tuple([Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in rows])
+    return Journal(found.salt or b"", events)
+
+
+def renew(conn: Connection, driver: str, epochs: Mapping[str, int], until: float) -> frozenset[str]:
+    """Prolong those leases that are still the driver's own."""
+    query = select(RUNS.c.id, RUNS.c.epoch).where(
+        RUNS.c.id.in_(list(epochs)), RUNS.c.driver == driver, RUNS.c.ended_at.is_(None)
+    )
+    rows = conn.execute(query.order_by(RUNS.c.id).with_for_update()).all()
+    ours = [name for name, epoch in rows if epochs[name] == epoch]
+    if ours:
+        conn.execute(update(RUNS).where(RUNS.c.id.in_(ours)).values(lease_until=until))
+    return frozenset(ours)
+
+
+def lapsed(now: float, limit: int) -> Select[tuple[str]]:
+    """Open runs whose driver has let its lease lapse, the longest lapsed first."""
+    return (
+        select(RUNS.c.id)
+        .where(RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now)
+        .order_by(RUNS.c.lease_until)
+        .limit(limit)
+    )
+
+
+def adopt(conn: Connection, driver: str, now: float, until: float, limit: int) -> tuple[RunRow, ...]:
+    """Take over lapsed runs and have their tickets report to the new driver; what others are just taking is left."""
+    names = conn.execute(lapsed(now, limit).with_for_update(skip_locked=True)).scalars().all()
+    if not names:
+        return ()
+    conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver))
+    theirs = RUNS.c.id.in_(names)
+    conn.execute(update(RUNS).where(theirs).values(epoch=RUNS.c.epoch + 1, driver=driver, lease_until=until))
+    return tuple([_run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
+
+
+def keep(conn: Connection, held: Sequence[Held], until: float) -> frozenset[Held]:
+    """Prolong those claims that are still what the ticket's row says."""
+    places = [(claim.run, claim.step) for claim in held]
+    columns = (TICKETS.c.run, TICKETS.c.step, TICKETS.c.claim)
+    query = select(*columns).where(tuple_(TICKETS.c.run, TICKETS.c.step).in_(places), TICKETS.c.holder.is_not(None))
+    rows = conn.execute(query.order_by(TICKETS.c.run, TICKETS.c.step).with_for_update()).all()
+    ours = frozenset(held) & {Held(*row) for row in rows}
+    if ours:
+        kept = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(claim.run, claim.step) for claim in ours])
+        conn.execute(update(TICKETS).where(kept).values(until=until))
+    return ours
+
+
+def due(conn: Connection, name: str, step: int) -> Due | None:
+    """One ticket as it is now."""
+    row = conn.execute(_tickets().where(TICKETS.c.run == name, TICKETS.c.step == step)).one_or_none()
+    return Due(*row) if row else None
+
+
+def overdue(now: float, grace: float, limit: int) -> Select[Any]:
+    """Tickets that nobody holds and whose last ring went unanswered for `grace` seconds, the oldest first."""
+    unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
+    return _tickets().where(*unanswered).order_by(TICKETS.c.until).limit(limit)
+
+
+def ring(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
+    """Overdue tickets, marked as rung now, so that no other sweep, here or elsewhere, rings them again at once."""
+    found = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
+    tickets = tuple([Due(*row) for row in found])
+    if tickets:
+        rung = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
+        conn.execute(update(TICKETS).where(rung).values(rung_at=now))
+    return tickets
+
+
+def beat(conn: Connection) -> None:
+    """Write one row, as proof that writing works."""
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    first = insert(PULSE).values(id=1, beats=1)
+    conn.execute(first.on_conflict_do_update(index_elements=[PULSE.c.id], set_={"beats": PULSE.c.beats + 1}))
+
+
+def _tickets() -> Select[Any]:
+    ticket = TICKETS.c
+    columns = (ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.version, ticket.claim, ticket.until)
+    return select(*columns, RUNS.c.seq).join(RUNS, RUNS.c.id == ticket.run)
+
+
+def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
+    column = RUNS.c
+    equal = (
+        (column.tenant, query.tenant),
+        (column.tier, query.tier),
+        (column.key, query.key),
+        (column.degraded, query.degraded),
+    )
+    found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
+    if query.state is not None:  # as a literal, because a planner uses a partial index only for a value it can see
+        found.append(column.state == bindparam("state", query.state, literal_execute=True))
+    if query.since is not None:
+        found.append(column.created_at >= query.since)
+    if query.until is not None:
+        found.append(column.created_at < query.until)
+    if query.min_usd is not None:
+        found.append(column.spent_usd >= query.min_usd)
+    if query.before is not None:
+        found.append(tuple_(column.created_at, column.id) < tuple_(*query.before))
+    for name, value in query.tags:
+        found.append(exists().where(TAGS.c.name == name, TAGS.c.value == value, TAGS.c.run == column.id))
+    return found
+
+
+def _run_row(row: Row[Any]) -> RunRow:
+    return RunRow(
+        id=row.id,
+        tenant=row.tenant,
+        key=row.key,
+        tier=row.tier,
+        model=row.model,
+        state=row.state,
+        created_at=row.created_at,
+        deadline=row.deadline,
+        epoch=row.epoch,
+        driver=row.driver,
+        lease_until=row.lease_until,
+        seq=row.seq,
+        cap=Ledger(row.cap_usd, row.cap_tokens),
+        held=Ledger(row.held_usd, row.held_tokens),
+        spent=Ledger(row.spent_usd, row.spent_tokens),
+        topology=row.topology,
+        degraded=row.degraded,
+        steps=row.steps,
+        ended_at=row.ended_at,
+        error=row.error,
+    )

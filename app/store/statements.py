@@ -1,0 +1,100 @@
+"""The statements of the append path, compiled once per dialect and run with plain tuples.
+
+Executing a Core statement looks up its compiled form and builds a dictionary per row each time; that alone would cost
+more than the rest of an append. Everything off this path uses Core as usual.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Executable,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.store.tables import CONTENTS, EVENTS, RUNS, TAGS, TICKETS
+
+BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
+"""Columns of a run that an entry never changes, in table order."""
+LIVE = tuple(column.name for column in RUNS.columns)[len(BORN) :]
+"""Columns of a run that an entry may change, in table order."""
+TICKET = tuple(column.name for column in TICKETS.columns)
+
+
+class Prepared:
+    """One statement as text; a row's values stand in the order of `names`."""
+
+    def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
+        compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
+        if list(compiled.positiontup) != list(names):
+            raise AssertionError(f"{compiled.positiontup} is not {names}")
+        self._text = str(compiled)
+
+    def each(self, conn: Connection, rows: list[tuple[Any, ...]]) -> None:
+        """Execute once per row; nothing at all without rows."""
+        if rows:
+            conn.exec_driver_sql(self._text, rows)
+
+    def fetch(self, conn: Connection, value: object) -> Sequence[tuple[Any, ...]]:
+        """The rows for one value."""
+        return conn.exec_driver_sql(self._text, (value,)).all()
+
+
+class Statements:
+    """Everything that `commit` needs, for one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.arrays = dialect.name == "postgresql"
+        run_columns = [RUNS.c[name] for name in ("id", "epoch", "cap_usd", "cap_tokens", *LIVE)]
+        self.runs = Prepared(
+            select(*run_columns).where(self._among(RUNS.c.id)).order_by(RUNS.c.id).with_for_update(), dialect, ["ids"]
+        )
+        self.tickets = Prepared(
+            select(TICKETS).where(self._among(TICKETS.c.run)).order_by(TICKETS.c.run, TICKETS.c.step).with_for_update(),
+            dialect,
+            ["ids"],
+        )
+        self.new_run = Prepared(insert(RUNS), dialect, [*BORN, *LIVE])
+        self.change_run = Prepared(
+            update(RUNS)
+            .where(RUNS.c.id == bindparam("its_id"), RUNS.c.epoch == bindparam("its_epoch"))
+            .values({name: bindparam(name) for name in LIVE}),
+            dialect,
+            [*LIVE, "its_id", "its_epoch"],
+        )
+        self.new_event = Prepared(insert(EVENTS), dialect, ["run", "seq", "kind", "at", "body"])
+        self.new_content = Prepared(self._insert_once(CONTENTS), dialect, ["run", "ref", "body"])
+        self.new_tag = Prepared(self._insert_once(TAGS), dialect, ["name", "value", "run"])
+        this_ticket = (TICKETS.c.run == bindparam("its_run"), TICKETS.c.step == bindparam("its_step"))
+        self.new_ticket = Prepared(insert(TICKETS), dialect, TICKET)
+        self.change_ticket = Prepared(
+            update(TICKETS).where(*this_ticket).values({name: bindparam(name) for name in TICKET[2:]}),
+            dialect,
+            [*TICKET[2:], "its_run", "its_step"],
+        )
+        self.end_ticket = Prepared(delete(TICKETS).where(*this_ticket), dialect, ["its_run", "its_step"])
+
+    def _among(self, column: Column[Any]) -> ColumnElement[bool]:
+        """Membership in a list that travels as one parameter, so that the statement's text never changes."""
+        if self.arrays:
+            return column == func.any(bindparam("ids", type_=ARRAY(Text)))
+        values = func.json_each(bindparam("ids", type_=Text)).table_valued("value")
+        return column.in_(select(values.c.value))
+
+    def _insert_once(self, table: Table) -> Executable:
+        if self.arrays:
+            return postgresql.insert(table).on_conflict_do_nothing()
+        return sqlite.insert(table).on_conflict_do_nothing()

@@ -1,0 +1,137 @@
+"""The schema, once for both dialects. Alembic's versions are checked against it by a test.
+
+Money, tokens and counters are BIGINT; times are seconds since 1970 in double precision; event bodies are JSON as the
+exact bytes that were written (never jsonb, which changes what it is given, so that nothing could be proved about it).
+There are no foreign keys: a run's rows are only ever written under the lock of its row in `runs`.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
+
+from app.core.journal import ENDED, TERMINAL
+
+METADATA = MetaData()
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("tier", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("code", Text, nullable=False),
+    Column("salt", LargeBinary),  # NULL once the content is erased
+    Column("created_at", Double, nullable=False),
+    Column("deadline", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("driver", Text, nullable=False),
+    Column("lease_until", Double, nullable=False),
+    Column("cap_usd", BigInteger, nullable=False),
+    Column("cap_tokens", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("claims", BigInteger, nullable=False),  # last claim number given out; never used twice within a run
+    Column("held_usd", BigInteger, nullable=False),
+    Column("held_tokens", BigInteger, nullable=False),
+    Column("spent_usd", BigInteger, nullable=False),
+    Column("spent_tokens", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("topology", Text),
+    Column("degraded", Boolean, nullable=False),
+    Column("steps", BigInteger, nullable=False),
+    Column("ended_at", Double),  # set by the store with the terminal event: NULL means "not ended"
+    Column("error", Text),
+    sqlite_with_rowid=False,
+)
+UNHAPPY = tuple(sorted(ENDED - {"succeeded"}))
+"""End states rare enough for an index of their own; the others are found along the time index after a few rows."""
+
+_OPEN = text("ended_at IS NULL")
+_UNHAPPY = text(f"state IN ({', '.join(repr(state) for state in UNHAPPY)})")
+Index("runs_by_time", RUNS.c.created_at, RUNS.c.id)
+Index("runs_by_tenant", RUNS.c.tenant, RUNS.c.created_at, RUNS.c.id)
+Index("runs_by_lease", RUNS.c.lease_until, postgresql_where=_OPEN, sqlite_where=_OPEN)
+Index("runs_unhappy", RUNS.c.state, RUNS.c.created_at, RUNS.c.id, postgresql_where=_UNHAPPY, sqlite_where=_UNHAPPY)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+_TERMINAL = text(f"kind IN ({', '.join(repr(kind.value) for kind in TERMINAL)})")
+# The second fence behind the check in commit.py: two ends of one run cannot both be stored (I-13).
+Index("events_one_end", EVENTS.c.run, unique=True, postgresql_where=_TERMINAL, sqlite_where=_TERMINAL)
+
+CONTENTS = Table(
+    "contents",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("ref", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+TICKETS = Table(
+    "tickets",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("tier", Text, nullable=False),
+    Column("driver", Text, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("claim", BigInteger, nullable=False),
+    Column("holder", Text),  # NULL when nobody holds it
+    Column("until", Double, nullable=False),  # end of the claim if it is held, else when it becomes due
+    Column("rung_at", Double, nullable=False),  # last ring that nobody answered yet; 0 after a take or a release
+    sqlite_with_rowid=False,
+)
+Index("tickets_by_until", TICKETS.c.until)
+
+TAGS = Table(
+    "tags",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
+KEYS = Table(
+    "keys",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    Column("scopes", Text, nullable=False),  # JSON arrays, sorted
+    Column("tiers", Text, nullable=False),
+    Column("labels", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("max_usd", BigInteger),
+    Column("rpm", BigInteger),
+    Column("concurrency", BigInteger),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+# One row that the readiness probe writes to: proof that a write transaction goes through, schema included.
+PULSE = Table(
+    "pulse",
+    METADATA,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("beats", BigInteger, nullable=False),
+)

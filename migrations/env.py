@@ -1,0 +1,60 @@
+"""Alembic's environment: one transaction for all versions, one process at a time."""
+
+import asyncio
+
+from alembic import context
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.store.engines import parse_url, sqlite_engine
+from app.store.tables import METADATA
+
+MIGRATION_LOCK = 0x6261746F6E  # "baton"; any number that no other program on the database uses
+
+
+def database() -> URL:
+    """From `app.store.migrate`, or from `-x url=...` on the command line."""
+    given = context.config.attributes.get("url")
+    return given if given is not None else parse_url(context.get_x_argument(as_dictionary=True)["url"])
+
+
+def upgrade(connection: Connection) -> None:
+    """Run the versions on an open connection."""
+    context.configure(connection, target_metadata=METADATA, transactional_ddl=True, compare_server_default=True)
+    with context.begin_transaction():
+        if connection.dialect.name == "postgresql":  # SQLite's transaction has the write lock already
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": MIGRATION_LOCK})
+        context.run_migrations()
+
+
+async def upgrade_postgres(url: URL) -> None:
+    """The same through asyncpg, the one Postgres driver that is installed."""
+    engine = create_async_engine(url, poolclass=NullPool, connect_args={"timeout": 10})
+    async with engine.connect() as connection:
+        await connection.run_sync(upgrade)
+        await connection.commit()
+    await engine.dispose()
+
+
+def print_sql(url: URL) -> None:
+    """For `alembic upgrade --sql`."""
+    context.configure(url=url, target_metadata=METADATA, literal_binds=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def main() -> None:
+    url = database()
+    if context.is_offline_mode():
+        print_sql(url)
+    elif url.get_backend_name() == "sqlite":
+        engine = sqlite_engine(url)
+        with engine.connect() as connection:
+            upgrade(connection)
+        engine.dispose()
+    else:
+        asyncio.run(upgrade_postgres(url))
+
+
+main()
