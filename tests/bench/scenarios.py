@@ -7,18 +7,24 @@ round, and the median of the rounds counts, because wall figures on a shared mac
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .held import held
 from .load import Load, Report, run
-from .processes import cpu_seconds
+from .processes import ROOT, cpu_seconds
 from .subject import Target, one_step, one_two_one
 
 LEVELS = 3
 """Steps on the critical path of 1-2-1."""
+
+
+SETTLE = 3.0
 
 
 class Failed(RuntimeError):
@@ -111,12 +117,28 @@ def idle_memory(target: Target) -> float:
 
 
 def memory_per_idle_stream(target: Target, effort: Effort) -> float:
-    """Resident KiB of the gateway per open stream whose worker has said nothing yet."""
+    """Resident KiB of the gateway per open stream whose worker has said nothing yet: the slope of the second half."""
     load = Load(url=target.address("idle"), body=one_step("idle", True), headers=target.headers)
+    gateway = target.processes[0]
     with held(load, effort.idle_streams):
-        time.sleep(2.0)
-    time.sleep(1.0)
-    before = target.processes[0].rss_bytes()
-    with held(load, 2 * effort.idle_streams):
-        time.sleep(3.0)
-        return (target.processes[0].rss_bytes() - before) / 1024 / effort.idle_streams
+        time.sleep(SETTLE)
+        before = gateway.rss_bytes()
+        with held(load, effort.idle_streams):
+            time.sleep(SETTLE)
+            return (gateway.rss_bytes() - before) / 1024 / effort.idle_streams
+
+
+def cpu_ratio(target: Target, reference: Target, effort: Effort) -> float:
+    """CPU per one-step request as a multiple of the reference's, the two interleaved."""
+    short = Effort(effort.seconds / 2, 1)
+    ratios = [one_step_cpu(target, short) / one_step_cpu(reference, short) for _ in range(effort.rounds)]
+    return statistics.median(ratios)
+
+
+def queue_hop(redis_url: str, rank: str = "p50") -> float:
+    """Milliseconds from ringing a ticket to hearing its answer, over Redis, between two processes."""
+    command = [sys.executable, "-m", "tests.bench.hop", "--redis", redis_url]
+    answer = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    if answer.returncode:
+        raise Failed(answer.stderr.strip().rpartition("\n")[2])
+    return float(json.loads(answer.stdout)[rank])

@@ -9,10 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure beside its budget. `measured` None: not measured, and `note` says why."""
+    """One figure beside its budget (None: for information). `measured` None: not measured, and `note` says why."""
 
     what: str
-    budget: float
+    budget: float | None
     unit: str
     measured: float | None
     note: str = ""
@@ -20,8 +20,8 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """met, MISSED, or `-` where there is no figure."""
-        if self.measured is None:
+        """met, MISSED, or `-` where there is no figure or no budget."""
+        if self.measured is None or self.budget is None:
             return "-"
         met = self.measured <= self.budget if self.better == "lower" else self.measured >= self.budget
         return "met" if met else "MISSED"
@@ -29,8 +29,9 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """As text."""
         sign = "<=" if self.better == "lower" else ">="
-        measured = "-" if self.measured is None else f"{self.measured:,.2f}"
-        return (self.what, f"{sign} {self.budget:,g} {self.unit}", measured, self.verdict, self.note)
+        budget = "-" if self.budget is None else f"{sign} {self.budget:,g} {self.unit}"
+        measured = "-" if self.measured is None else f"{self.measured:,.2f} {self.unit}"
+        return (self.what, budget, measured, self.verdict, self.note)
 
 
 def rendered(rows: Sequence[Row]) -> str:

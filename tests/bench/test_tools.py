@@ -105,6 +105,7 @@ def test_percentiles() -> None:
 def test_table() -> None:
     rows = [Row("a", 1, "ms", 0.5), Row("b", 10, "/s", 5.0, better="higher"), Row("c", 1, "ms", None, "pending")]
     assert [row.verdict for row in rows] == ["met", "MISSED", "-"]
+    assert Row("d", None, "ms", 5.0).verdict == "-"
     assert len({len(line) for line in rendered(rows).splitlines()}) == 1
 
 
