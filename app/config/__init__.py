@@ -1,0 +1,118 @@
+"""Configuration: read once, at the door, from the environment and one pool file, and turned into core types.
+
+    configure(environ) -> Loaded ............ everything at once; what `baton` calls at its start
+    reload(previous, environ) ............... the same again; with faults, the previous one stays in force
+    describe(settings), pepper(settings) .... for `baton config`, and for the keys
+
+Everything wrong is told at once, as `ConfigInvalid(faults)`, each fault with its place and its remedy. Secrets are
+`SecretStr`, in `Loaded.secrets` by provider name, and in no core type.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from app.config.discovery import conductor_entries, discover
+from app.config.known import shipped
+from app.config.poolfile import Faults, Pool, build, merged, parse
+from app.config.settings import Row, Settings, describe, pepper, read
+from app.core.pool import Catalog
+from app.errors import ConfigInvalid
+
+__all__ = ["Loaded", "Row", "Settings", "configure", "describe", "load", "pepper", "read", "reload"]
+
+MAX_POOL_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration in force. `origin` says in words where the pool came from; `notes` are worth a log line each."""
+
+    settings: Settings
+    catalog: Catalog
+    secrets: Mapping[str, SecretStr]
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def configure(environ: Mapping[str, str]) -> Loaded:
+    """Settings and pool; raises ConfigInvalid with the faults of both."""
+    try:
+        settings = read(environ)
+    except ConfigInvalid as error:
+        raise ConfigInvalid([*error.faults, *_pool_faults(environ)]) from None
+    return load(settings, environ)
+
+
+def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
+    """The pool that these settings name: a file, else what the environment offers, else the rehearsal pool."""
+    extra = conductor_entries(settings)
+    if settings.pool is not None:
+        pool = parse(_text(settings.pool), str(settings.pool), environ, extra)
+        return Loaded(settings, pool.catalog, pool.secrets, f"pool file {settings.pool}")
+    faults: list[str] = []
+    found = discover(settings, environ, faults)
+    if faults:
+        raise ConfigInvalid(faults)
+    if found is None:
+        return _rehearsal(settings, environ)
+    pool = _built(merged(found.document, extra), environ)
+    return Loaded(settings, pool.catalog, pool.secrets, f"environment: {', '.join(found.providers)}", found.notes)
+
+
+def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:
+    """The pool read again under the settings in force; with faults the previous one, and the faults."""
+    try:
+        return load(previous.settings, environ), ()
+    except ConfigInvalid as error:
+        return previous, error.faults
+
+
+def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
+    """The shipped pool of simulated workers, conducted by `BATON_CONDUCTOR_URL` where that is set."""
+    document = tomllib.loads(shipped("rehearsal.toml"), parse_float=Decimal)
+    document["providers"]["rehearsal"]["options"] = {"delay": settings.rehearsal_delay}
+    if settings.conductor_url is not None:
+        document["tiers"]["baton-ultra"]["conductor"]["worker"] = "conductor"
+    pool = _built(merged(document, conductor_entries(settings)), environ)
+    return Loaded(settings, pool.catalog, pool.secrets, "rehearsal")
+
+
+def _built(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:
+    """The pool of a document that no file holds; its digest is that of its canonical JSON."""
+    canonical = json.dumps(document, sort_keys=True, default=str)
+    return build(document, hashlib.sha256(canonical.encode("utf-8")).hexdigest(), Faults("environment", {}), environ)
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        words = error.strerror or type(error).__name__
+        raise ConfigInvalid(
+            [f"{path}:1: cannot be read: {words}; correct BATON_POOL or the file's permissions"]
+        ) from None
+    if len(raw) > MAX_POOL_BYTES:
+        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; is BATON_POOL the right file?"])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigInvalid([f"{path}:{line}: is not UTF-8; save the file as UTF-8"]) from None
+
+
+def _pool_faults(environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the pool, for an environment whose settings are wrong already."""
+    path = environ.get("BATON_POOL", "").strip()
+    try:
+        load(Settings(pool=Path(path) if path else None, database_url="sqlite://"), environ)
+    except ConfigInvalid as error:
+        return list(error.faults)
+    return []

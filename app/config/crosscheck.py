@@ -1,0 +1,130 @@
+"""What the entries of a pool file say about each other: names that must exist, and names that must not.
+
+Pure: a draft in, faults out. A broken entry stands in the draft without its broken fields, or as None; its name still
+counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from app.config.entries import ALL, ProviderEntry, TierEntry, WorkerEntry
+from app.config.settings import meant
+
+Fault = tuple[tuple[str, ...], str]
+
+DEFAULT_ALIASES = {
+    "fugu": "baton-mini",
+    "fugu-mini": "baton-mini",
+    "fugu-ultra": "baton-ultra",
+    "mini": "baton-mini",
+    "ultra": "baton-ultra",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A pool file whose entries were checked one by one. `aliases` is None where the file has no such section."""
+
+    providers: Mapping[str, ProviderEntry | None]
+    workers: Mapping[str, WorkerEntry | None]
+    tiers: Mapping[str, TierEntry | None]
+    aliases: Mapping[str, str] | None
+
+    def provider_of(self, worker: str) -> str:
+        """The provider of a worker that is known to be whole."""
+        entry = self.workers[worker]
+        assert entry is not None
+        return entry.provider
+
+
+def check(draft: Draft) -> Iterator[Fault]:
+    """Every fault between entries."""
+    yield from _workers(draft)
+    for name, tier in draft.tiers.items():
+        if tier is not None:
+            yield from _tier(name, tier, draft)
+    yield from _aliases(draft)
+
+
+def members(tier: TierEntry, draft: Draft) -> list[str]:
+    """The tier's workers; `all` means every worker but those with `pooled = false`."""
+    if tier.pool != [ALL]:
+        return tier.pool
+    return [name for name, worker in draft.workers.items() if worker is None or worker.pooled]
+
+
+def aliases_in_force(draft: Draft) -> dict[str, str]:
+    """The file's aliases; without any, the default ones whose tier exists and whose name is free."""
+    if draft.aliases is not None:
+        return dict(draft.aliases)
+    return {name: tier for name, tier in DEFAULT_ALIASES.items() if tier in draft.tiers and name not in draft.tiers}
+
+
+def _workers(draft: Draft) -> Iterator[Fault]:
+    whole = {name: worker for name, worker in draft.workers.items() if worker is not None}
+    places = Counter((worker.provider, worker.model) for worker in whole.values())
+    for name, worker in whole.items():
+        if worker.provider not in draft.providers:
+            yield ("workers", name, "provider"), _unknown("provider", worker.provider, draft.providers)
+        if places[worker.provider, worker.model] > 1:
+            yield ("workers", name, "model"), "is used by another worker of the same provider too; keep one of them"
+
+
+def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
+    pool = members(tier, draft)
+    if not pool:
+        yield ("tiers", name, "pool"), "has no worker; name some, or add a worker without pooled = false"
+    for worker in pool:
+        if worker not in draft.workers:
+            yield ("tiers", name, "pool"), _unknown("worker", worker, draft.workers)
+    if tier.fallback is not None and tier.fallback not in pool:
+        yield ("tiers", name, "fallback"), _outside("fallback", tier.fallback, pool)
+    for worker in tier.conductor.workers:
+        if worker not in pool:
+            yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
+    conductor = tier.conductor.worker
+    if conductor is not None and conductor not in draft.workers:
+        yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
+
+
+def _aliases(draft: Draft) -> Iterator[Fault]:
+    aliases = draft.aliases or {}
+    for name, target in aliases.items():
+        path = ("aliases", name)
+        if name in draft.tiers:
+            yield path, "hides the tier of the same name; remove the alias"
+        if target in draft.tiers:
+            continue
+        if target in aliases:
+            yield (
+                path,
+                "leads to itself; point it at a tier"
+                if _loops(name, aliases)
+                else (f"points at the alias {target}; point it at {_end(target, aliases)}, aliases do not chain"),
+            )
+        else:
+            yield path, _unknown("tier", target, draft.tiers)
+
+
+def _loops(name: str, aliases: Mapping[str, str]) -> bool:
+    seen = {name}
+    while (name := aliases.get(name, "")) and name not in seen:
+        seen.add(name)
+    return bool(name)
+
+
+def _end(name: str, aliases: Mapping[str, str]) -> str:
+    while name in aliases:
+        name = aliases[name]
+    return name
+
+
+def _unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    known = list(choices)
+    remedy = meant(name, known) or (f"use one of {', '.join(known[:12])}" if known else f"add [{kind}s.{name}]")
+    return f"there is no {kind} {name}; {remedy}"
+
+
+def _outside(role: str, name: str, pool: list[str]) -> str:
+    return f"the {role} {name} is not in the tier's pool; add it to the pool, or use one of {', '.join(pool[:12])}"

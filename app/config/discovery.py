@@ -1,0 +1,227 @@
+"""A pool without a pool file: from the provider keys and server URLs that stand in the environment.
+
+What is found is written as a document of the pool file's form and checked like one. Nothing found means the rehearsal
+pool, so that Baton answers on a machine without any key.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.config.known import Known, providers
+from app.config.poolfile import base_url_variable
+from app.config.settings import Settings, url_problem
+
+MINI_POOL, ULTRA_POOL = 4, 6
+"""Pools stay small: a prompted conductor over a large mixed pool does worse than over a small strong one."""
+SMALL = 3
+"""The rank of models that stay out of the strong pool while there are others."""
+OWN_KEY = "bt_"
+
+MINI_LIMITS: Mapping[str, Any] = {"steps": 1, "attempts": 3, "tokens": 200_000, "usd": "0.50", "seconds": 180}
+MINI_EFFORTS: Mapping[str, Any] = {
+    "minimal": {"output_tokens": 2_048, "usd": "0.10", "seconds": 60},
+    "low": {"output_tokens": 4_096, "usd": "0.25", "seconds": 120},
+    "medium": {"output_tokens": 8_192},
+    "high": {"output_tokens": 16_384, "usd": "1", "seconds": 300},
+    "max": {"output_tokens": 32_768, "usd": "2", "seconds": 600},
+}
+ULTRA_LIMITS: Mapping[str, Any] = {
+    "steps": 5,
+    "fan_out": 4,
+    "attempts": 4,
+    "tokens": 400_000,
+    "usd": "2",
+    "seconds": 300,
+}
+ULTRA_EFFORTS: Mapping[str, Any] = {
+    "minimal": {"steps": 1, "output_tokens": 4_096, "usd": "0.50", "seconds": 120},
+    "low": {"steps": 3, "output_tokens": 8_192, "usd": "1", "seconds": 180},
+    "medium": {"output_tokens": 8_192},
+    "high": {"output_tokens": 16_384, "tokens": 800_000, "usd": "5", "seconds": 600},
+    "max": {"output_tokens": 32_768, "tokens": 1_600_000, "usd": "10", "seconds": 1_200},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pool document, what it was made of, and what an operator should know about it."""
+
+    document: Mapping[str, Any]
+    providers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that the environment offers, with what decides its place in the tiers."""
+
+    name: str
+    entry: Mapping[str, Any]
+    rank: int
+    conducts: bool
+
+    @property
+    def cost(self) -> Decimal:
+        """USD for three million input and one million output tokens: a usual mix."""
+        price = self.entry["price"]
+        return Decimal(3 * price["input"] + price["output"])
+
+
+def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) -> Found | None:
+    """What the environment offers, or None if it offers nothing. Adds to `faults` what is wrong with it."""
+    present: dict[str, Any] = {}
+    candidates: list[Candidate] = []
+    notes: list[str] = []
+    for known in providers().values():
+        key = _key(known, environ, notes)
+        if not (_served(known, environ, faults) if known.server else key):
+            continue
+        _check_url(known, settings, environ, faults)
+        present[known.name] = _provider(known, key)
+        candidates += _models(known, environ, notes)
+    if not candidates:
+        return None
+    document = {
+        "providers": present,
+        "workers": {one.name: one.entry for one in candidates},
+        "tiers": _tiers(candidates, settings),
+    }
+    return Found(document, tuple(present), tuple(notes))
+
+
+def conductor_entries(settings: Settings) -> dict[str, Any]:
+    """The provider and worker `conductor` of `BATON_CONDUCTOR_URL`, or nothing."""
+    if settings.conductor_url is None:
+        return {}
+    provider: dict[str, Any] = {
+        "format": "openai",
+        "base_url": settings.conductor_url,
+        "options": {"positional": "true", "logprobs": "true"},
+    }
+    if settings.conductor_key is not None:
+        provider["key"] = "BATON_CONDUCTOR_KEY"
+    worker = {"provider": "conductor", "model": settings.conductor_model, "strengths": ["planning"], "pooled": False}
+    return {"providers": {"conductor": provider}, "workers": {"conductor": worker}}
+
+
+def _key(known: Known, environ: Mapping[str, str], notes: list[str]) -> str | None:
+    """The variable that holds this provider's key, if one does. A key of Baton's own is for its clients, not for it."""
+    for variable in known.keys:
+        value = environ.get(variable, "").strip()
+        if value.startswith(OWN_KEY):
+            notes.append(f"{variable} holds a key for Baton itself and was not taken for {known.name}'s")
+        elif value:
+            return variable
+    return None
+
+
+def _served(known: Known, environ: Mapping[str, str], faults: list[str]) -> bool:
+    """Whether the URL of a server is given; its models must be too, and the URL must be one."""
+    variable = base_url_variable(known.name)
+    url = environ.get(variable, "").strip()
+    if url and not environ.get(_models_variable(known), "").strip(", \t"):
+        faults.append(
+            f"{_models_variable(known)}: is not set; list the models that {variable} serves, separated by commas"
+        )
+    return bool(url)
+
+
+def _check_url(known: Known, settings: Settings, environ: Mapping[str, str], faults: list[str]) -> None:
+    variable = base_url_variable(known.name)
+    url = environ.get(variable, "").strip()
+    if url and (problem := url_problem(url)):
+        faults.append(f"{variable}: {problem}")
+    elif url and _is_ours(url, settings):
+        faults.append(f"{variable}: is Baton's own address; unset it where Baton runs, it is for clients")
+
+
+def _models(known: Known, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
+    """The provider's models: the listed ones, or all that are known."""
+    listed = [name.strip() for name in environ.get(_models_variable(known), "").split(",") if name.strip()]
+    by_name = {entry["model"]: entry for entry in known.models}
+    names = list(dict.fromkeys(listed)) or ([] if known.server else list(by_name))
+    for name in names:
+        entry = by_name.get(name) or _stranger(known)
+        if name not in by_name and not known.server:
+            notes.append(f"the price of {known.name}/{name} is not known; it is counted as {known.name}'s dearest")
+        yield _candidate(known, name, entry)
+
+
+def _stranger(known: Known) -> Mapping[str, Any]:
+    """A card for a model that is not known: the provider's dearest price, so that no budget is overrun unseen."""
+    dearest = max((entry["price"] for entry in known.models), key=lambda price: 3 * price["input"] + price["output"])
+    smallest = min(entry["context"] for entry in known.models)
+    output = min(entry["max_output"] for entry in known.models)
+    return {"rank": 2, "price": dearest, "context": smallest, "max_output": output, "strengths": ["general"]}
+
+
+def _candidate(known: Known, model: str, entry: Mapping[str, Any]) -> Candidate:
+    fields = {key: value for key, value in entry.items() if key != "rank"}
+    return Candidate(
+        name=f"{known.name}/{model}",
+        entry={**fields, "provider": known.name, "model": model},
+        rank=entry["rank"],
+        conducts=known.format == "openai" and known.structured,
+    )
+
+
+def _provider(known: Known, key: str | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "format": known.format,
+        "base_url": known.base_url,
+        "structured": known.structured,
+        "options": dict(known.options),
+    }
+    return entry | ({"key": key} if key else {})
+
+
+def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
+    """`baton-mini` over the cheapest general workers, `baton-ultra` over the strongest."""
+    general = [one for one in candidates if "general" in one.entry["strengths"]] or list(candidates)
+    cheap = sorted(general, key=lambda one: (one.cost, one.rank, one.name))[:MINI_POOL]
+    strong = sorted(candidates, key=lambda one: (one.rank, one.cost, one.name))
+    if sum(one.rank < SMALL for one in strong) > 1:
+        strong = [one for one in strong if one.rank < SMALL]
+    return {
+        "baton-mini": {
+            "description": "One worker, one call: fast and cheap.",
+            "pool": [one.name for one in cheap],
+            "conductor": {"kind": "fixed", "shape": "single", "workers": [cheap[0].name]},
+            "fallback": cheap[min(1, len(cheap) - 1)].name,
+            "limits": MINI_LIMITS,
+            "efforts": MINI_EFFORTS,
+        },
+        "baton-ultra": {
+            "description": "A conductor plans up to five steps over the strongest workers.",
+            "pool": [one.name for one in strong[:ULTRA_POOL]],
+            "conductor": _conductor(strong, settings),
+            "fallback": strong[0].name,
+            "limits": ULTRA_LIMITS,
+            "efforts": ULTRA_EFFORTS,
+        },
+    }
+
+
+def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
+    """The configured conductor, else the strongest worker that can be held to a schema, else a fixed chain."""
+    if settings.conductor_url is not None:
+        return {"kind": "model", "worker": "conductor"}
+    able = next((one for one in strong if one.conducts), None)
+    if able is not None:
+        return {"kind": "model", "worker": able.name}
+    return {"kind": "fixed", "shape": "chain", "workers": [one.name for one in strong[:3]]}
+
+
+def _models_variable(known: Known) -> str:
+    return base_url_variable(known.name).removesuffix("_BASE_URL") + "_MODELS"
+
+
+def _is_ours(url: str, settings: Settings) -> bool:
+    """Whether a base URL leads back to this process, which would call itself without end."""
+    if url_problem(url):
+        return False
+    parts = urlsplit(url)
+    return parts.port == settings.port and parts.hostname in {settings.host, "127.0.0.1", "localhost", "::1"}

@@ -1,0 +1,215 @@
+"""The pool file's tables as pydantic models: each checks itself alone and becomes its core type.
+
+Numbers come from `tomllib` with `parse_float=Decimal`, so that no price ever passes through a binary fraction.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from app.config.settings import url_problem
+from app.core.pool import MILLION, Card, ConductorSpec, Limits, Price, ProviderSpec, WireFormat, Worker
+
+ALL = "*"
+"""What `pool = "all"` becomes; no worker can be called that."""
+EFFORTS: tuple["Effort", ...] = ("minimal", "low", "medium", "high", "xhigh", "max")
+DEAREST = Decimal(10_000)
+"""USD per million tokens; more is taken for a slip of the decimal point."""
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+Modality = Literal["text", "image", "audio", "video"]
+
+
+def _dollars(value: object) -> int:
+    """USD as a number or a decimal string, to micro-dollars, exactly or not at all."""
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        raise ValueError('must be an amount in USD; write it as 0.15 or "0.15"')
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        raise ValueError('is not an amount in USD; write it as 0.15 or "0.15"') from None
+    if not amount.is_finite():
+        raise ValueError("is not a finite amount; give USD as a plain number")
+    if amount < 0:
+        raise ValueError("is negative; give USD, or 0 for what costs nothing")
+    if amount > DEAREST:
+        raise ValueError("is above $10,000; check the decimal point, prices are per million tokens")
+    micro = amount * MILLION
+    if micro != micro.to_integral_value():
+        raise ValueError("is finer than a micro-dollar; round it up to six decimals")
+    return int(micro)
+
+
+def _number(value: object) -> object:
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _option(value: object) -> object:
+    """Options are strings to the adapters; a TOML boolean or number may be written plainly."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float | Decimal) else value
+
+
+def _base_url(value: str) -> str:
+    problem = url_problem(value) if value else None
+    if problem:
+        raise ValueError(problem)
+    return value.rstrip("/")
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("is not the name of an environment variable; never write a key itself into this file")
+    return value
+
+
+def _pool(value: object) -> object:
+    return [ALL] if value == "all" else value
+
+
+def _distinct(value: list[str]) -> list[str]:
+    twice = sorted({name for name in value if value.count(name) > 1})
+    if twice:
+        raise ValueError(f"lists {', '.join(twice)} more than once; name each once")
+    return value
+
+
+Dollars = Annotated[int, BeforeValidator(_dollars)]
+Number = Annotated[float, BeforeValidator(_number)]
+Names = Annotated[list[str], AfterValidator(_distinct)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Entry(BaseModel):
+    """A table of the file: exact types, no unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class ProviderEntry(Entry):
+    """`[providers.NAME]`. `key` is the name of an environment variable."""
+
+    format: WireFormat
+    base_url: Annotated[str, AfterValidator(_base_url)] = ""
+    key: Annotated[str, AfterValidator(_variable)] | None = None
+    streams: bool = True
+    structured: bool = True
+    options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
+
+    def core(self, name: str, base_url: str) -> ProviderSpec:
+        """The core record; `base_url` is the one in force, overrides applied."""
+        return ProviderSpec(name, self.format, base_url, self.key, self.streams, self.structured, dict(self.options))
+
+
+class PriceEntry(Entry):
+    """USD per million tokens. Without `cached`, cached input is counted like any input, so never too low."""
+
+    input: Dollars
+    output: Dollars
+    cached: Dollars | None = None
+
+    def core(self) -> Price:
+        """Micro-dollars per million tokens."""
+        return Price(self.input, self.output, self.input if self.cached is None else self.cached)
+
+
+class WorkerEntry(Entry):
+    """`[workers.NAME]`: where it is, what it costs, and its card. `pooled = false` keeps it out of `pool = "all"`."""
+
+    provider: str
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    price: PriceEntry | None = None
+    pooled: bool = True
+    strengths: Names = []
+    context: Count = 128_000
+    max_output: Count = 8_192
+    modalities: list[Modality] = ["text"]
+    tools: bool = False
+    region: str | None = None
+    retention: str | None = None
+    clearance: Names = []
+    speed: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    def core(self, name: str) -> Worker:
+        """The core record."""
+        card = Card(
+            strengths=tuple(self.strengths),
+            context=self.context,
+            max_output=self.max_output,
+            modalities=frozenset(self.modalities) | {"text"},
+            tools=self.tools,
+            region=self.region,
+            retention=self.retention,
+            clearance=frozenset(self.clearance),
+            speed=self.speed,
+        )
+        return Worker(name, self.provider, self.model, self.price.core() if self.price else Price(), card)
+
+
+class LimitsEntry(Entry):
+    """What one run may use; what is left out is inherited. `usd` is in dollars."""
+
+    steps: Annotated[int, Field(ge=1, le=32)] | None = None
+    fan_out: Annotated[int, Field(ge=1, le=32)] | None = None
+    rounds: Annotated[int, Field(ge=1, le=8)] | None = None
+    attempts: Annotated[int, Field(ge=1, le=16)] | None = None
+    output_tokens: Count | None = None
+    tokens: Count | None = None
+    usd: Dollars | None = None
+    seconds: Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = None
+
+    def core(self, inherited: Limits) -> Limits:
+        """These limits over the inherited ones."""
+        return replace(inherited, **self.model_dump(exclude_none=True))
+
+
+class ConductorEntry(Entry):
+    """`conductor = { kind = "model", worker = ... }` or `{ kind = "fixed", shape = ..., workers = [...] }`."""
+
+    kind: Literal["model", "fixed"]
+    worker: str | None = None
+    shape: Literal["single", "chain", "fan_out", "self_consistency"] = "single"
+    workers: Names = []
+    width: Annotated[int, Field(ge=1, le=16)] = 3
+    temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> "ConductorEntry":
+        if self.kind == "model" and self.worker is None:
+            raise ValueError('needs `worker`, the model that plans; or use kind = "fixed"')
+        strange = {"worker"} if self.kind == "fixed" else {"shape", "workers", "width"}
+        if misplaced := sorted(strange & self.model_fields_set):
+            other = "model" if self.kind == "fixed" else "fixed"
+            raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')
+        return self
+
+    def core(self) -> ConductorSpec:
+        """The core record."""
+        return ConductorSpec(self.kind, self.worker, self.shape, tuple(self.workers), self.width, self.temperature)
+
+
+class TierEntry(Entry):
+    """`[tiers.NAME]`; the name is the model id that callers use. Without `fallback`, the pool's first worker is it."""
+
+    pool: Annotated[Names, BeforeValidator(_pool), Field(min_length=1)]
+    conductor: ConductorEntry = ConductorEntry(kind="fixed")
+    fallback: str | None = None
+    effort: Effort = "medium"
+    description: str = ""
+    limits: LimitsEntry = LimitsEntry()
+    efforts: dict[Effort, LimitsEntry] = {}
+
+
+def levels(limits: LimitsEntry, efforts: Mapping[Effort, LimitsEntry]) -> dict[str, Limits]:
+    """Limits for every level that a caller may ask for; a missing one takes the nearest defined, the lower of two."""
+    inherited = limits.core(Limits())
+    defined = [place for place, level in enumerate(EFFORTS) if level in efforts]
+    if not defined:
+        return dict.fromkeys(EFFORTS, inherited)
+    nearest = [min(defined, key=lambda place: (abs(place - wanted), place)) for wanted in range(len(EFFORTS))]
+    return {level: efforts[EFFORTS[place]].core(inherited) for level, place in zip(EFFORTS, nearest, strict=True)}

@@ -1,0 +1,65 @@
+"""Where each key of a TOML text stands, so that a fault can name its line.
+
+`tomllib` keeps no positions. This finds the statements of a text that `tomllib` has already accepted, and so may trust
+its syntax: tables, dotted keys, multi-line strings and arrays. What stands inside an inline table or an array has the
+line on which that value's statement starts.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+Path = tuple[str, ...]
+PART = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"|\'([^\']*)\'|([A-Za-z0-9_-]+))\s*(\.?)')
+TOKEN = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""+|\'\'\'.*?\'\'\'+|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*|[\[\]{}\n]', re.DOTALL
+)
+
+
+def index(text: str) -> dict[Path, int]:
+    """The line (from 1) of every table and key; a table's ancestors count from their first mention."""
+    found: dict[Path, int] = {}
+    table: Path = ()
+    for start, statement in _statements(text):
+        line = text.count("\n", 0, start) + 1
+        if statement.startswith("["):
+            table = _key(statement.lstrip("["))
+            path = table
+        else:
+            path = table + _key(statement)
+        for length in range(1, len(path) + 1):
+            found.setdefault(path[:length], line)
+    return found
+
+
+def locate(lines: Mapping[Path, int], path: Sequence[str | int]) -> int:
+    """The line of a path, or of its nearest ancestor that has one; 1 if none has."""
+    names = tuple(str(part) for part in path)
+    return next((lines[names[:length]] for length in range(len(names), 0, -1) if names[:length] in lines), 1)
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Each statement with its offset: a header, or a key with its value, comments and blank lines left out."""
+    begin, depth = 0, 0
+    for token in TOKEN.finditer(text + "\n"):
+        kind = token.group()
+        if kind in "[{":
+            depth += 1
+        elif kind in "]}":
+            depth -= 1
+        elif kind == "\n" and depth == 0:
+            raw = text[begin : token.start()]
+            bare = raw.strip()
+            if bare and not bare.startswith("#"):
+                yield begin + len(raw) - len(raw.lstrip()), bare
+            begin = token.end()
+
+
+def _key(statement: str) -> Path:
+    parts: list[str] = []
+    position = 0
+    while match := PART.match(statement, position):
+        parts.append(next(group for group in match.groups()[:3] if group is not None))
+        position = match.end()
+        if not match.group(4):
+            break
+    return tuple(parts)

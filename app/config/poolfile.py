@@ -1,0 +1,244 @@
+"""The pool file: TOML to a core `Catalog`, or every fault at once, each with its line and remedy.
+
+Entries are checked one by one (`entries.py`), then against each other; an entry that is broken itself still counts as
+present, and what is whole in it is still checked, so that every mistake is told, and told once. The same way leads from a
+pool that was found in the environment, or from the rehearsal pool, to a catalog: they are documents of the same form.
+"""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from app.config import lines
+from app.config.crosscheck import Draft, aliases_in_force, check, members
+from app.config.entries import Entry, ProviderEntry, TierEntry, WorkerEntry, levels
+from app.config.known import providers as known_providers
+from app.config.settings import meant, url_problem
+from app.core.pool import Catalog, ProviderSpec, Tier
+from app.errors import ConfigInvalid
+
+SECTIONS = ("providers", "workers", "tiers", "aliases")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A catalog, and each provider's secret beside it and never inside it."""
+
+    catalog: Catalog
+    secrets: Mapping[str, SecretStr]
+
+
+@dataclass(slots=True)
+class Faults:
+    """Collects what is wrong, each at its line."""
+
+    source: str
+    lines: Mapping[lines.Path, int]
+    found: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, path: Sequence[str | int], what: str) -> None:
+        """`what` says what is wrong, then, after a semicolon, what to do."""
+        name = ".".join(str(part) for part in path)
+        self.found.append((lines.locate(self.lines, path), f"{name}: {what}"))
+
+    def told(self, *path: str) -> bool:
+        """Whether there is a fault of exactly this path."""
+        return any(what.startswith(".".join(path) + ": ") for _, what in self.found)
+
+    def check(self) -> None:
+        """Raise all of them, in the order of the file."""
+        if self.found:
+            raise ConfigInvalid([f"{self.source}:{line}: {what}" for line, what in sorted(self.found)])
+
+
+def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str, Any] | None = None) -> Pool:
+    """The pool of a file's text. `extra` holds entries that are added unless the file has its own of that name."""
+    try:
+        document = tomllib.loads(text, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigInvalid([_syntax(source, str(error))]) from None
+    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return build(merged(document, extra or {}), digest, Faults(source, lines.index(text)), environ)
+
+
+def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with the entries of `extra` that it lacks."""
+    whole = dict(document)
+    for section, entries in extra.items():
+        if isinstance(own := whole.get(section, {}), dict):
+            whole[section] = {**entries, **own}
+    return whole
+
+
+def build(document: Mapping[str, Any], digest: str, faults: Faults, environ: Mapping[str, str]) -> Pool:
+    """Check the whole document and make core types of it; raises ConfigInvalid with every fault."""
+    for name in document:
+        if name not in SECTIONS:
+            faults.add([name], f"is no section of a pool file; {meant(name, list(SECTIONS)) or 'remove it'}")
+    draft = Draft(
+        providers=_entries(document, "providers", ProviderEntry, faults),
+        workers=_entries(document, "workers", WorkerEntry, faults),
+        tiers=_entries(document, "tiers", TierEntry, faults),
+        aliases=_aliases(document, faults),
+    )
+    for path, what in check(draft):
+        faults.add(path, what)
+    usual = {name: known.base_url for name, known in known_providers().items()}
+    providers = {
+        name: _provider(name, entry, usual.get(name, ""), faults, environ)
+        for name, entry in draft.providers.items()
+        if entry is not None
+    }
+    secrets = _secrets(draft, faults, environ)
+    faults.check()
+    return Pool(_catalog(draft, providers, digest), secrets)
+
+
+def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec], digest: str) -> Catalog:
+    tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
+    used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
+    return Catalog(
+        providers=providers,
+        workers={name: entry.core(name) for name, entry in draft.workers.items() if entry is not None},
+        tiers=tiers,
+        aliases=aliases_in_force(draft),
+        digest=digest,
+        rehearsal=all(providers[name].format == "rehearsal" for name in used),
+    )
+
+
+def _tier(name: str, entry: TierEntry, draft: Draft) -> Tier:
+    pool = members(entry, draft)
+    return Tier(
+        name=name,
+        pool=tuple(pool),
+        conductor=entry.conductor.core(),
+        fallback=entry.fallback or pool[0],
+        efforts=levels(entry.limits, entry.efforts),
+        effort=entry.effort,
+        description=entry.description,
+    )
+
+
+def _entries(
+    document: Mapping[str, Any], section: str, model: type[EntryT], faults: Faults
+) -> dict[str, EntryT | None]:
+    """Each entry by name; what is broken in one is told by the faults, and it is None if too little is left."""
+    tables = document.get(section, {})
+    if not isinstance(tables, dict):
+        faults.add([section], f"must be a table; write [{section}.NAME]")
+        return {}
+    if not tables and section != "providers":
+        faults.add([section], f"has no entry; add at least one [{section}.NAME]")
+    return {name: _entry(section, name, value, model, faults) for name, value in tables.items()}
+
+
+def _entry(section: str, name: str, value: object, model: type[EntryT], faults: Faults) -> EntryT | None:
+    if not NAME.fullmatch(name):
+        faults.add([section, name], "is not a usable name; use letters, digits and . _ / : @ - (at most 100)")
+    if not isinstance(value, dict):
+        faults.add([section, name], f"must be a table; write [{section}.{name}]")
+        return None
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        for item in error.errors(include_input=False, include_url=False):
+            path = [part for part in item["loc"] if part != "[key]"]
+            faults.add([section, name, *path], _words(item, model))
+        return _remainder(value, {item["loc"][0] for item in error.errors()}, model)
+
+
+def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[EntryT]) -> EntryT | None:
+    """What is left of a broken entry without its broken fields: enough to check it against the others."""
+    try:
+        return model.model_validate({name: field for name, field in value.items() if name not in broken})
+    except ValidationError:
+        return None
+
+
+def _words(item: Any, model: type[BaseModel]) -> str:
+    """A pydantic error in our words."""
+    kind, message = item["type"], item["msg"]
+    if kind == "extra_forbidden":
+        fields = _fields(model, item["loc"][:-1])
+        return f"is no field here; {meant(str(item['loc'][-1]), fields) or 'use one of ' + ', '.join(fields)}"
+    if kind == "missing":
+        return "is missing; every entry of this kind needs it"
+    words = message.removeprefix("Value error, ").replace("Input should", "must")
+    return words if ";" in words else f"{words}; correct the value"
+
+
+def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """The fields of the model that stands at `path` inside `model`."""
+    here: Any = model
+    for part in path:
+        if isinstance(here, type) and issubclass(here, BaseModel):
+            here = here.model_fields[str(part)].annotation
+            choices = [one for one in get_args(here) if isinstance(one, type) and issubclass(one, BaseModel)]
+            here = choices[0] if choices else here
+    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+
+
+def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | None:
+    found = document.get("aliases")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        faults.add(["aliases"], 'must be a table; write [aliases], then name = "tier"')
+        return {}
+    for name, target in found.items():
+        if not isinstance(target, str):
+            faults.add(["aliases", name], 'must be the name of a tier; write it as "baton-mini"')
+        if not NAME.fullmatch(name):
+            faults.add(["aliases", name], "is not a usable name; use letters, digits and . _ / : @ - (at most 100)")
+    return {name: target for name, target in found.items() if isinstance(target, str)}
+
+
+def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, environ: Mapping[str, str]) -> ProviderSpec:
+    """The provider under its base URL in force: its variable's, else the file's, else the usual one of that name."""
+    if entry.format == "rehearsal":
+        return entry.core(name, "")
+    variable = base_url_variable(name)
+    override = environ.get(variable, "").strip()
+    base_url = override or entry.base_url or usual
+    if problem := url_problem(override) if override else None:
+        faults.add(["providers", name, "base_url"], f"is overridden by {variable}, which {problem}")
+    elif not base_url and not faults.told("providers", name, "base_url"):
+        faults.add(["providers", name, "base_url"], f"is missing; give it here or in {variable}")
+    return entry.core(name, base_url.rstrip("/"))
+
+
+def base_url_variable(provider: str) -> str:
+    """The variable that overrides a provider's base URL: `openai` -> `OPENAI_BASE_URL`."""
+    return re.sub(r"[^A-Z0-9]", "_", provider.upper()) + "_BASE_URL"
+
+
+def _secrets(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+    found: dict[str, SecretStr] = {}
+    for name, entry in draft.providers.items():
+        if entry is None or entry.key is None:
+            continue
+        value = environ.get(entry.key, "").strip()
+        if value:
+            found[name] = SecretStr(value)
+        else:
+            faults.add(
+                ["providers", name, "key"],
+                f"the environment variable {entry.key} is not set; export it, or remove this provider",
+            )
+    return found
+
+
+def _syntax(source: str, message: str) -> str:
+    """tomllib says where in words: `... (at line 3, column 5)`."""
+    place = re.search(r"\(at line (\d+), column \d+\)", message)
+    words = re.sub(r"\s*\(at .*\)$", "", message)
+    return f"{source}:{place.group(1) if place else 1}: not valid TOML: {words}; correct it first"

@@ -1,0 +1,267 @@
+"""Settings: every `BATON_*` variable of the environment, checked as a whole.
+
+`read` takes the environment as a mapping and never looks at `os.environ`. An empty variable counts as unset. A variable
+that is not known is an error, because a typo in a setting is otherwise found by its consequences.
+"""
+
+import difflib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+
+from app.errors import ConfigInvalid
+
+PREFIX = "BATON_"
+HIDDEN = "********"
+SCHEMES = {
+    "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
+    "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
+}
+FOREIGN = re.compile(r"BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
+"""Test variables, and what Kubernetes injects into every pod beside a Service called `baton`."""
+
+
+class Settings(BaseModel):
+    """One process's settings. Its repr shows no secret."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    pool: Path | None = Field(
+        default=None, description="Pool file (TOML); unset: the pool is built from the provider keys found."
+    )
+    data_dir: Path = Field(
+        default=Path(".baton"), description="Folder for the embedded database and the generated pepper."
+    )
+    database_url: str = Field(
+        default="", repr=False, description="SQLite or Postgres URL; unset: SQLite in the data folder."
+    )
+    redis_url: str | None = Field(
+        default=None, repr=False, description="Redis URL; unset: the queue lives inside the process."
+    )
+    bootstrap_key: SecretStr | None = Field(
+        default=None, description="API key to adopt on the first start instead of making one."
+    )
+    pepper: SecretStr | None = Field(
+        default=None, description="Secret that keys API key hashes; unset: made once, kept in the data folder."
+    )
+    conductor_url: str | None = Field(
+        default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
+    )
+    conductor_model: str | None = Field(default=None, description="Model name on the conductor's server.")
+    conductor_key: SecretStr | None = Field(
+        default=None, description="API key of the conductor's server, if it wants one."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe log line to write."
+    )
+    lease_seconds: float = Field(
+        default=4.0, ge=0.5, le=300, description="How long a silent driver or dispatcher keeps its work."
+    )
+    max_body_bytes: int = Field(
+        default=16 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
+    )
+    concurrent_runs: int = Field(
+        default=512, ge=1, le=100_000, description="Runs that one gateway drives at once; more get a 503."
+    )
+    concurrent_steps: int = Field(
+        default=64, ge=1, le=10_000, description="Steps that one dispatcher works on at once."
+    )
+    rehearsal_delay: float = Field(
+        default=1.0, ge=0, le=100, description="Factor on the rehearsal workers' delays; 0 for none."
+    )
+    given: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
+    """The fields that the environment set."""
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("conductor_url")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        problem = url_problem(value) if value is not None else None
+        if problem:
+            raise ValueError(problem)
+        return value.rstrip("/") if value is not None else None
+
+    @field_validator("database_url", "redis_url")
+    @classmethod
+    def _scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
+        allowed, example = SCHEMES[info.field_name or ""]
+        if value is not None and not re.match(rf"({allowed})(\+\w+)?://", value):
+            raise ValueError(f"is no URL that Baton can use; write it as {example}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of `baton config`."""
+
+    name: str
+    value: str
+    default: str
+    origin: Literal["environment", "default"]
+    meaning: str
+
+
+def variables() -> dict[str, str]:
+    """Every variable and the name of its field."""
+    return {PREFIX + name.upper(): name for name in Settings.model_fields if name != "given"}
+
+
+def read(environ: Mapping[str, str]) -> Settings:
+    """The settings of an environment; raises ConfigInvalid with every fault at once."""
+    known = variables()
+    given = {known[name]: value for name, value in environ.items() if name in known and value.strip()}
+    faults = [*_unknown(environ, known), *_incomplete(given)]
+    values: dict[str, Any] = {**given, "given": frozenset(given)}
+    values.setdefault("database_url", _embedded(given.get("data_dir", ".baton")))
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigInvalid(faults + [_told(item, given) for item in error.errors(include_input=False)]) from None
+    if faults:
+        raise ConfigInvalid(faults)
+    return settings
+
+
+def describe(settings: Settings) -> list[Row]:
+    """All settings with their meaning; secrets are masked entirely, and so are passwords inside URLs."""
+    return [
+        Row(
+            name=variable,
+            value=_shown(getattr(settings, name)),
+            default=_shown(_default(name, settings)),
+            origin="environment" if name in settings.given else "default",
+            meaning=Settings.model_fields[name].description or "",
+        )
+        for variable, name in variables().items()
+    ]
+
+
+def pepper(settings: Settings) -> SecretStr:
+    """The pepper: the given one, or the data folder's, which is made on first use, readable by its owner only."""
+    if settings.pepper is not None:
+        return settings.pepper
+    path = settings.data_dir / "pepper"
+    if not path.exists():
+        _write_once(path, secrets.token_urlsafe(32))
+    found = path.read_text(encoding="ascii").strip()
+    if len(found) < 32:
+        raise ConfigInvalid(
+            [f"{path}: the pepper is damaged; restore it from a backup, or delete it and issue new keys"]
+        )
+    return SecretStr(found)
+
+
+def url_problem(value: str) -> str | None:
+    """What is wrong with an HTTP base URL, as words that follow its name; None if nothing is. Never echoes it."""
+    try:
+        parts = urlsplit(value)
+        parts.port  # noqa: B018 - reading it is the check
+    except ValueError:
+        return "is not a URL; write it as https://host/path"
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        return "is not an HTTP URL; write it as https://host/path"
+    if parts.username or parts.password:
+        return "holds credentials; put the key into its own variable"
+    if parts.query or parts.fragment:
+        return "has a query or a fragment; leave only scheme, host and path"
+    return None
+
+
+def meant(name: str, choices: list[str]) -> str:
+    """A did-you-mean for `name`, or nothing."""
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _embedded(data_dir: str) -> str:
+    return f"sqlite:///{Path(data_dir) / 'baton.db'}"
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Two processes that start together agree on one file: a link cannot replace an existing name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink()
+
+
+def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
+    strange = [name for name in environ if name.startswith(PREFIX) and name not in known and not FOREIGN.match(name)]
+    return [
+        f"{name}: there is no such setting; {meant(name, list(known)) or '`baton config` lists them all'}"
+        for name in sorted(strange)
+    ]
+
+
+def _incomplete(given: Mapping[str, str]) -> list[str]:
+    if "conductor_url" in given and "conductor_model" not in given:
+        return ["BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves"]
+    if "conductor_url" in given:
+        return []
+    return [
+        f"{PREFIX}{name.upper()}: is set without BATON_CONDUCTOR_URL; set both, or none"
+        for name in ("conductor_model", "conductor_key")
+        if name in given
+    ]
+
+
+def _told(item: Any, given: Mapping[str, str]) -> str:
+    """A pydantic error in our words; the value is never echoed."""
+    name = str(item["loc"][0])
+    if name == "port" and given["port"].startswith("tcp://"):
+        return (
+            "BATON_PORT: was overwritten by Kubernetes for a Service called baton; "
+            "set enableServiceLinks: false in the pod, or set BATON_PORT yourself"
+        )
+    words = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    remedy = "" if ";" in words else f"; {Settings.model_fields[name].description}"
+    return f"{PREFIX}{name.upper()}: {words}{remedy}"
+
+
+def _default(name: str, settings: Settings) -> object:
+    return _embedded(str(settings.data_dir)) if name == "database_url" else Settings.model_fields[name].default
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "(none)"
+    if isinstance(value, SecretStr):
+        return HIDDEN
+    text = str(value)
+    return _without_password(text) if "://" in text else text
+
+
+def _without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return HIDDEN
+    if "@" not in parts.netloc and not parts.query:
+        return url
+    login, at, host = parts.netloc.rpartition("@")
+    user = login.partition(":")[0] + f":{HIDDEN}" if ":" in login else login
+    query = re.sub(r"=[^&]*", f"={HIDDEN}", parts.query)
+    return urlunsplit((parts.scheme, f"{user}{at}{host}", parts.path, query, ""))

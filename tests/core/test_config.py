@@ -1,0 +1,431 @@
+"""The door: settings, pool files and discovery; every fault at once, no secret ever shown."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from app.config import Loaded, configure, describe, load, pepper, read, reload
+from app.config.entries import EFFORTS
+from app.config.known import providers
+from app.config.lines import index, locate
+from app.config.settings import variables
+from app.core.chat import Usage
+from app.errors import ConfigInvalid
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GOOD = """
+[providers.openai]
+format = "openai"
+key = "OPENAI_API_KEY"
+
+[workers.small]
+provider = "openai"
+model = "small-1"
+price = { input = 0.15, cached = "0.0028", output = 0.6 }
+
+[workers.large]
+provider = "openai"
+model = "large-1"
+price = { input = "1.25", output = "10" }
+
+[tiers.baton-mini]
+pool = ["small", "large"]
+
+[tiers.baton-ultra]
+pool = "all"
+conductor = { kind = "model", worker = "large" }
+fallback = "small"
+limits = { usd = 2.5, seconds = 90.5 }
+efforts.low = { steps = 2 }
+efforts.high = { usd = "7.000001" }
+"""
+
+NASTY = """\
+[providers.openai]
+format = "openai"
+key = "OPENAI_API_KEY"
+base_ulr = "https://api.openai.com/v1"
+
+[providers.leaky]
+format = "opnai"
+key = "sk-live-1234567890"
+
+[providers.house]
+format = "openai"
+
+[workers.a]
+provider = "opanai"
+model = "m"
+price = { input = nan, output = -1 }
+
+[workers.b]
+provider = "house"
+price = { input = 20000, output = "cheap", chached = 1 }
+context = "many"
+
+[workers."bad name"]
+provider = "house"
+model = "x"
+
+[workers.twin]
+provider = "house"
+model = "y"
+
+[workers.other]
+provider = "house"
+model = "y"
+price = { input = 0.0000001, output = 0 }
+
+[tiers.baton-mini]
+pool = ["a", "bb", "a"]
+
+[tiers.baton-ultra]
+pool = ["a", "twin"]
+conductor = { kind = "model", worker = "conductr" }
+fallback = "other"
+effort = "huge"
+
+[tiers.third]
+pool = [
+  "a",
+  "nobody",
+]
+conductor = { kind = "fixed", shape = "single", workers = ["other"] }
+fallback = "other"
+
+[tiers.third.efforts.medum]
+steps = 0
+
+[tiers.fourth]
+pool = ["twin"]
+conductor = { kind = "model" }
+limits = { stepz = 3, seconds = inf }
+
+[aliases]
+third = "baton-mini"
+round = "about"
+about = "round"
+lost = "baton-minni"
+
+[worker.c]
+model = "z"
+"""
+
+EXPECTED = [
+    (4, "providers.openai.base_ulr", "did you mean base_url?"),
+    (7, "providers.leaky.format", ""),
+    (8, "providers.leaky.key", "never write a key itself"),
+    (10, "providers.house.base_url", "HOUSE_BASE_URL"),
+    (14, "workers.a.provider", "there is no provider opanai; did you mean openai?"),
+    (16, "workers.a.price.input", "not a finite amount"),
+    (16, "workers.a.price.output", "is negative"),
+    (18, "workers.b.model", "is missing"),
+    (20, "workers.b.price.input", "above $10,000"),
+    (20, "workers.b.price.output", "not an amount in USD"),
+    (20, "workers.b.price.chached", "did you mean cached?"),
+    (21, "workers.b.context", "must be a valid integer"),
+    (23, "workers.bad name", "not a usable name"),
+    (34, "workers.other.price.input", "finer than a micro-dollar"),
+    (37, "tiers.baton-mini.pool", "lists a more than once"),
+    (43, "tiers.baton-ultra.effort", "minimal"),
+    (41, "tiers.baton-ultra.conductor.worker", "there is no worker conductr"),
+    (42, "tiers.baton-ultra.fallback", "not in the tier's pool"),
+    (46, "tiers.third.pool", "there is no worker nobody"),
+    (50, "tiers.third.conductor.workers", "not in the tier's pool"),
+    (51, "tiers.third.fallback", "not in the tier's pool"),
+    (53, "tiers.third.efforts.medum", ""),
+    (58, "tiers.fourth.conductor", "needs `worker`"),
+    (59, "tiers.fourth.limits.stepz", "did you mean steps?"),
+    (59, "tiers.fourth.limits.seconds", ""),
+    (62, "aliases.third", "hides the tier"),
+    (63, "aliases.round", "leads to itself"),
+    (64, "aliases.about", "leads to itself"),
+    (65, "aliases.lost", "did you mean baton-mini?"),
+    (67, "worker", "did you mean workers?"),
+]
+
+
+def written(tmp_path: Path, text: str) -> dict[str, str]:
+    path = tmp_path / "pool.toml"
+    path.write_text(text, encoding="utf-8")
+    return {"BATON_POOL": str(path), "OPENAI_API_KEY": "sk-secret-1"}
+
+
+def faults(environ: dict[str, str]) -> tuple[str, ...]:
+    with pytest.raises(ConfigInvalid) as caught:
+        configure(environ)
+    return caught.value.faults
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    loaded = configure(written(tmp_path, GOOD))
+    catalog = loaded.catalog
+    assert catalog.providers["openai"].base_url == "https://api.openai.com/v1"
+    assert catalog.tiers["baton-mini"].pool == ("small", "large")
+    assert catalog.tiers["baton-mini"].fallback == "small"
+    assert catalog.tiers["baton-ultra"].pool == ("small", "large")
+    assert catalog.aliases["ultra"] == "baton-ultra"
+    assert catalog.tier("fugu") is catalog.tiers["baton-mini"]
+    assert not catalog.rehearsal
+    assert len(catalog.digest) == 64
+    assert loaded.secrets["openai"].get_secret_value() == "sk-secret-1"
+    assert "sk-secret-1" not in repr(loaded)
+
+
+def test_prices_are_exact(tmp_path: Path) -> None:
+    catalog = configure(written(tmp_path, GOOD)).catalog
+    small, large = catalog.workers["small"].price, catalog.workers["large"].price
+    assert (small.input, small.cached, small.output) == (150_000, 2_800, 600_000)
+    assert (large.input, large.cached, large.output) == (1_250_000, 1_250_000, 10_000_000)
+    assert small.cost(Usage(input=1_000_000, cached=500_000, output=1_000_000)) == 75_000 + 1_400 + 600_000
+
+
+def test_every_effort_has_limits(tmp_path: Path) -> None:
+    tiers = configure(written(tmp_path, GOOD)).catalog.tiers
+    ultra = tiers["baton-ultra"].efforts
+    assert set(ultra) == set(EFFORTS) == set(tiers["baton-mini"].efforts)
+    assert ultra["low"].steps == ultra["minimal"].steps == ultra["medium"].steps == 2
+    assert ultra["low"].usd == 2_500_000
+    assert ultra["max"].usd == ultra["xhigh"].usd == ultra["high"].usd == 7_000_001
+    assert {limits.seconds for limits in ultra.values()} == {90.5}
+
+
+def test_a_nasty_file_is_told_all_at_once(tmp_path: Path) -> None:
+    told = faults(written(tmp_path, NASTY))
+    for line, path, words in EXPECTED:
+        assert any(f"pool.toml:{line}: {path}: " in fault and words in fault for fault in told), (line, path, told)
+    assert len(told) >= len(EXPECTED)
+    assert all(";" in fault or "did you mean" in fault for fault in told)
+    assert "sk-live" not in "".join(told)
+
+
+def test_what_is_found_between_entries(tmp_path: Path) -> None:
+    text = (
+        GOOD
+        + """
+[workers.twin]
+provider = "opanai"
+model = "small-1"
+
+[workers.copy]
+provider = "openai"
+model = "small-1"
+
+[tiers.odd]
+pool = ["smal"]
+conductor = { kind = "fixed", shape = "single", workers = ["large"] }
+fallback = "large"
+
+[tiers.even]
+pool = ["small"]
+conductor = { kind = "model", worker = "lage" }
+"""
+    )
+    told = "\n".join(faults(written(tmp_path, text)))
+    assert "there is no provider opanai; did you mean openai?" in told
+    assert "workers.small.model: is used by another worker" in told
+    assert "workers.copy.model: is used by another worker" in told
+    assert "there is no worker smal; did you mean small?" in told
+    assert "the fallback large is not in the tier's pool" in told
+    assert "the conductor's worker large is not in the tier's pool" in told
+    assert "there is no worker lage; did you mean large?" in told
+
+
+def test_broken_toml_names_its_line(tmp_path: Path) -> None:
+    (fault,) = faults(written(tmp_path, GOOD + "\n[workers.small]\nmodel = 1\n"))
+    assert "pool.toml:27: not valid TOML" in fault
+    assert "pool.toml:1: " in faults({"BATON_POOL": str(tmp_path / "none" / "pool.toml")})[0]
+
+
+def test_a_key_that_is_not_set(tmp_path: Path) -> None:
+    environ = written(tmp_path, GOOD)
+    del environ["OPENAI_API_KEY"]
+    (fault,) = faults(environ)
+    assert "pool.toml:4: providers.openai.key: the environment variable OPENAI_API_KEY is not set; export it" in fault
+
+
+def test_base_urls_are_overridden_by_their_variable(tmp_path: Path) -> None:
+    environ = written(tmp_path, GOOD) | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1/"}
+    assert configure(environ).catalog.providers["openai"].base_url == "http://127.0.0.1:9/v1"
+    told = faults(environ | {"OPENAI_BASE_URL": "https://me:hunter2@host/v1"})
+    assert "is overridden by OPENAI_BASE_URL, which holds credentials" in told[0]
+    assert "hunter2" not in told[0]
+
+
+@pytest.mark.parametrize("name", ["pool.example.toml", "pool.eu.toml"])
+def test_the_examples_are_good(name: str) -> None:
+    keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "MISTRAL_API_KEY")
+    loaded = configure(dict.fromkeys(keys, "k") | {"BATON_POOL": str(ROOT / "deploy" / name)})
+    assert set(loaded.catalog.tiers) == {"baton-mini", "baton-ultra"}
+    assert "conductor" not in loaded.catalog.tiers["baton-ultra"].pool
+
+
+def test_reload_keeps_the_last_good_one(tmp_path: Path) -> None:
+    environ = written(tmp_path, GOOD)
+    first = configure(environ)
+    written(tmp_path, GOOD.replace("0.15", "0.25"))
+    second, told = reload(first, environ)
+    assert not told
+    assert second.catalog.workers["small"].price.input == 250_000
+    assert second.catalog.digest != first.catalog.digest
+    written(tmp_path, NASTY)
+    third, told = reload(second, environ)
+    assert third is second
+    assert len(told) > 10
+
+
+def test_no_key_means_rehearsal() -> None:
+    loaded = configure({})
+    assert loaded.origin == "rehearsal"
+    assert loaded.catalog.rehearsal
+    assert set(loaded.catalog.tiers) == {"baton-mini", "baton-ultra"}
+    assert not any("rehearsal-conductor" in tier.pool for tier in loaded.catalog.tiers.values())
+    assert configure({"BATON_REHEARSAL_DELAY": "0"}).catalog.providers["rehearsal"].options["delay"] == "0.0"
+
+
+HOSTED = [(name, key) for name, known in providers().items() if not known.server for key in known.keys]
+
+
+@pytest.mark.parametrize(("name", "key"), HOSTED)
+def test_discovery_from_each_key(name: str, key: str) -> None:
+    loaded = configure({key: "secret-of-theirs"})
+    catalog = loaded.catalog
+    assert set(catalog.providers) == {name}
+    assert loaded.secrets[name].get_secret_value() == "secret-of-theirs"
+    assert not catalog.rehearsal
+    mini, ultra = catalog.tiers["baton-mini"], catalog.tiers["baton-ultra"]
+    assert mini.conductor.workers == (mini.pool[0],)
+    costs = [catalog.workers[worker].price for worker in mini.pool]
+    assert costs == sorted(costs, key=lambda price: 3 * price.input + price.output)
+    able = catalog.providers[name].format == "openai" and catalog.providers[name].structured
+    assert ultra.conductor.kind == ("model" if able else "fixed")
+    assert set(ultra.efforts) == set(EFFORTS)
+    assert all(worker.price.cached <= worker.price.input for worker in catalog.workers.values())
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic", "gemini", "openrouter", "deepseek", "mistral", "groq", "xai"])
+def test_discovery_honours_base_urls_and_models(name: str) -> None:
+    key = providers()[name].keys[0]
+    upper = name.upper()
+    known = str(providers()[name].models[0]["model"])
+    loaded = configure(
+        {key: "k", f"{upper}_BASE_URL": "http://127.0.0.1:9/x/", f"{upper}_MODELS": f"brand-new, {known}"}
+    )
+    assert loaded.catalog.providers[name].base_url == "http://127.0.0.1:9/x"
+    assert set(loaded.catalog.workers) == {f"{name}/brand-new", f"{name}/{known}"}
+    assert any(f"{name}/brand-new" in note for note in loaded.notes)
+    assert loaded.catalog.workers[f"{name}/brand-new"].price.output > 0
+
+
+@pytest.mark.parametrize("name", ["VLLM", "OLLAMA", "LLAMACPP", "OPENAI_COMPATIBLE"])
+def test_servers_by_url(name: str) -> None:
+    environ = {f"{name}_BASE_URL": "http://127.0.0.1:8000/v1"}
+    (fault,) = faults(environ)
+    assert fault.startswith(f"{name}_MODELS: is not set; list the models")
+    loaded = configure(environ | {f"{name}_MODELS": "qwen,llama"})
+    assert set(loaded.catalog.workers) == {f"{name.lower()}/qwen", f"{name.lower()}/llama"}
+    assert not loaded.secrets
+    with_key = configure(environ | {f"{name}_MODELS": "qwen", f"{name}_API_KEY": "k"})
+    assert set(with_key.secrets) == {name.lower()}
+
+
+def test_discovery_of_several() -> None:
+    keys = {key: "k" for _, key in HOSTED}
+    catalog = configure(keys).catalog
+    assert len(catalog.providers) == 9
+    assert len(catalog.tiers["baton-mini"].pool) <= 4
+    assert len(catalog.tiers["baton-ultra"].pool) <= 6
+
+
+def test_discovery_never_calls_baton_itself() -> None:
+    (fault,) = faults({"OPENAI_API_KEY": "sk", "OPENAI_BASE_URL": "http://localhost:8080/v1"})
+    assert "Baton's own address" in fault
+    loaded = configure({"OPENAI_API_KEY": "bt_abc_def", "OPENAI_BASE_URL": "http://localhost:8080/v1"})
+    assert loaded.origin == "rehearsal"
+
+
+@pytest.mark.parametrize("more", [{}, {"GROQ_API_KEY": "k"}])
+def test_a_conductor_by_url(more: dict[str, str]) -> None:
+    environ = {"BATON_CONDUCTOR_URL": "http://127.0.0.1:8001/v1", "BATON_CONDUCTOR_MODEL": "qwen", **more}
+    loaded = configure(environ | {"BATON_CONDUCTOR_KEY": "hush"})
+    assert loaded.catalog.rehearsal == (not more)
+    assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
+    assert loaded.catalog.workers["conductor"].model == "qwen"
+    assert not any("conductor" in tier.pool for tier in loaded.catalog.tiers.values())
+    assert loaded.secrets["conductor"].get_secret_value() == "hush"
+    assert "BATON_CONDUCTOR_MODEL: is not set" in faults({"BATON_CONDUCTOR_URL": "http://h/v1"})[0]
+
+
+def test_settings_and_pool_faults_come_together(tmp_path: Path) -> None:
+    environ = written(tmp_path, NASTY) | {"BATON_PROT": "1", "BATON_PORT": "many", "BATON_LEASE_SECONDS": "nan"}
+    told = faults(environ | {"BATON_DATABASE_URL": "mysql://root:hunter2@h/d"})
+    assert "BATON_PROT: there is no such setting; did you mean BATON_PORT?" in told
+    for name in ("BATON_PORT: ", "BATON_LEASE_SECONDS: ", "BATON_DATABASE_URL: "):
+        assert any(fault.startswith(name) for fault in told)
+    assert any("pool.toml:8: " in fault for fault in told)
+    assert "hunter2" not in "".join(told)
+
+
+def test_settings_defaults_and_values() -> None:
+    settings = read(
+        {"BATON_DATA_DIR": "elsewhere", "BATON_PORT": "0", "BATON_LOG_LEVEL": "INFO", "BATON_REDIS_URL": ""}
+    )
+    assert settings.database_url == f"sqlite:///{Path('elsewhere') / 'baton.db'}"
+    assert (settings.host, settings.port, settings.redis_url, settings.log_level) == ("127.0.0.1", 0, None, "info")
+
+
+def test_what_others_put_into_the_environment() -> None:
+    read({"BATON_TEST_REDIS_URL": "x", "BATON_SERVICE_PORT_HTTP": "80", "BATON_PORT_80_TCP_ADDR": "10.0.0.1"})
+    assert "enableServiceLinks" in faults({"BATON_PORT": "tcp://10.0.0.1:8080"})[0]
+
+
+def test_secrets_are_masked() -> None:
+    environ = {
+        "BATON_PEPPER": "p" * 40,
+        "BATON_BOOTSTRAP_KEY": "bt_id_secretpart",
+        "BATON_DATABASE_URL": "postgresql://baton:hunter2@db/baton?password=hunter3",
+        "BATON_REDIS_URL": "redis://:hunter4@cache:6379/0",
+    }
+    settings = read(environ)
+    shown = "\n".join(str(row) for row in describe(settings)) + repr(settings)
+    for secret in ("pppp", "secretpart", "hunter"):
+        assert secret not in shown
+    rows = {row.name: row for row in describe(settings)}
+    assert set(rows) == set(variables())
+    assert rows["BATON_PEPPER"].origin == "environment"
+    assert rows["BATON_PORT"].origin == "default"
+    assert all(row.meaning for row in rows.values())
+
+
+def test_the_pepper_is_made_once(tmp_path: Path) -> None:
+    settings = read({"BATON_DATA_DIR": str(tmp_path / "data")})
+    first = pepper(settings).get_secret_value()
+    assert len(first) >= 32
+    assert pepper(settings).get_secret_value() == first
+    assert stat.S_IMODE((tmp_path / "data" / "pepper").stat().st_mode) == 0o600
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["pepper"]
+    assert pepper(read({"BATON_PEPPER": "given"})).get_secret_value() == "given"
+
+
+def test_lines_of_hard_toml() -> None:
+    text = (
+        'a.b = """\n[not.a.table]\nx = 1\n"""\n# c = 1\n[t."x.y"] # note\n'
+        "k = [\n  \"]\", # [\n  { z = 1 },\n]\nl = '#'\n"
+    )
+    lines = index(text)
+    assert lines[("a", "b")] == 1
+    assert lines[("t", "x.y")] == 6
+    assert lines[("t", "x.y", "k")] == 7
+    assert lines[("t", "x.y", "l")] == 11
+    assert locate(lines, ["t", "x.y", "k", 1, "z"]) == 7
+    assert locate(lines, ["nowhere"]) == 1
+    assert ("not",) not in lines
+    assert ("c",) not in lines
+
+
+def test_load_takes_settings_apart_from_the_environment(tmp_path: Path) -> None:
+    environ = written(tmp_path, GOOD)
+    loaded: Loaded = load(read(environ), environ)
+    assert loaded.origin.startswith("pool file ")
