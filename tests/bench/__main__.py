@@ -14,7 +14,7 @@ import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 from tests import servers
@@ -78,6 +78,14 @@ def _rows(setup: str, target: Target, direct: Target, reference: Target, effort:
         yield from _streams(target, direct, effort)
 
 
+def _journal(effort: Effort) -> Iterator[Row]:
+    """On a Postgres of its own, before Baton has one."""
+    with servers.postgres(fsync=True) as server:
+        measured = cache(lambda: scenarios.journal(server.url, effort))
+        yield _row("journal, Postgres with fsync", 5000, "events/s", lambda: measured()[0], higher=True)
+        yield _row("journal, worst wait beyond one write", 5, "ms", lambda: measured()[1])
+
+
 @contextmanager
 def _subject(setup: str, upstream_url: str, queue: str | None) -> Iterator[Target]:
     with ExitStack() as stack:
@@ -98,6 +106,8 @@ def _measure(setup: str, effort: Effort) -> list[Row]:
         queue = stack.enter_context(servers.redis()).url if setup == "distributed" else None
         if queue is not None:
             rows.append(_row("queue hop over Redis, p50", 1, "ms", partial(scenarios.queue_hop, queue)))
+        if setup == "postgres":
+            rows += _journal(effort)
         target = stack.enter_context(_subject(setup, workers.url, queue))
         return rows + list(_rows(setup, target, direct, reference, effort))
 

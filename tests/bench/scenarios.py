@@ -8,6 +8,7 @@ round, and the median of the rounds counts, because wall figures on a shared mac
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ LEVELS = 3
 
 
 SETTLE = 3.0
+_JOURNAL = re.compile(r"([\d,]+) events/s.*worst wait beyond one write ([\d.]+) ms", re.DOTALL)
 
 
 class Failed(RuntimeError):
@@ -137,8 +139,21 @@ def cpu_ratio(target: Target, reference: Target, effort: Effort) -> float:
 
 def queue_hop(redis_url: str, rank: str = "p50") -> float:
     """Milliseconds from ringing a ticket to hearing its answer, over Redis, between two processes."""
-    command = [sys.executable, "-m", "tests.bench.hop", "--redis", redis_url]
-    answer = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=120)
+    return float(json.loads(_printed("tests.bench.hop", "--redis", redis_url))[rank])
+
+
+def journal(database_url: str, effort: Effort) -> tuple[float, float]:
+    """Events per second with 256 writers, and the worst wait for a batch beyond one write in ms."""
+    shown = _printed("tests.bench.journal", database_url, "--writers", "256", "--seconds", str(effort.seconds))
+    found = _JOURNAL.search(shown)
+    if found is None:
+        raise Failed(shown)
+    return float(found[1].replace(",", "")), float(found[2])
+
+
+def _printed(module: str, *arguments: str) -> str:
+    command = [sys.executable, "-m", module, *arguments]
+    answer = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300)
     if answer.returncode:
         raise Failed(answer.stderr.strip().rpartition("\n")[2])
-    return float(json.loads(answer.stdout)[rank])
+    return answer.stdout
