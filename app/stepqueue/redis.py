@@ -26,7 +26,7 @@ from app.stepqueue.ear import Ear
 from app.stepqueue.keys import Keys
 from app.stepqueue.protocol import Live, Ticket
 from app.stepqueue.streams import Streams
-from app.stepqueue.wire import pack_live
+from app.stepqueue.voice import Voice
 
 LEASE_SECONDS: Final = 4.0
 SOCKET_SECONDS: Final = 2.0
@@ -60,6 +60,7 @@ class RedisQueue:
         lanes = {tier: self._keys.tickets(tier) for tier in tiers}
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
+        self._voice = Voice(self._commands)
         self._tasks = asyncio.TaskGroup()
         self._readers: set[asyncio.Task[None]] = set()
         self._calls = 0
@@ -68,10 +69,13 @@ class RedisQueue:
         self._closed = False
         self.undecodable = 0
         """Payloads of live messages that were dropped because they could not be read."""
-        self.unencodable = 0
-        """Live messages that were dropped because they could not be written."""
         self.sink_failures = 0
         """How many messages a sink met with an exception."""
+
+    @property
+    def unencodable(self) -> int:
+        """Live messages that were dropped because they could not be written."""
+        return self._voice.unencodable
 
     @property
     def undecodable_tickets(self) -> int:
@@ -128,18 +132,10 @@ class RedisQueue:
                 await self._streams.delete(tickets)
 
     async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        """One round trip for any number of messages, usually in one payload."""
-        payloads, refused = pack_live(messages)
-        self.unencodable += refused
-        channel = self._keys.live(address)
+        """One round trip for any number of messages, and a shared one for calls that meet."""
         async with self._bounded():
-            if len(payloads) == 1:
-                await self._commands.execute_command("PUBLISH", channel, payloads[0])
-            elif payloads:
-                async with self._commands.pipeline(transaction=False) as pipe:
-                    for payload in payloads:
-                        pipe.execute_command("PUBLISH", channel, payload)
-                    await pipe.execute()
+            if messages:
+                await self._voice.say(self._keys.live(address), messages)
 
     @asynccontextmanager
     async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:

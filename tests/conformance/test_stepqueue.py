@@ -206,6 +206,21 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
     assert others == []
 
 
+async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
+    heard: list[Live] = []
+
+    async def stream(step: int) -> None:
+        for offset in range(20):
+            await queue.tell(f"address-{step % 2}", [Delta("run", step, "call", offset, "x")])
+
+    async with queue.hear("address-0", heard.append), queue.hear("address-1", heard.append):
+        await asyncio.gather(*map(stream, range(30)))
+        await _until(lambda: len(heard) == 600)
+    for step in range(30):
+        mine = [each.offset for each in heard if isinstance(each, Delta) and each.step == step]
+        assert mine == list(range(20))
+
+
 async def test_every_hearer_of_an_address_hears(queue: StepQueue) -> None:
     first: list[Live] = []
     second: list[Live] = []

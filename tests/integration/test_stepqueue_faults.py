@@ -192,7 +192,7 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 queue.take(1, 60.0),
                 queue.keep([mine]),
                 queue.done([mine]),
-                queue.tell("a", [Stop("lost")]),
+                *(queue.tell("a", [Stop("lost")]) for _ in range(40)),
                 queue.ready(),
                 _hear_once(queue),
             ]
@@ -205,6 +205,18 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
         assert 3 in taken
         heard.clear()
         await _tell_until_heard(queue, heard)
+
+
+async def test_a_teller_that_leaves_does_not_pretend_to_the_others(server: servers.Server, queue: RedisQueue) -> None:
+    with _frozen(await _pid(server)):
+        first, leading, sharing = (asyncio.create_task(_end(queue.tell("a", [Stop("run")]))) for _ in range(3))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.sleep(0.1)
+        leading.cancel()
+        fault, _ = await sharing
+    assert isinstance(fault, QueueUnavailable)
+    await _again(lambda: queue.tell("a", [Stop("run")]))
 
 
 async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
@@ -286,8 +298,8 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
     heard: list[Live] = []
     keys = Keys("baton")
     async with Redis.from_url(server.url) as client, queue.hear("a", heard.append):
-        for rubbish in ({"t": b"\xff"}, {"t": b"[1,2]"}, {"other": b"{}"}, {"t": b"[" * 5000}):
-            await client.xadd(keys.tickets("ultra"), rubbish)
+        for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
+            await client.xadd(keys.tickets("ultra"), {name: value})
         for rubbish in (
             b"",
             b"\xff",
