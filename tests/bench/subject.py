@@ -7,6 +7,8 @@ of this file.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import Running, free_port, started
+from .processes import ROOT, Running, free_port, started
 
 KEY = "bt_bench_" + "0123456789abcdef" * 2
 WORKERS: Mapping[str, str] = {
@@ -79,30 +81,21 @@ def one_two_one() -> str:
 
 
 def pool_text(upstream: str) -> str:
-    """The pool file: every worker behind the one upstream, in one tier."""
-    lines = ["[providers.bench]", 'format = "openai"', f'base_url = "{upstream}/v1"', 'api_key = "env:BENCH_KEY"', ""]
+    """The pool file: one provider for each behaviour of the one upstream, every worker in one tier."""
+    lines: list[str] = []
     for name, prefix in WORKERS.items():
         lines += [
-            f"[workers.{name}]",
-            'provider = "bench"',
+            f"[providers.bench-{name}]",
+            'format = "openai"',
             f'base_url = "{upstream}{prefix}/v1"',
+            'key = "BENCH_KEY"',
+            f"[workers.{name}]",
+            f'provider = "bench-{name}"',
             'model = "bench"',
-            "input_price = 0.15",
-            "output_price = 0.60",
-            "context = 128000",
-            "max_output = 4096",
+            'price = { input = "0.15", output = "0.60" }',
             "",
         ]
-    listed = ", ".join(f'"{name}"' for name in WORKERS)
-    lines += [
-        "[tiers.mini]",
-        'model = "baton-mini"',
-        f"workers = [{listed}]",
-        'conductor = "fixed"',
-        "max_steps = 5",
-        "",
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "[tiers.baton-mini]", 'pool = "all"', "limits = { seconds = 900 }", ""])
 
 
 def environment(folder: Path, port: int, pool: Path, database: str | None, redis: str | None) -> dict[str, str]:
@@ -113,6 +106,9 @@ def environment(folder: Path, port: int, pool: Path, database: str | None, redis
         "BATON_DATA_DIR": str(folder),
         "BATON_BOOTSTRAP_KEY": KEY,
         "BATON_POOL": str(pool),
+        "BATON_LOG_LEVEL": "warning",
+        "BATON_CONCURRENT_RUNS": "4096",
+        "BATON_CONCURRENT_STEPS": "4096",
         "BENCH_KEY": "sk-bench",
         "PYTHONDONTWRITEBYTECODE": "",
     }
@@ -137,6 +133,8 @@ def baton(
         pool.write_text(pool_text(upstream))
         port = free_port()
         env = environment(folder, port, pool, database, redis)
+        if database is not None:
+            subprocess.run([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env={**os.environ, **env}, check=True)
         processes = tuple(
             stack.enter_context(started([sys.executable, "-m", "app", role], port=None if i else port, env=env))
             for i, role in enumerate(roles)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from app.config.poolfile import parse
+
 from . import load as generator
 from .held import held
 from .load import Load, percentiles, run
 from .processes import DidNotStart, Running, bare, cpu_seconds, started, upstream
-from .subject import KEY, Target, environment, one_step, one_two_one, pool_text
+from .subject import KEY, WORKERS, Target, environment, one_step, one_two_one, pool_text
 from .table import Row, rendered
 
 
@@ -112,7 +114,8 @@ def test_table() -> None:
 def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
     steps = json.loads(one_two_one())["baton"]["plan"]["steps"]
     assert [one["access"] for one in steps] == [["user"], ["user", 0], ["user", 0], ["user", 1, 2]]
-    assert "/d20/v1" in pool_text("http://127.0.0.1:9")
+    pool = parse(pool_text("http://127.0.0.1:9"), "pool.toml", {"BENCH_KEY": "sk-bench"})
+    assert {worker.name for worker in pool.catalog.workers.values()} == set(WORKERS)
     env = environment(tmp_path, 1, tmp_path / "pool.toml", None, None)
     assert env["BATON_BOOTSTRAP_KEY"] == KEY
     assert "BATON_REDIS_URL" not in env
