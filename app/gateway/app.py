@@ -1,0 +1,120 @@
+"""The gateway as one ASGI application: `create_app(gate)`.
+
+`Frontdoor` stands around every route: it gives each request an id, each reply the headers that its route collected,
+counts, and turns what nobody expected into a 500 in OpenAI's shape. Errors are logged by type and place, never by
+value. Keys are checked by a dependency of each route, so a route without one is open and can be seen to be.
+"""
+
+import logging
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import BatonError
+from app.gateway import chat, fault, health, models, runs
+from app.gateway.admission import Admission
+from app.gateway.auth import Keys
+from app.gateway.gate import Gate
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+
+__all__ = ["Gate", "create_app"]
+
+
+def create_app(gate: Gate) -> FastAPI:
+    """Every public route over the given dependencies, which the caller opens and closes."""
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    keys, admission = Keys(gate), Admission(gate)
+    for router in (
+        chat.routes(gate, keys, admission),
+        models.routes(gate, keys),
+        runs.routes(gate, keys),
+        health.routes(gate),
+    ):
+        app.include_router(router)
+    app.add_exception_handler(BatonError, _baton_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Frontdoor, gate=gate)
+    return app
+
+
+async def _baton_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, BatonError)
+    return fault.render(error)
+
+
+async def _http_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return fault.refuse(404, "There is no such route; the API is under /v1.", "unknown_url")
+    if error.status_code == 405:
+        return fault.refuse(405, "This route does not take that method.", "method_not_allowed", error.headers)
+    return fault.refuse(error.status_code, "The request cannot be served.", "invalid_request", error.headers)
+
+
+class Frontdoor:
+    """What every request passes first and every reply passes last."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = _given_id(scope) or self._gate.name("req").encode()
+        headers = [(b"x-request-id", request_id)]
+        scope["baton.headers"] = headers
+        status = 0
+
+        async def out(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, out)
+        except ClientDisconnect:
+            status = 499
+        except Exception as error:
+            self._report(scope, request_id, error)
+            if not status:
+                await fault.crashed(request_id.decode())(scope, receive, out)
+        finally:
+            self._gate.telemetry.count("baton_requests_total", _route(scope), str(status))
+
+    def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
+        fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
+        self._gate.telemetry.log(logging.ERROR, "a request met a bug", **fields)
+
+
+def _given_id(scope: Scope) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return value if REQUEST_ID.fullmatch(value) else None
+    return None
+
+
+def _route(scope: MutableMapping[str, Any]) -> str:
+    """The route's template, never the path itself: metric labels come from closed sets."""
+    return getattr(scope.get("route"), "path", "unmatched")
+
+
+def _place(error: BaseException) -> str:
+    """An error's type and the line that raised it; of a group, its first error's."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    trail = error.__traceback__
+    while trail is not None and trail.tb_next is not None:
+        trail = trail.tb_next
+    where = f" at {trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}" if trail else ""
+    return f"{type(error).__name__}{where}"

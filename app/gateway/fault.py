@@ -1,0 +1,68 @@
+"""Errors as callers see them: OpenAI's error object, at most 4 KiB, with nothing of the request in it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from app.errors import BatonError, InvalidRequest, PlanRejected
+
+LONGEST = 2_000
+"""Characters of a message; even if each took six bytes when escaped, few are, and a body stays below 4 KiB."""
+
+
+def describe(error: BatonError) -> dict[str, Any]:
+    """The error object: message, type, param, code."""
+    return _object(error.message, error.type, error.param, error.public_code)
+
+
+def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    short = message if len(message) <= LONGEST else f"{message[:LONGEST]} ..."
+    return {"error": {"message": short, "type": kind, "param": param, "code": code}}
+
+
+def render(error: BatonError) -> Response:
+    """The reply to a request that failed before its first byte."""
+    headers = {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.retry_after is not None or error.status == 503:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
+    return _reply(error.status, describe(error), headers)
+
+
+def refuse(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
+    """The reply where the framework found the fault: no such route, no such method."""
+    return _reply(status, _object(message, "invalid_request_error", None, code), headers or {})
+
+
+def crashed(request_id: str) -> Response:
+    """The reply to a request that met a bug."""
+    message = f"Something went wrong inside the service; report request {request_id} if it stays."
+    return _reply(500, _object(message, "server_error", None, "internal_error"), {})
+
+
+def _reply(status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    return Response(orjson.dumps(body), status, dict(headers), media_type="application/json")
+
+
+def of_plan(error: PlanRejected) -> InvalidRequest:
+    """A caller's own plan that cannot be executed: every fault at once."""
+    return InvalidRequest(
+        "The plan cannot be executed: " + _all(error.reasons), param="baton.plan", code="plan_rejected"
+    )
+
+
+def _all(reasons: Sequence[str]) -> str:
+    """As many whole reasons as fit, and how many more there are."""
+    shown: list[str] = []
+    room = LONGEST - 100
+    for reason in reasons:
+        room -= len(reason) + 2
+        if room < 0:
+            break
+        shown.append(reason)
+    more = len(reasons) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")

@@ -1,0 +1,48 @@
+"""What the gateway works with: one record, made in `wiring.py` and handed to every route."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from app.core.pool import Catalog
+from app.drivers import Drivers
+from app.gateway.ingress import Bounds
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import Store
+from app.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Admission limits. A key's own `rpm` and `concurrency` take the place of these defaults; None means no limit."""
+
+    running: int = 1_000
+    """Chat requests that this process serves at one time, over all keys."""
+    rpm: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Dependencies of the gateway.
+
+    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `pepper` is the
+    secret under which API keys are hashed.
+    """
+
+    store: Store
+    queue: StepQueue
+    drivers: Drivers
+    catalog: Callable[[], Catalog]
+    telemetry: Telemetry
+    pepper: bytes = field(repr=False)
+    now: Callable[[], float]
+    tick: Callable[[], float]
+    name: Callable[[str], str]
+    bounds: Bounds = field(default_factory=Bounds)
+    rates: Rates = field(default_factory=Rates)
+    key_ttl: float = 5.0
+    """Seconds for which a key lookup is remembered: a revocation takes effect within them."""
+    ping: float = 10.0
+    """Longest silence of a stream, in seconds."""
+    grace: float = 30.0
+    """Seconds beyond its time limit after which a run that has not ended is given up on."""

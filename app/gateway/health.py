@@ -1,0 +1,55 @@
+"""`/healthz` says that the process lives, `/readyz` that it can do its work, `/metrics` what it has done.
+
+None of them needs a key. `/healthz` asks nobody, so that a database that is down does not get every gateway restarted.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import orjson
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.errors import BatonError
+from app.gateway.gate import Gate
+
+PATIENCE = 3.0
+"""Seconds for each check; the store and the queue give up by themselves after two."""
+
+
+def routes(gate: Gate) -> APIRouter:
+    """The routes of probes and of Prometheus."""
+    router = APIRouter()
+
+    @router.api_route("/healthz", methods=["GET", "HEAD"])
+    async def healthz() -> Response:
+        return Response(b'{"status":"ok"}', media_type="application/json")
+
+    @router.api_route("/readyz", methods=["GET", "HEAD"])
+    async def readyz() -> Response:
+        checks = {"store": gate.store.ready, "queue": gate.queue.ready}
+        results = await asyncio.gather(*(_check(ask) for ask in checks.values()))
+        ready = all(result == "ok" for result in results)
+        body = {"status": "ready" if ready else "not_ready", "checks": dict(zip(checks, results, strict=True))}
+        headers = {} if ready else {"retry-after": "1"}
+        return Response(orjson.dumps(body), 200 if ready else 503, headers, "application/json")
+
+    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    async def metrics() -> Response:
+        return Response(gate.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router
+
+
+async def _check(ask: Callable[[], Awaitable[None]]) -> str:
+    """`ok`, or why not, in the words of the error's class."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await ask()
+    except BatonError as error:
+        return error.public_code or "failed"
+    except TimeoutError:
+        return "timeout"
+    except OSError:
+        return "unreachable"
+    return "ok"

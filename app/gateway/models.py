@@ -1,0 +1,85 @@
+"""`GET /v1/models`: tiers and their aliases as OpenAI's model objects, with limits, pool and prices in `baton`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from app.core.pool import MILLION, Catalog, Limits, Tier, Worker
+from app.gateway.auth import Caller, Keys
+from app.gateway.gate import Gate
+from app.gateway.openai_chat import resolve_tier
+from app.store.protocol import KeyRow
+
+
+def routes(gate: Gate, keys: Keys) -> APIRouter:
+    """The model routes; any valid key may ask, and sees the tiers that it may use."""
+    router = APIRouter()
+    anybody = keys.needs()
+    created = int(gate.now())
+
+    @router.get("/v1/models")
+    async def models(caller: Annotated[Caller, Depends(anybody)]) -> Response:
+        catalog = gate.catalog()
+        data = [describe(catalog, name, created) for name in _usable(catalog, caller.key)]
+        return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+
+    @router.get("/v1/models/{model}")
+    async def model(model: str, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+        catalog = gate.catalog()
+        resolve_tier(catalog, caller.key, model)
+        return Response(orjson.dumps(describe(catalog, model, created)), media_type="application/json")
+
+    return router
+
+
+def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
+    for name in (*catalog.tiers, *catalog.aliases):
+        tier = catalog.tier(name)
+        if tier is not None and (not key.tiers or tier.name in key.tiers):
+            yield name
+
+
+def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
+    """A model object for a tier's name or an alias of one."""
+    tier = catalog.tiers[catalog.aliases.get(name, name)]
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "baton",
+        "baton": {
+            "tier": tier.name,
+            "alias": name != tier.name,
+            "description": tier.description,
+            "conductor": tier.conductor.kind,
+            "pool": list(tier.pool),
+            "effort": tier.effort,
+            "efforts": {effort: _limits(limits) for effort, limits in tier.efforts.items()},
+            "prices": _prices(catalog, tier),
+            "rehearsal": catalog.rehearsal,
+        },
+    }
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    return asdict(limits) | {"usd": limits.usd / MILLION}
+
+
+def _prices(catalog: Catalog, tier: Tier) -> dict[str, Any]:
+    """The range over the pool, in dollars per million tokens."""
+    workers = [catalog.workers[name] for name in tier.pool]
+    kinds: dict[str, Callable[[Worker], int]] = {
+        "input": lambda worker: worker.price.input,
+        "cached": lambda worker: worker.price.cached,
+        "output": lambda worker: worker.price.output,
+    }
+    return {kind: _range(map(pick, workers)) for kind, pick in kinds.items()}
+
+
+def _range(prices: Iterable[int]) -> dict[str, float]:
+    known = sorted(prices)
+    return {"min": known[0] / MILLION, "max": known[-1] / MILLION}

@@ -1,0 +1,136 @@
+"""The answer on its way to the caller: as server-sent events, or collected into one reply.
+
+A stream's first frame goes out at once, a comment follows whenever there was nothing to say for `Gate.ping` seconds,
+and a batch from the run's line becomes one write. Once bytes are out, an error is an `error` event and there is no
+`[DONE]`. When the client goes away its run is told so at once, and what is left of the run is awaited in silence: a
+place that `admission.py` gave is not free before the run has ended.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.errors import BatonError, OursError, RunExpired
+from app.gateway import fault
+from app.gateway.admission import Permit
+from app.gateway.gate import Gate
+from app.gateway.openai_reply import Chunks, failed
+from app.order import Driven, Ended, Noted, Said, Told
+
+UNWATCHED = 0.1
+"""Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
+PING = b": ping\n\n"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def collect(gate: Gate, driven: Driven, receive: Receive, seconds: float) -> Ended:
+    """The end of a run that nobody streams; raises `RunExpired` if it has none `Gate.grace` after its time limit."""
+    ended: Ended | None = None
+    try:
+        ended = _end_in(await driven.line.take(UNWATCHED))
+        if ended is None:
+            ended = await _watching(gate, driven.run, receive, lambda: _until_end(driven, seconds + gate.grace))
+        return ended
+    finally:
+        if ended is None:
+            gate.drivers.cancel(driven.run, "client")
+
+
+async def _until_end(driven: Driven, seconds: float) -> Ended | None:
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                if ended := _end_in(await driven.line.take(seconds)):
+                    return ended
+    except TimeoutError:
+        return None
+
+
+def _end_in(batch: Sequence[Told]) -> Ended | None:
+    return batch[-1] if batch and isinstance(batch[-1], Ended) else None
+
+
+async def _watching(gate: Gate, run: str, receive: Receive, work: Callable[[], Awaitable[Ended | None]]) -> Ended:
+    """Do `work` with an eye on the connection; a client that goes away cancels its run, whose end is then awaited."""
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(_watch(gate, run, receive))
+        try:
+            ended = await work()
+        finally:
+            watcher.cancel()
+    if ended is None:
+        raise RunExpired()
+    return ended
+
+
+async def _watch(gate: Gate, run: str, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gate.drivers.cancel(run, "client")
+
+
+class EventStream(Response):
+    """A run as server-sent events."""
+
+    def __init__(self, gate: Gate, driven: Driven, chunks: Chunks, permit: Permit, seconds: float) -> None:
+        """`seconds` is the run's time limit. The stream owns `permit` and gives it back when it is over."""
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = list(STREAM_HEADERS)
+        self._gate = gate
+        self._driven = driven
+        self._chunks = chunks
+        self._permit = permit
+        self._seconds = seconds
+        self._ended: Ended | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the stream."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _write(send, self._chunks.role())
+            await _watching(self._gate, self._driven.run, receive, lambda: self._relay(send))
+        except RunExpired:
+            await _write(send, failed(fault.describe(OursError())))
+        finally:
+            if self._ended is None:
+                self._gate.drivers.cancel(self._driven.run, "client")
+            self._permit.release()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _relay(self, send: Send) -> Ended | None:
+        try:
+            async with asyncio.timeout(self._seconds + self._gate.grace):
+                while self._ended is None:
+                    batch = await self._driven.line.take(self._gate.ping)
+                    await _write(send, self._frames(batch) if batch else PING)
+        except TimeoutError:
+            return None
+        return self._ended
+
+    def _frames(self, batch: Sequence[Told]) -> bytes:
+        chunks = self._chunks
+        frames: list[bytes] = []
+        for told in batch:
+            if isinstance(told, Said):
+                frames.append(chunks.said(told.text))
+            elif isinstance(told, Noted):
+                frames.append(chunks.noted(told))
+            else:
+                self._ended = told
+                frames.append(self._last(told))
+        return b"".join(frames)
+
+    def _last(self, ended: Ended) -> bytes:
+        error: BatonError | None = ended.error
+        return self._chunks.ended(ended) if error is None else failed(fault.describe(error))
+
+
+async def _write(send: Send, frames: bytes) -> None:
+    await send({"type": "http.response.body", "body": frames, "more_body": True})
