@@ -1,7 +1,8 @@
-"""The queue hop: a ticket rung here, taken by another process, and its answer heard here again, one at a time.
+"""The queue hop: a ticket rung here until another process has it, and until its answer is heard here again.
 
-`python -m tests.bench.hop --redis URL` prints JSON with the percentiles in milliseconds. The other process is this file
-with `--echo`; it does what a dispatcher does for a step without work: take, tell the driver, done.
+`python -m tests.bench.hop --redis URL` prints JSON: the percentiles of the hop in milliseconds, and under `round_trip`
+those of the way there and back. One ticket at a time. The other process is this file with `--echo`; it does what a
+dispatcher does for a step without work: take, tell the driver, done. Both read the machine's one monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import uvloop
 
@@ -30,35 +32,42 @@ PATIENCE = 10.0
 async def echo(queue: StepQueue) -> None:
     """Answer every ticket with an event, for ever; the next ones are taken meanwhile."""
 
-    async def answer(ticket: Ticket) -> None:
-        event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, 0.0, {"step": ticket.step})
+    async def answer(ticket: Ticket, taken: float) -> None:
+        event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, taken, {"step": ticket.step})
         await queue.tell(ticket.driver, [Committed(ticket.run, (event,))])
         await queue.done([ticket])
 
     async with asyncio.TaskGroup() as answers:
         while True:
             for ticket in await queue.take(16, 1.0):
-                answers.create_task(answer(ticket))
+                answers.create_task(answer(ticket, time.monotonic()))
 
 
-async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[float]:
-    """Milliseconds from `ring` to the answer, for so many tickets, one after another."""
-    heard: asyncio.Queue[str] = asyncio.Queue()
+class Hop(NamedTuple):
+    """Milliseconds from calling `ring`."""
+
+    there: float
+    and_back: float
+
+
+async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[Hop]:
+    """Until the ticket was taken and until the answer was heard, for so many tickets, one after another."""
+    heard: asyncio.Queue[Event] = asyncio.Queue()
 
     def sink(message: Live) -> None:
         if isinstance(message, Committed):
-            heard.put_nowait(message.run)
+            heard.put_nowait(message.events[0])
 
-    taken: list[float] = []
+    seen: list[Hop] = []
     async with queue.hear(DRIVER, sink):
         for number in range(count + warmup):
-            run, start = f"bench-{number}", time.perf_counter()
+            run, start = f"bench-{number}", time.monotonic()
             await queue.ring([Ticket(run, 0, TIERS[0], DRIVER, number)])
             async with asyncio.timeout(PATIENCE):
-                while await heard.get() != run:
+                while (answer := await heard.get()).run != run:
                     pass
-            taken.append((time.perf_counter() - start) * 1000)
-    return taken[warmup:]
+            seen.append(Hop((answer.at - start) * 1000, (time.monotonic() - start) * 1000))
+    return seen[warmup:]
 
 
 async def _echo(url: str) -> None:
@@ -67,7 +76,7 @@ async def _echo(url: str) -> None:
         await echo(queue)
 
 
-async def _measure(url: str, count: int) -> list[float]:
+async def _measure(url: str, count: int) -> list[Hop]:
     async with RedisQueue(url, TIERS) as queue:
         return await hops(queue, count)
 
@@ -87,7 +96,9 @@ def main() -> None:
         try:
             assert other.stdout is not None
             other.stdout.readline()
-            print(json.dumps(percentiles(uvloop.run(_measure(chosen.redis, chosen.count)))))
+            seen = uvloop.run(_measure(chosen.redis, chosen.count))
+            there, and_back = (percentiles(column) for column in zip(*seen, strict=True))
+            print(json.dumps({**there, "round_trip": and_back}))
         finally:
             other.kill()
 
