@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
+from app.core.journal import Event, Kind
 from app.errors import QueueUnavailable
 from app.stepqueue.ear import PROBE_SECONDS
 from app.stepqueue.keys import GROUP, Keys
-from app.stepqueue.protocol import Live, Stop, Ticket
+from app.stepqueue.protocol import Committed, Live, Stop, Ticket
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
 from tests import servers
 
@@ -346,3 +348,28 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
         assert await client.xinfo_consumers(stream, GROUP) == []
         assert await client.xlen(stream) == 0
         assert len(await client.client_list()) == 1
+
+
+async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(number) for number in range(5)])
+    taken = await queue.take(5, 1.0)
+    await queue._streams._put_back(taken[2:])  # what a blocking read over several lanes does in a rare race
+    async with RedisQueue(server.url, TIERS, LEASE) as other:
+        assert [each.step for each in await other.take(9, 0)] == [2, 3, 4]
+        await other.done(taken[2:])
+        await queue.done(taken[:2])
+    async with Redis.from_url(server.url) as client:
+        assert await client.xlen(Keys("baton").tickets("mini")) == 3
+
+
+async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
+    async with queue.hear("a", heard.append):
+        await queue.tell("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
+        bad = Event("run", 2, Kind.ADMITTED, 0.0, {"what": object()})
+        await queue.tell("a", [Committed("run", (bad,)), Stop("run")])
+        await _until(lambda: len(heard) == 3)
+    assert isinstance(heard[0], Committed)
+    assert heard[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
+    assert queue.unencodable == 1
