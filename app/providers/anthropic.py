@@ -1,0 +1,230 @@
+"""Anthropic's Messages.
+
+Source: the published Messages reference, "Streaming messages" and "Structured outputs". The terminal marker is the
+event `message_stop`; usage is cumulative and complete in `message_delta`; events and blocks of an unknown kind are
+skipped, as the reference asks. Thinking is no part of the answer. `input_tokens` leaves out what the cache read or
+wrote, so all three are added up.
+
+Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
+with both given, `top_p` is left out. Options: `anthropic_version` (default 2023-06-01), `ignore`.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+
+from app.core.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.pool import ProviderSpec
+from app.errors import WorkerTruncated
+from app.providers import options
+from app.providers.document import count, inner, label, parse, rows, usage, words
+from app.providers.faults import fault, in_stream, malformed
+from app.providers.http import Endpoint, exchange
+from app.providers.protocol import Deadlines, Request
+from app.providers.turns import inline, turns
+
+BASE_URL = "https://api.anthropic.com"
+VERSION = "2023-06-01"
+UNSUPPORTED = frozenset(("seed", "presence_penalty", "frequency_penalty"))
+"""Names of `Sampling` that the format has no place for. It has no log-probabilities either."""
+OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
+FINISH: dict[str, Finish] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "pause_turn": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+"""Any other reason ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+LOOSE = frozenset(
+    [
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "minProperties",
+        "maxProperties",
+    ]
+)
+"""Keywords that structured outputs refuse with a 400; without them the schema only allows more."""
+
+
+class AnthropicProvider:
+    """Anthropic's endpoint, or one that speaks its format."""
+
+    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
+        options.check(spec, OPTIONS)
+        headers = {"anthropic-version": spec.options.get("anthropic_version", VERSION)}
+        base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
+        self._endpoint = Endpoint(spec, base_url, headers, {"x-api-key": key} if key else {})
+        self._spec = spec
+        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+
+    def render(self, request: Request) -> bytes:
+        """The exact request body; see `protocol.Provider`."""
+        talk = turns(request.messages)
+        body: dict[str, Any] = {"model": request.worker.model, "max_tokens": request.sampling.max_tokens}
+        if talk.instructions:
+            body["system"] = [{"type": "text", "text": text} for text in talk.instructions]
+        body["messages"] = [
+            {"role": "user" if mine else "assistant", "content": [*map(_block, parts)]} for mine, parts in talk.turns
+        ]
+        if not talk.turns[-1][0]:
+            _trim(body["messages"][-1]["content"])
+        body |= _sampling(request.sampling, self.unsupported)
+        if request.schema is not None and self._spec.structured:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.schema)}}
+        if self._spec.streams:
+            body["stream"] = True
+        return orjson.dumps(body, default=dict)
+
+    def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Send `body` and yield what comes back; see `protocol.Provider`."""
+        who = f"{request.worker.name} at {self._spec.name}"
+        return exchange(self._endpoint, "/v1/messages", body, deadlines, Reply(who), who, streams=self._spec.streams)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._endpoint.close()
+
+
+def _block(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    data = inline(part)
+    source = {"type": "url", "url": part.url}
+    if data is not None:
+        source = {"type": "base64", "media_type": data[0], "data": data[1]}
+    return {"type": "image", "source": source}
+
+
+def _trim(blocks: list[dict[str, Any]]) -> None:
+    """A last turn of the assistant is the answer's beginning, and may not end in white space."""
+    if blocks[-1]["type"] == "text":
+        blocks[-1]["text"] = blocks[-1]["text"].rstrip()
+        if not blocks[-1]["text"] and len(blocks) > 1:
+            blocks.pop()
+
+
+def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
+    given = {
+        "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
+        "top_p": sampling.top_p,
+        "stop_sequences": sampling.stop or None,
+    }
+    leave = {"stop_sequences"} if "stop" in unsupported else set()
+    sent = {name: v for name, v in given.items() if v is not None and name not in unsupported | leave}
+    if "temperature" in sent:
+        sent.pop("top_p", None)
+    return sent
+
+
+def _loosened(schema: object) -> Any:
+    """The schema without what Anthropic refuses; what stands in `properties` are names, not keywords."""
+    if isinstance(schema, list | tuple):
+        return [*map(_loosened, schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {name: value for name, value in schema.items() if name not in LOOSE}
+    for name in ("properties", "$defs"):
+        if isinstance(kept.get(name), Mapping):
+            kept[name] = {key: _loosened(value) for key, value in kept[name].items()}
+    return {
+        name: value if name in ("properties", "$defs", "enum", "const", "required", "default") else _loosened(value)
+        for name, value in kept.items()
+    }
+
+
+class Reply:
+    """One reply as it arrives: named events, or a whole `message`."""
+
+    __slots__ = ("_counts", "_finish", "_model", "_who", "done")
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._finish: Finish | None = None
+        self._model: str | None = None
+        self._counts: dict[str, Any] = {}
+        self.done = False
+
+    @property
+    def complete(self) -> bool:
+        """See `http.Reading`: here the marker alone ends an answer."""
+        return self.done
+
+    def event(self, data: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        if not data:
+            return
+        document = parse(data, self._who)
+        kind = document.get("type")
+        if kind == "content_block_delta":
+            self._say(inner(document.get("delta"), self._who), pieces)
+        elif kind == "content_block_start":
+            self._say(inner(document.get("content_block"), self._who), pieces)
+        elif kind == "message_start":
+            self._start(inner(document.get("message"), self._who))
+        elif kind == "message_delta":
+            self._stop(inner(document.get("delta"), self._who), document)
+        elif kind == "message_stop":
+            self.done = True
+        elif kind == "error" or document.get("error") is not None:
+            raise in_stream(self._who, document)
+        elif not isinstance(kind, str):
+            raise malformed(self._who, "an event without a type")
+
+    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        document = parse(body, self._who)
+        if document.get("type") == "error" or document.get("error") is not None:
+            raise in_stream(self._who, document)
+        for block in rows(document.get("content"), self._who):
+            self._say(block, pieces)
+        self._model = label(document.get("model"))
+        self._stop(document, document)
+        if self._finish is None:
+            raise malformed(self._who, "a reply without a stop reason")
+        self.done = True
+
+    def end(self) -> End:
+        """See `http.Reading`."""
+        if self._finish is None or not self.done:
+            raise fault(WorkerTruncated, self._who, "no message_stop")
+        return End(self._finish, self._usage(), self._model, refused=self._finish == "content_filter")
+
+    def _say(self, block: Mapping[str, Any], pieces: list[Piece]) -> None:
+        if block.get("type") in ("text_delta", "text") and (text := words(block.get("text"), self._who)):
+            pieces.append(Words(text))
+
+    def _start(self, message: Mapping[str, Any]) -> None:
+        self._model = label(message.get("model")) or self._model
+        counts = message.get("usage")
+        if isinstance(counts, dict):
+            # The output counted so far; only `message_delta` has the final one.
+            self._counts |= {name: value for name, value in counts.items() if name.endswith("input_tokens")}
+
+    def _stop(self, delta: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+        if reason := words(delta.get("stop_reason"), self._who):
+            self._finish = self._finish or FINISH.get(reason, "length")
+        counts = document.get("usage")
+        if isinstance(counts, dict):
+            self._counts |= {name: value for name, value in counts.items() if value is not None}
+
+    def _usage(self) -> Usage | None:
+        counts = self._counts
+        parts = [counts.get(name, 0) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+        known = [count(value) for value in (counts.get("input_tokens"), *(value or 0 for value in parts))]
+        read = None if None in known else sum(value or 0 for value in known)
+        details = counts.get("output_tokens_details")
+        thinking = details.get("thinking_tokens") if isinstance(details, dict) else None
+        return usage(read, counts.get("output_tokens"), parts[0], thinking)

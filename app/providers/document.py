@@ -1,0 +1,95 @@
+"""The JSON that providers send, read with suspicion: an accessor gives the type it promises or raises WorkerMalformed.
+
+NaN, infinities and numbers beyond a double are refused with the document; lone surrogates and broken UTF-8 become
+U+FFFD (Gemini has been seen to cut a pair in two), so that every string handed on can be encoded; NUL is text like any
+other.
+"""
+
+import re
+from typing import Any
+
+import orjson
+
+from app.core.chat import Usage
+from app.providers.faults import malformed
+
+TOKENS = 100_000_000
+"""Above any context window; a count beyond it is a fault, not a bill."""
+_ESCAPES = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+
+
+def parse(data: bytes, who: str) -> dict[str, Any]:
+    """One JSON object; raises WorkerMalformed for anything else."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        value = _mended(data, who)
+    if not isinstance(value, dict):
+        raise malformed(who, "no JSON object")
+    return value
+
+
+def peek(data: bytes) -> object:
+    """What an error body holds, or None: it only refines what the HTTP status says."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def inner(value: object, who: str) -> dict[str, Any]:
+    """An object, empty where it is absent."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise malformed(who, "a field of the wrong type")
+    return value
+
+
+def rows(value: object, who: str) -> list[dict[str, Any]]:
+    """A list of objects, empty where it is absent."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise malformed(who, "a field of the wrong type")
+    return value
+
+
+def words(value: object, who: str) -> str:
+    """Text, empty where it is absent."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise malformed(who, "a field of the wrong type")
+    return value
+
+
+def label(value: object) -> str | None:
+    """A short name that is only reported, never believed: a model id."""
+    return value[:200] if isinstance(value, str) and value else None
+
+
+def count(value: object) -> int | None:
+    """A plausible number of tokens, or None."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= TOKENS else None
+
+
+def usage(into: object, out: object, cached: object = 0, reasoning: object = 0) -> Usage | None:
+    """What was billed, with the subsets kept inside their wholes; None if either whole is missing or both are zero."""
+    read, written = count(into), count(out)
+    if read is None or written is None or read + written == 0:
+        return None
+    return Usage(read, min(count(cached) or 0, read), written, min(count(reasoning) or 0, written))
+
+
+def _mended(data: bytes, who: str) -> Any:
+    text = data.decode("utf-8", "replace")
+    text = _ESCAPES.sub(lambda match: "\\ufffd" if match[1] else match[0], text)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise malformed(who, "no JSON") from None

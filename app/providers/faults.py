@@ -1,0 +1,172 @@
+"""What a provider's failure is called: one table from HTTP status and provider's word to an error class.
+
+Sources: the error pages of OpenAI, Anthropic (`error.type`) and Google (`google.rpc.Code`), RFC 9110 (Retry-After). A
+message built here names the worker, its provider and the status, and nothing that the provider or the caller wrote.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from app.errors import (
+    WorkerError,
+    WorkerMalformed,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
+
+DAY = 86_400.0
+_SECONDS = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*s?\s*", re.ASCII)
+_STATUS = re.compile(r"[45]\d\d", re.ASCII)
+
+CLASSES: dict[int, type[WorkerError]] = {
+    401: WorkerMisconfigured,
+    402: WorkerMisconfigured,
+    403: WorkerMisconfigured,
+    404: WorkerMisconfigured,
+    405: WorkerMisconfigured,
+    407: WorkerMisconfigured,
+    408: WorkerTimeout,
+    409: WorkerUnavailable,
+    410: WorkerMisconfigured,
+    425: WorkerUnavailable,
+    429: WorkerRateLimited,
+    499: WorkerUnavailable,
+    504: WorkerTimeout,
+    522: WorkerTimeout,
+    524: WorkerTimeout,
+}
+"""By status; others by hundreds: 2xx malformed, 3xx misconfigured (none is followed), 4xx refused, 5xx unavailable."""
+
+WORDS: dict[str, int] = {
+    "invalid_request_error": 400,
+    "context_length_exceeded": 400,
+    "INVALID_ARGUMENT": 400,
+    "OUT_OF_RANGE": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "API_KEY_INVALID": 401,
+    "UNAUTHENTICATED": 401,
+    "billing_error": 402,
+    "billing_not_active": 402,
+    "insufficient_quota": 402,
+    "permission_error": 403,
+    "unsupported_country_region_territory": 403,
+    "FAILED_PRECONDITION": 403,
+    "PERMISSION_DENIED": 403,
+    "model_not_found": 404,
+    "not_found_error": 404,
+    "NOT_FOUND": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "RESOURCE_EXHAUSTED": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "INTERNAL": 500,
+    "UNKNOWN": 500,
+    "ABORTED": 503,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""A provider's word for a failure, as the HTTP status that means the same."""
+
+
+def fault(kind: type[WorkerError], who: str, note: str, retry_after: float | None = None) -> WorkerError:
+    """An error of that class; `who` is the worker and its provider, `note` our own words."""
+    return kind(f"{kind().message.rstrip('.')} ({who}: {note}).", retry_after=retry_after)
+
+
+def malformed(who: str, note: str) -> WorkerError:
+    """The provider broke its wire format."""
+    return fault(WorkerMalformed, who, note)
+
+
+def by_status(who: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
+    """The error of an answer that is not 200; `document` is its parsed body, or anything else where it had none."""
+    error = _error(document)
+    kind = _kind(status)
+    if 400 <= status < 500 and any(_kind(WORDS.get(word, 400)) is WorkerMisconfigured for word in _words(error)):
+        kind = WorkerMisconfigured
+    return fault(kind, who, f"HTTP {status}", _retry_after(headers, error))
+
+
+def in_stream(who: str, document: object) -> WorkerError:
+    """The error that an event of a 200 stream, or a 200 document, carries."""
+    error = _error(document)
+    status = next((_numbered(error.get(name)) for name in ("code", "status") if _numbered(error.get(name))), 0)
+    status = status or next((WORDS[word] for word in _words(error) if word in WORDS), 500)
+    return fault(_kind(status), who, f"error {status} inside the answer", _retry_after({}, error))
+
+
+def _kind(status: int) -> type[WorkerError]:
+    if status in CLASSES:
+        return CLASSES[status]
+    if status >= 500:
+        return WorkerUnavailable
+    if status >= 400:
+        return WorkerRefused
+    return WorkerMisconfigured if status >= 300 else WorkerMalformed
+
+
+def _error(document: object) -> dict[str, Any]:
+    """All three nest it under `error`, Google sometimes inside a list; some compatible servers do not nest it."""
+    if isinstance(document, list) and document:
+        document = document[0]
+    if not isinstance(document, dict):
+        return {}
+    inner = document.get("error")
+    return inner if isinstance(inner, dict) else document
+
+
+def _words(error: dict[str, Any]) -> Iterator[str]:
+    """From the finest to the coarsest."""
+    for detail in _details(error):
+        if isinstance(detail.get("reason"), str):
+            yield detail["reason"]
+    for name in ("code", "type", "status"):
+        if isinstance(error.get(name), str):
+            yield error[name]
+
+
+def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
+    details = error.get("details")
+    return [detail for detail in details if isinstance(detail, dict)] if isinstance(details, list) else []
+
+
+def _numbered(value: object) -> int:
+    """A 4xx or 5xx as a number or as digits; 0 for anything else."""
+    text = str(value) if isinstance(value, str) or type(value) is int else ""
+    return int(text) if _STATUS.fullmatch(text) else 0
+
+
+def _retry_after(headers: Mapping[str, str], error: dict[str, Any]) -> float | None:
+    """Seconds, at most a day. `retry-after-ms` is finer than Retry-After; Google says it in the body."""
+    milliseconds = _seconds(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return min(milliseconds / 1000, DAY)
+    said = [headers.get("retry-after"), *(detail.get("retryDelay") for detail in _details(error))]
+    found = (_seconds(value) for value in said)
+    seconds = next((value for value in found if value is not None), None)
+    if seconds is None:
+        seconds = _until(headers.get("retry-after"), headers.get("date"))
+    return None if seconds is None else min(seconds, DAY)
+
+
+def _seconds(value: object) -> float | None:
+    match = _SECONDS.fullmatch(value) if isinstance(value, str) else None
+    return float(match[1]) if match else None
+
+
+def _until(date: str | None, now: str | None) -> float | None:
+    """Measured on the provider's own clock, its Date header: clocks differ, and ours is not this module's to read."""
+    try:
+        return max((parsedate_to_datetime(date or "") - parsedate_to_datetime(now or "")).total_seconds(), 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,194 @@
+"""Gemini's generateContent.
+
+Source: the v1beta reference (`GenerateContentResponse`, `FinishReason`, `UsageMetadata`). A stream has no terminal
+event: its marker is the candidate's `finishReason`, or the prompt's `blockReason`, and then the body ends. Thoughts are
+no part of the answer, but are billed as output beside `candidatesTokenCount`. Log-probabilities are not asked for: most
+models answer 400 to that. Option: `ignore`.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from app.core.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.pool import ProviderSpec
+from app.errors import WorkerMalformed, WorkerTruncated
+from app.providers import options
+from app.providers.document import count, inner, label, parse, rows, usage, words
+from app.providers.faults import fault, in_stream, malformed
+from app.providers.http import Endpoint, exchange
+from app.providers.protocol import Deadlines, Request
+from app.providers.turns import inline, turns
+
+BASE_URL = "https://generativelanguage.googleapis.com"
+UNSUPPORTED: frozenset[str] = frozenset()
+"""Names of `Sampling` that the format has no place for."""
+FINISH: dict[str, Finish] = {
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "SAFETY": "content_filter",
+    "RECITATION": "content_filter",
+    "LANGUAGE": "content_filter",
+    "BLOCKLIST": "content_filter",
+    "PROHIBITED_CONTENT": "content_filter",
+    "SPII": "content_filter",
+    "IMAGE_SAFETY": "content_filter",
+    "IMAGE_PROHIBITED_CONTENT": "content_filter",
+    "IMAGE_RECITATION": "content_filter",
+}
+"""Any other reason ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+NONSENSE = frozenset(
+    [
+        "MALFORMED_FUNCTION_CALL",
+        "UNEXPECTED_TOOL_CALL",
+        "TOO_MANY_TOOL_CALLS",
+        "MALFORMED_RESPONSE",
+        "MISSING_THOUGHT_SIGNATURE",
+    ]
+)
+"""The model wrote what Gemini itself could not read."""
+UNSPECIFIED = frozenset(("", "FINISH_REASON_UNSPECIFIED", "BLOCK_REASON_UNSPECIFIED"))
+MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
+
+
+class GeminiProvider:
+    """Gemini's endpoint."""
+
+    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Google's own; a version may end it."""
+        options.check(spec, {})
+        base_url = (spec.base_url or BASE_URL).rstrip("/")
+        if not base_url.endswith(("/v1", "/v1beta")):
+            base_url += "/v1beta"
+        self._endpoint = Endpoint(spec, base_url, {}, {"x-goog-api-key": key} if key else {})
+        self._spec = spec
+        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+
+    def render(self, request: Request) -> bytes:
+        """The exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
+        talk = turns(request.messages)
+        body: dict[str, Any] = {}
+        if talk.instructions:
+            body["systemInstruction"] = {"parts": [{"text": text} for text in talk.instructions]}
+        body["contents"] = [
+            {"role": "user" if mine else "model", "parts": [*map(_part, parts)]} for mine, parts in talk.turns
+        ]
+        body["generationConfig"] = _sampling(request.sampling, self.unsupported)
+        if request.schema is not None and self._spec.structured:
+            shape = {"responseMimeType": "application/json", "responseJsonSchema": request.schema}
+            body["generationConfig"] |= shape
+        return orjson.dumps(body, default=dict)
+
+    def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Send `body` and yield what comes back; see `protocol.Provider`."""
+        who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams
+        verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
+        path = f"/{_resource(request.worker.model)}:{verb}"
+        return exchange(self._endpoint, path, body, deadlines, Candidate(who), who, streams=streams)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._endpoint.close()
+
+
+def _resource(model: str) -> str:
+    """`gemini-x`, or a resource name like `tunedModels/x`."""
+    return quote(model if "/" in model else f"models/{model}", safe="/")
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"text": part.text}
+    data = inline(part)
+    if data is not None:
+        return {"inlineData": {"mimeType": data[0], "data": data[1]}}
+    media = MEDIA.get(part.url.partition("?")[0].rpartition(".")[2].lower())
+    return {"fileData": {**({"mimeType": media} if media else {}), "fileUri": part.url}}
+
+
+def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
+    given = {
+        "max_tokens": ("maxOutputTokens", sampling.max_tokens),
+        "temperature": ("temperature", sampling.temperature),
+        "top_p": ("topP", sampling.top_p),
+        "stop": ("stopSequences", sampling.stop or None),
+        "seed": ("seed", sampling.seed),
+        "presence_penalty": ("presencePenalty", sampling.presence_penalty),
+        "frequency_penalty": ("frequencyPenalty", sampling.frequency_penalty),
+    }
+    return {theirs: value for ours, (theirs, value) in given.items() if value is not None and ours not in unsupported}
+
+
+class Candidate:
+    """One reply as it arrives: `GenerateContentResponse`s, one or many; only candidate 0 is read."""
+
+    __slots__ = ("_calls", "_finish", "_model", "_usage", "_who", "done")
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._finish: Finish | None = None
+        self._model: str | None = None
+        self._usage: Usage | None = None
+        self._calls = False
+        self.done = False
+
+    @property
+    def complete(self) -> bool:
+        """See `http.Reading`."""
+        return self._finish is not None
+
+    def event(self, data: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        if data:
+            self._take(parse(data, self._who), pieces)
+
+    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        self._take(parse(body, self._who), pieces)
+        if self._finish is None:
+            raise malformed(self._who, "a reply without a finish reason")
+
+    def end(self) -> End:
+        """See `http.Reading`."""
+        if self._finish is None:
+            raise fault(WorkerTruncated, self._who, "no finish reason")
+        finish: Finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
+        return End(finish, self._usage, self._model, refused=finish == "content_filter")
+
+    def _take(self, document: dict[str, Any], pieces: list[Piece]) -> None:
+        if document.get("error") is not None:
+            raise in_stream(self._who, document)
+        if not document.keys() & {"candidates", "promptFeedback", "usageMetadata"}:
+            raise malformed(self._who, "no candidates")
+        self._model = label(document.get("modelVersion")) or self._model
+        counts = document.get("usageMetadata")
+        if isinstance(counts, dict):
+            self._usage = _usage(counts)
+        feedback = inner(document.get("promptFeedback"), self._who)
+        if words(feedback.get("blockReason"), self._who) not in UNSPECIFIED:
+            self._finish = "content_filter"
+        for candidate in rows(document.get("candidates"), self._who):
+            if not candidate.get("index"):
+                self._choose(candidate, pieces)
+
+    def _choose(self, candidate: dict[str, Any], pieces: list[Piece]) -> None:
+        for part in rows(inner(candidate.get("content"), self._who).get("parts"), self._who):
+            self._calls = self._calls or "functionCall" in part
+            text = words(part.get("text"), self._who)
+            if text and not part.get("thought"):
+                pieces.append(Words(text))
+        reason = words(candidate.get("finishReason"), self._who)
+        if reason in NONSENSE:
+            raise fault(WorkerMalformed, self._who, "the model's output could not be read")
+        if reason not in UNSPECIFIED:
+            self._finish = self._finish or FINISH.get(reason, "length")
+
+
+def _usage(counts: dict[str, Any]) -> Usage | None:
+    """Candidates and thoughts are both output; a count of zero is left out by the API."""
+    thoughts = count(counts.get("thoughtsTokenCount", 0))
+    written = count(counts.get("candidatesTokenCount", 0))
+    out = None if thoughts is None or written is None else thoughts + written
+    return usage(counts.get("promptTokenCount"), out, counts.get("cachedContentTokenCount"), thoughts)

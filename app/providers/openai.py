@@ -1,0 +1,238 @@
+"""OpenAI's chat completions, and the many servers that speak it (vLLM, DeepSeek, OpenRouter, Mistral, xAI, ...).
+
+Source: the openai-openapi 2.3.0 description and the documentation of those servers. The terminal marker is a choice's
+`finish_reason`: OpenAI ends with `[DONE]`, but some compatible servers just close, and by then the answer is whole.
+`[DONE]` without a `finish_reason` says nothing about the answer, and counts as truncated. Only choice 0 is read (`n` is
+never sent). Reasoning text is no part of the answer and is skipped.
+
+Options: `max_tokens_field` (`max_completion_tokens` on api.openai.com, else `max_tokens`), `stream_options` (`omit` for
+servers that refuse it; then there may be no usage), `developer_role` (`keep` on api.openai.com, else `system`),
+`ignore`.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+
+from app.core.chat import Chosen, End, Finish, Message, Piece, Sampling, Text, Usage, Words
+from app.core.pool import ProviderSpec
+from app.errors import WorkerTruncated, WorkerUnavailable
+from app.providers import options
+from app.providers.document import inner, label, parse, rows, usage, words
+from app.providers.faults import fault, in_stream, malformed
+from app.providers.http import Endpoint, exchange
+from app.providers.protocol import Deadlines, Request
+
+BASE_URL = "https://api.openai.com/v1"
+UNSUPPORTED: frozenset[str] = frozenset()
+"""Names of `Sampling` that the format has no place for."""
+OPTIONS = {
+    "max_tokens_field": ("max_tokens", "max_completion_tokens"),
+    "stream_options": ("send", "omit"),
+    "developer_role": ("keep", "system"),
+    "positional": ("true", "false"),
+    "logprobs": ("true", "false"),
+}
+"""The last two say what a conductor may count on: schemas with `prefixItems`, and log-probabilities with a schema."""
+MOST_LOGPROBS = 20
+SCHEMA_NAME = "answer"
+FINISH: dict[str, Finish] = {
+    "stop": "stop",
+    "eos": "stop",
+    "length": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+}
+"""Any other word ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
+"""Finish reasons of vLLM, of OpenRouter and Mistral, and of DeepSeek that mean: the server gave up."""
+
+
+class OpenAIProvider:
+    """One OpenAI-compatible endpoint."""
+
+    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
+        options.check(spec, OPTIONS)
+        secrets = {"authorization": f"Bearer {key}"} if key else {}
+        self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets)
+        self._spec = spec
+        self._url = "/chat/completions"
+        own = self._endpoint.url(self._url).host == "api.openai.com"
+        self._cap = spec.options.get("max_tokens_field", "max_completion_tokens" if own else "max_tokens")
+        self._keep_developer = spec.options.get("developer_role", "keep" if own else "system") == "keep"
+        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+
+    def render(self, request: Request) -> bytes:
+        """The exact request body; see `protocol.Provider`."""
+        spec = self._spec
+        body: dict[str, Any] = {"model": request.worker.model, "messages": [*map(self._message, request.messages)]}
+        body |= _sampling(request.sampling, self._cap, self.unsupported)
+        if request.schema is not None and spec.structured:
+            named = {"name": SCHEMA_NAME, "strict": True, "schema": request.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        if request.logprobs:
+            body |= {"logprobs": True, "top_logprobs": min(request.logprobs, MOST_LOGPROBS)}
+        if spec.streams:
+            body["stream"] = True
+            if spec.options.get("stream_options") != "omit":
+                body["stream_options"] = {"include_usage": True}
+        return orjson.dumps(body, default=dict)
+
+    def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Send `body` and yield what comes back; see `protocol.Provider`."""
+        who = f"{request.worker.name} at {self._spec.name}"
+        return exchange(self._endpoint, self._url, body, deadlines, Completion(who), who, streams=self._spec.streams)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._endpoint.close()
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        role: str = message.role
+        if role == "developer" and not self._keep_developer:
+            role = "system"
+        if role == "tool":
+            role = "user"  # A result without the id of its call is only readable as somebody's words.
+        name = {"name": message.name} if message.name else {}
+        if all(isinstance(part, Text) for part in message.parts) and len(message.parts) < 2:
+            return {"role": role, "content": message.text, **name}
+        return {"role": role, "content": [*map(_part, message.parts)], **name}
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    detail = {"detail": part.detail} if part.detail else {}
+    return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+
+
+def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict[str, Any]:
+    given = {
+        cap: sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stop": sampling.stop or None,
+        "seed": sampling.seed,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    return {name: value for name, value in given.items() if value is not None and name not in unsupported}
+
+
+class Completion:
+    """One reply as it arrives: `chat.completion.chunk`s, or a whole `chat.completion`."""
+
+    __slots__ = ("_finish", "_model", "_refused", "_usage", "_who", "done")
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._finish: Finish | None = None
+        self._usage: Usage | None = None
+        self._model: str | None = None
+        self._refused = False
+        self.done = False
+
+    @property
+    def complete(self) -> bool:
+        """See `http.Reading`."""
+        return self._finish is not None
+
+    def event(self, data: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        if data.strip() == b"[DONE]":
+            self.done = True
+        elif data:
+            self._take(parse(data, self._who), "delta", pieces)
+
+    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        self._take(parse(body, self._who), "message", pieces)
+        if self._finish is None:
+            raise malformed(self._who, "a reply without a finish reason")
+
+    def end(self) -> End:
+        """See `http.Reading`."""
+        if self._finish is None:
+            raise fault(WorkerTruncated, self._who, "no finish reason")
+        return End(self._finish, self._usage, self._model, self._refused or self._finish == "content_filter")
+
+    def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
+        if document.get("error") is not None or document.get("object") == "error":
+            raise in_stream(self._who, document)
+        if "choices" not in document and "usage" not in document:
+            raise malformed(self._who, "no choices")
+        if document.get("usage") is not None:
+            self._usage = _usage(document["usage"])
+        self._model = label(document.get("model")) or self._model
+        for choice in rows(document.get("choices"), self._who):
+            if not choice.get("index"):
+                self._choose(choice, part, pieces)
+
+    def _choose(self, choice: dict[str, Any], part: str, pieces: list[Piece]) -> None:
+        who = self._who
+        said = inner(choice.get(part), who)
+        if text := _content(said.get("content"), who):
+            pieces.append(Words(text))
+        if refusal := words(said.get("refusal"), who):
+            self._refused = True
+            pieces.append(Words(refusal))
+        if choice.get("logprobs") is not None:
+            pieces.extend(_chosen(inner(choice["logprobs"], who), who))
+        if reason := words(choice.get("finish_reason"), who):
+            if reason in BROKEN_OFF:
+                raise fault(WorkerUnavailable, who, "it broke off its answer")
+            self._finish = self._finish or FINISH.get(reason, "length")
+
+
+def _content(value: object, who: str) -> str:
+    """Text, or the text parts of a list, as Mistral streams it beside its reasoning."""
+    if isinstance(value, list):
+        return "".join(words(part.get("text"), who) for part in rows(value, who) if part.get("type") == "text")
+    return words(value, who)
+
+
+def _chosen(logprobs: Mapping[str, Any], who: str) -> list[Chosen]:
+    entries = rows(logprobs.get("content"), who)
+    return [
+        Chosen(words(entry.get("token"), who), float(entry["logprob"]), _others(entry, who))
+        for entry in entries
+        if isinstance(entry.get("logprob"), float | int)
+    ]
+
+
+def _others(entry: Mapping[str, Any], who: str) -> tuple[tuple[str, float], ...]:
+    """The alternatives without the chosen token itself, which the format lists among them."""
+    named = [(words(rival.get("token"), who), rival.get("logprob")) for rival in rows(entry.get("top_logprobs"), who)]
+    token = entry.get("token")
+    return tuple((rival, float(log)) for rival, log in named if isinstance(log, float | int) and rival != token)
+
+
+def _usage(value: object) -> Usage | None:
+    """OpenAI's totals, with DeepSeek's and Moonshot's names for the cached ones.
+
+    Where `total` shows that reasoning was left out of the completion (xAI), it is added.
+    """
+    if not isinstance(value, dict):
+        return None
+    into, out, total = value.get("prompt_tokens"), value.get("completion_tokens"), value.get("total_tokens")
+    reasoning = _details(value, "completion_tokens_details").get("reasoning_tokens")
+    read = _details(value, "prompt_tokens_details").get("cached_tokens")
+    said = (read, value.get("prompt_cache_hit_tokens"), value.get("cached_tokens"))
+    cached = next((figure for figure in said if figure is not None), None)
+    with_reasoning = usage(into, _sum(out, reasoning), cached, reasoning)
+    if with_reasoning is not None and reasoning and total == with_reasoning.total:
+        return with_reasoning
+    return usage(into, out, cached, reasoning)
+
+
+def _sum(one: object, other: object) -> int | None:
+    return one + other if isinstance(one, int) and isinstance(other, int) else None
+
+
+def _details(value: dict[str, Any], name: str) -> dict[str, Any]:
+    details = value.get(name)
+    return details if isinstance(details, dict) else {}

@@ -1,0 +1,40 @@
+"""What an operator may say about an endpoint beyond its URL: `ProviderSpec.options`, checked as a whole.
+
+`ignore` is known to all formats: a comma-separated list of sampling parameters that this endpoint does not take
+(OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
+named in the adapter's `unsupported`, so that the gateway can refuse them or record them as ignored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from app.core.chat import Sampling
+from app.core.pool import ProviderSpec
+from app.errors import ConfigInvalid
+
+SAMPLING = frozenset(item.name for item in fields(Sampling))
+
+
+def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise ConfigInvalid, with every fault, for a name or value that the adapter does not know; () allows any."""
+    faults = [
+        f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in {*known, "ignore"}
+    ]
+    for name, values in known.items():
+        if values and name in spec.options and spec.options[name] not in values:
+            faults.append(f"provider {spec.name}: option {name!r} must be one of {', '.join(values)}")
+    for name in sorted(_listed(spec) - SAMPLING):
+        faults.append(f"provider {spec.name}: option 'ignore' names {name!r}, which is no sampling parameter")
+    if "max_tokens" in _listed(spec):
+        faults.append(f"provider {spec.name}: option 'ignore' may not name max_tokens, which bounds what a call costs")
+    if faults:
+        raise ConfigInvalid(faults)
+
+
+def unsupported(spec: ProviderSpec, by_format: frozenset[str]) -> frozenset[str]:
+    """The sampling parameters that this endpoint does not honour."""
+    return by_format | _listed(spec)
+
+
+def _listed(spec: ProviderSpec) -> frozenset[str]:
+    return frozenset(item.strip() for item in spec.options.get("ignore", "").split(",")) - {""}

@@ -1,0 +1,464 @@
+"""The provider seam under faults (F-21 to F-25): each failure has its class, its deadline, and no secret to tell."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.chat import Piece
+from app.core.pool import ProviderSpec
+from app.errors import (
+    WorkerError,
+    WorkerMalformed,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTimeout,
+    WorkerTruncated,
+    WorkerUnavailable,
+)
+from app.providers import http
+from app.providers.faults import by_status, in_stream
+from tests.conformance.wire_formats import FORMATS, HURRIED, PATIENT, QUESTION, Format, Line, ending, request, said
+from tests.stubs import (
+    Drop,
+    DuplicateFinish,
+    Fail,
+    Garbage,
+    Hang,
+    HugeLine,
+    ProviderStub,
+    Raw,
+    Reply,
+    Reset,
+    Stall,
+    StreamError,
+    Trickle,
+    Truncate,
+    WrongSchema,
+)
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Format:
+    return FORMATS[request.param]
+
+
+@pytest.fixture
+async def line(form: Format) -> AsyncIterator[Line]:
+    async with ProviderStub() as stub:
+        adapter = form.adapter(form.spec(stub), form.key)
+        yield Line(form, stub, adapter)
+        await adapter.close()
+
+
+async def failure(line: Line, *behaviours: Any, deadlines: Any = PATIENT) -> tuple[WorkerError, str]:
+    """The error of one call and the text that came before it; no secret may stand in the error."""
+    if behaviours:
+        line.stub.script("model-a", *behaviours)
+    pieces: list[Piece] = []
+
+    async def collect() -> None:
+        async for batch in line.stream(request(), deadlines):
+            pieces.extend(batch)
+
+    with pytest.raises(WorkerError) as caught:
+        await collect()
+    error = caught.value
+    shown = f"{error} {error.__cause__}"
+    for secret in (line.format.key, QUESTION, "provider-body-canary", line.stub.url):
+        assert secret not in shown
+    assert "w at stub" in str(error)
+    assert len(line.stub.requests) == 1, "an adapter retries nothing"
+    return error, said(pieces)
+
+
+# --- HTTP errors
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (301, WorkerMisconfigured),
+        (400, WorkerRefused),
+        (401, WorkerMisconfigured),
+        (403, WorkerMisconfigured),
+        (404, WorkerMisconfigured),
+        (408, WorkerTimeout),
+        (413, WorkerRefused),
+        (422, WorkerRefused),
+        (429, WorkerRateLimited),
+        (500, WorkerUnavailable),
+        (502, WorkerUnavailable),
+        (503, WorkerUnavailable),
+        (504, WorkerTimeout),
+        (529, WorkerUnavailable),
+    ],
+)
+async def test_status_decides_the_class(line: Line, status: int, expected: type[WorkerError]) -> None:
+    error, _ = await failure(line, Fail(status=status, message="provider-body-canary"))
+    assert type(error) is expected
+    assert str(status) in str(error)
+
+
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_retry_after_in_seconds(line: Line, status: int) -> None:
+    error, _ = await failure(line, Fail(status=status, retry_after=7))
+    assert error.retry_after == 7
+
+
+async def test_retry_after_as_a_date(line: Line) -> None:
+    error, _ = await failure(line, Fail(status=429, retry_after=30, as_date=True))
+    assert error.retry_after == pytest.approx(30, abs=2)
+
+
+async def test_no_retry_after_is_none(line: Line) -> None:
+    assert (await failure(line, Fail(status=429)))[0].retry_after is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after": "0"}, 0),
+        ({"retry-after": "999999999"}, 86_400),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": "Wed, 21 Oct 2026 07:28:00 GMT"}, 30),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT", "date": "Wed, 21 Oct 2026 07:29:00 GMT"}, 0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT"}, None),
+    ],
+)
+def test_retry_after_headers(headers: dict[str, str], expected: float | None) -> None:
+    assert by_status("w at p", 429, headers, None).retry_after == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "document"),
+    [
+        (400, {"error": {"code": 400, "status": "INVALID_ARGUMENT", "details": [{"reason": "API_KEY_INVALID"}]}}),
+        (400, [{"error": {"code": 400, "status": "FAILED_PRECONDITION"}}]),
+        (429, {"error": {"type": "insufficient_quota", "code": "insufficient_quota"}}),
+        (400, {"type": "error", "error": {"type": "billing_error"}}),
+    ],
+)
+def test_what_only_an_operator_can_mend_is_misconfigured(status: int, document: Any) -> None:
+    assert type(by_status("w at p", status, {}, document)) is WorkerMisconfigured
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], "x", {"error": None}, {"error": {"code": [], "details": "x"}}, {"a": 1}]
+)
+def test_an_error_without_sense_goes_by_its_status(document: Any) -> None:
+    assert type(by_status("w at p", 429, {}, document)) is WorkerRateLimited
+    assert type(in_stream("w at p", document)) is WorkerUnavailable
+
+
+async def test_a_wrong_key_is_misconfigured(form: Format) -> None:
+    async with ProviderStub() as stub:
+        adapter = form.adapter(form.spec(stub), "wrong-key")
+        error, _ = await failure(Line(form, stub, adapter))
+        await adapter.close()
+    assert type(error) is WorkerMisconfigured
+
+
+async def test_an_unknown_model_is_misconfigured(form: Format) -> None:
+    async with ProviderStub(models=["other"]) as stub:
+        adapter = form.adapter(form.spec(stub), form.key)
+        error, _ = await failure(Line(form, stub, adapter))
+        await adapter.close()
+    assert type(error) is WorkerMisconfigured
+
+
+async def test_a_proxys_error_page(line: Line) -> None:
+    error, _ = await failure(line, Fail(status=502, html=True))
+    assert type(error) is WorkerUnavailable
+
+
+async def test_a_web_page_with_status_200(line: Line) -> None:
+    page = "<html>provider-body-canary</html>"
+    error, _ = await failure(line, Raw(body=page, content_type="text/html; charset=utf-8"))
+    assert type(error) is WorkerMalformed
+
+
+# --- streams that break
+
+
+async def test_truncation_is_never_success(line: Line) -> None:
+    error, text = await failure(line, Reply(fault=Truncate(after=2)))
+    assert type(error) is WorkerTruncated
+    assert text == "Hello there"
+
+
+@pytest.mark.parametrize("after", [0, 1, "close"])
+@pytest.mark.parametrize("clean", [True, False])
+async def test_truncation_anywhere_before_the_marker(line: Line, after: Any, clean: bool) -> None:
+    error, _ = await failure(line, Reply(fault=Truncate(after=after, clean=clean)))
+    assert type(error) is WorkerTruncated
+
+
+async def test_rst_in_the_middle_of_a_chunk(line: Line) -> None:
+    error, text = await failure(line, Reply(fault=Reset(after=1), gap=0.01))
+    assert type(error) is WorkerTruncated
+    assert text == "Hello"
+
+
+async def test_rst_before_any_header(line: Line) -> None:
+    error, _ = await failure(line, Drop())
+    assert type(error) is WorkerUnavailable
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(529, WorkerUnavailable), (500, WorkerUnavailable), (429, WorkerRateLimited), (401, WorkerMisconfigured)],
+)
+async def test_an_error_inside_a_200_stream(line: Line, status: int, expected: type[WorkerError]) -> None:
+    act = Reply(fault=StreamError(after=1, status=status, message="provider-body-canary"))
+    error, text = await failure(line, act)
+    assert type(error) is expected
+    assert text == "Hello"
+
+
+async def test_an_error_inside_a_whole_200_answer(line: Line) -> None:
+    error, _ = await failure(line, Reply(streams="json", fault=StreamError(after=0, status=529)))
+    assert type(error) is WorkerUnavailable
+
+
+async def test_a_server_that_gave_up_says_so_in_its_finish_reason() -> None:
+    form = FORMATS["openai"]
+    async with ProviderStub() as stub:
+        adapter = form.adapter(form.spec(stub), form.key)
+        error, _ = await failure(Line(form, stub, adapter), Reply(finish="error"))
+        await adapter.close()
+    assert type(error) is WorkerUnavailable
+
+
+async def test_a_complete_answer_needs_no_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's format: after its `finish_reason` the answer is whole, however the connection ends."""
+    monkeypatch.setattr(http, "TAIL", 0.1)
+    form = FORMATS["openai"]
+    async with ProviderStub() as stub:
+        line = Line(form, stub, form.adapter(form.spec(stub), form.key))
+        faults = [Truncate("end"), Truncate("end", clean=False), Stall("end")]
+        stub.script("model-a", *(Reply(fault=fault) for fault in faults))
+        for _ in faults:
+            pieces = await line.pieces(request())
+            assert said(pieces) == "Hello there."
+            assert ending(pieces).finish == "stop"
+        await line.adapter.close()
+
+
+async def test_a_duplicate_finish_is_one_end(line: Line) -> None:
+    line.stub.script("model-a", Reply(fault=DuplicateFinish()))
+    pieces = await line.pieces(request())
+    assert (said(pieces), ending(pieces).finish) == ("Hello there.", "stop")
+
+
+# --- garbage
+
+
+@pytest.mark.parametrize("fault", [Garbage(), WrongSchema(), Garbage(line="NaN"), Garbage(line='{"choices": [1e400]}')])
+async def test_garbage_in_a_stream(line: Line, fault: Any) -> None:
+    error, text = await failure(line, Reply(fault=fault))
+    assert type(error) is WorkerMalformed
+    assert text == "Hello"
+
+
+@pytest.mark.parametrize("fault", [Garbage(), WrongSchema()])
+async def test_garbage_as_a_whole_answer(line: Line, fault: Any) -> None:
+    error, _ = await failure(line, Reply(streams="json", fault=fault))
+    assert type(error) is WorkerMalformed
+
+
+async def test_a_line_of_50_megabytes(line: Line) -> None:
+    error, _ = await failure(line, Reply(fault=HugeLine()))
+    assert type(error) is WorkerMalformed
+
+
+async def test_a_whole_answer_of_50_megabytes(line: Line) -> None:
+    error, _ = await failure(line, Reply(streams="json", fault=HugeLine()))
+    assert type(error) is WorkerMalformed
+
+
+@pytest.mark.parametrize(
+    "text", ["a\ud83d", "\udc00b", "\x00nul", "\ud800\ud800", "back\\ud800slash", "pair \U0001f30d"]
+)
+async def test_surrogates_and_nul_come_out_as_text_that_can_be_encoded(line: Line, text: str) -> None:
+    line.stub.script("model-a", Reply(chunks=("x", text)))
+    answer = said(await line.pieces(request()))
+    answer.encode()
+    assert answer == "x" + "".join("�" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
+
+
+async def test_a_broken_pair_over_two_chunks(line: Line) -> None:
+    line.stub.script("model-a", Reply(chunks=("a\ud83c", "\udf0db")))
+    assert said(await line.pieces(request())) == "a��b"
+
+
+COUNTS = [-1, 1 << 60, 0.5, "12", True, [], None, 1e300]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+async def test_usage_that_cannot_be_true_is_no_usage(line: Line, count: Any) -> None:
+    names = (
+        "prompt_tokens completion_tokens total_tokens input_tokens output_tokens cache_read_input_tokens "
+        "promptTokenCount candidatesTokenCount thoughtsTokenCount prompt_tokens_details"
+    )
+    line.stub.script("model-a", Reply(raw_usage=dict.fromkeys(names.split(), count)))
+    pieces = await line.pieces(request())
+    assert said(pieces) == "Hello there."
+    assert ending(pieces).usage is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 4}, (10, 4, 5, 0)),
+        (
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 5,
+                "total_tokens": 35,
+                "completion_tokens_details": {"reasoning_tokens": 20},
+            },
+            (10, 0, 25, 20),
+        ),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 99}}, (10, 10, 5, 0)),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": "none"}, (10, 0, 5, 0)),
+    ],
+)
+async def test_usage_as_compatible_servers_write_it(usage: dict[str, Any], expected: tuple[int, ...]) -> None:
+    form = FORMATS["openai"]
+    async with ProviderStub() as stub:
+        line = Line(form, stub, form.adapter(form.spec(stub), form.key))
+        stub.script("model-a", Reply(raw_usage=usage))
+        told = ending(await line.pieces(request())).usage
+        await line.adapter.close()
+    assert told is not None
+    assert (told.input, told.cached, told.output, told.reasoning) == expected
+
+
+# --- time
+
+
+async def test_a_hang_before_the_first_byte(line: Line) -> None:
+    began = time.monotonic()
+    error, _ = await failure(line, Hang(), deadlines=HURRIED)
+    assert type(error) is WorkerTimeout
+    assert time.monotonic() - began < 2
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_headers_are_not_yet_the_first_byte(line: Line) -> None:
+    """A provider that sends its headers and then thinks is waited for as long as for the first byte, not for a gap."""
+    line.stub.script("model-a", Reply(fault=Stall(after=0, seconds=0.5)))
+    deadlines = replace(PATIENT, gap=0.2)
+    if line.format.name == "gemini":  # The others send a preamble at once, and then stall.
+        assert said(await line.pieces(request(), deadlines)) == "Hello there."
+
+
+async def test_a_hang_between_two_reads(line: Line) -> None:
+    error, text = await failure(line, Reply(fault=Stall(after=1)), deadlines=replace(PATIENT, gap=0.2))
+    assert type(error) is WorkerTimeout
+    assert text == "Hello"
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_an_endless_stream_ends_at_the_total_deadline(line: Line) -> None:
+    began = time.monotonic()
+    error, text = await failure(line, Reply(endless=True, gap=0.001), deadlines=replace(PATIENT, total=0.5))
+    assert type(error) is WorkerTimeout
+    assert text.startswith("Hello there.")
+    assert time.monotonic() - began < 3
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_a_slow_drip_ends_at_the_total_deadline(line: Line) -> None:
+    error, _ = await failure(line, Reply(trickle=Trickle(1, 0.05)), deadlines=replace(PATIENT, total=0.5))
+    assert type(error) is WorkerTimeout
+
+
+async def test_an_endless_stream_ends_at_its_size(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.providers.sse.STREAM_BYTES", 1 << 18)
+    error, _ = await failure(line, Reply(chunks=("x" * 4096,), endless=True))
+    assert type(error) is WorkerMalformed
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_a_port_that_nobody_listens_on(form: Format) -> None:
+    adapter = form.adapter(ProviderSpec("stub", form.name, "http://127.0.0.1:9"), form.key)
+    with pytest.raises(WorkerUnavailable):
+        await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
+    await adapter.close()
+
+
+async def test_a_server_that_does_not_speak_http(form: Format) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.9\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
+        with pytest.raises(WorkerMalformed):
+            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
+        await adapter.close()
+
+
+# --- who stops, and who may see the key
+
+
+async def test_closing_the_stream_closes_the_connection(line: Line) -> None:
+    line.stub.script("model-a", Reply(endless=True, gap=0.005))
+    stream: Any = line.stream(request())
+    await anext(stream)
+    await stream.aclose()
+    await line.stub.requests[0].gone(within=2)
+
+
+@pytest.mark.parametrize("act", [Hang(), Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.005)])
+async def test_cancelling_the_consumer_closes_the_connection(line: Line, act: Any) -> None:
+    line.stub.script("model-a", act)
+    task = asyncio.create_task(line.pieces(request()))
+    await line.stub.wait_for(1)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_the_key_stays_with_its_origin(line: Line) -> None:
+    endpoint = line.adapter._endpoint
+    for url in ("https://evil.example/v1", line.stub.url.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1/v1"):
+        with pytest.raises(WorkerMisconfigured) as caught:
+            endpoint.request(httpx.URL(url), b"{}", PATIENT, "w at stub")
+        assert line.format.key not in str(caught.value)
+    assert line.format.key not in repr(endpoint)
+
+
+async def test_a_redirect_is_not_followed(form: Format) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        target = f"http://127.0.0.1:{port}/elsewhere"
+        writer.write(f"HTTP/1.1 307 Moved\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
+        seen.append(1)
+        await writer.drain()
+        writer.close()
+
+    seen: list[int] = []
+    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
+        with pytest.raises(WorkerMisconfigured):
+            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
+        await adapter.close()
+    assert seen == [1]

@@ -1,0 +1,89 @@
+"""The three wire formats as one table, and what their conformance tests share."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.core.chat import Chosen, End, Message, Piece, Sampling, Text, Words
+from app.core.pool import ProviderSpec, Worker
+from app.providers.anthropic import AnthropicProvider, Reply
+from app.providers.gemini import Candidate, GeminiProvider
+from app.providers.http import Reading
+from app.providers.openai import Completion, OpenAIProvider
+from app.providers.protocol import Deadlines, Request
+from tests.stubs import KEYS, ProviderStub
+
+PATIENT = Deadlines(connect=5, first=10, gap=10, total=20)
+HURRIED = Deadlines(connect=0.2, first=0.2, gap=0.2, total=10)
+QUESTION = "the-question-canary"
+
+Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider
+
+
+@dataclass(frozen=True)
+class Format:
+    """One wire format: its adapter and its reader."""
+
+    name: Any
+    adapter: Callable[[ProviderSpec, str | None], Adapter]
+    reading: Callable[[str], Reading]
+
+    def spec(self, stub: ProviderStub, **changes: Any) -> ProviderSpec:
+        """The stub as an endpoint of this format."""
+        return replace(ProviderSpec("stub", self.name, getattr(stub, f"{self.name}_url")), **changes)
+
+    @property
+    def key(self) -> str:
+        """What the stub accepts."""
+        return KEYS[self.name]
+
+
+FORMATS = {
+    each.name: each
+    for each in (
+        Format("openai", OpenAIProvider, Completion),
+        Format("anthropic", AnthropicProvider, Reply),
+        Format("gemini", GeminiProvider, Candidate),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One adapter connected to the stub."""
+
+    format: Format
+    stub: ProviderStub
+    adapter: Adapter
+
+    def stream(self, request: Request, deadlines: Deadlines = PATIENT) -> AsyncIterator[list[Piece]]:
+        """The request as rendered, on the wire."""
+        return self.adapter.stream(request, self.adapter.render(request), deadlines)
+
+    async def pieces(self, request: Request, deadlines: Deadlines = PATIENT) -> list[Piece]:
+        """All of the answer; raises what the stream raises."""
+        return [piece async for batch in self.stream(request, deadlines) for piece in batch]
+
+
+def request(*messages: Message, model: str = "model-a", **changes: Any) -> Request:
+    """A short question to a worker named w."""
+    asked = messages or (Message("user", (Text(QUESTION),)),)
+    return replace(Request(Worker("w", "stub", model), asked, Sampling(max_tokens=64)), **changes)
+
+
+def said(pieces: list[Piece]) -> str:
+    """The answer's text."""
+    return "".join(piece.text for piece in pieces if isinstance(piece, Words))
+
+
+def ending(pieces: list[Piece]) -> End:
+    """The one End, which must be the last piece."""
+    ends = [piece for piece in pieces if isinstance(piece, End)]
+    assert len(ends) == 1
+    assert pieces[-1] is ends[0]
+    return ends[0]
+
+
+def chosen(pieces: list[Piece]) -> list[Chosen]:
+    """The decoded tokens."""
+    return [piece for piece in pieces if isinstance(piece, Chosen)]
