@@ -109,7 +109,10 @@ class AnthropicWire:
     def frames(self, received: Received, reply: Reply) -> Iterator[Frame]:
         """`message_start`, blocks, `message_delta`, `message_stop`."""
         usage = self._usage(reply)
-        first = {} if usage is None else {"usage": {**usage, "output_tokens": min(1, usage.get("output_tokens", 1))}}
+        begun = (
+            {} if reply.raw_usage is not None or reply.usage is None else {"output_tokens": min(1, reply.usage.output)}
+        )
+        first = {} if usage is None else {"usage": {**usage, **begun}}
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("open", "message_start", message={**_shell(received, reply), **empty, **first})
         yield from self._blocks(received, reply)
