@@ -55,6 +55,7 @@ class Lane:
         self._bytes = 0
         self._bell = asyncio.Event()
         self._closed = False
+        self.finished = asyncio.Event()
 
     def put(self, packed: Packed) -> asyncio.Future[Appended]:
         """Queue an entry; `StoreUnavailable` at once if there is no room."""
@@ -74,11 +75,14 @@ class Lane:
 
     async def run(self) -> None:
         """Write batches until closed."""
-        while self._waiting or not self._closed:
-            await self._bell.wait()
-            self._bell.clear()
-            while batch := self._gather():
-                await self._write(batch)
+        try:
+            while self._waiting or not self._closed:
+                await self._bell.wait()
+                self._bell.clear()
+                while batch := self._gather():
+                    await self._write(batch)
+        finally:
+            self.finished.set()
 
     def _gather(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -100,11 +104,7 @@ class Lane:
         try:
             outcomes = await self._commit([waiting.packed for waiting in batch])
         except Exception as error:
-            if not isinstance(error, Fault):
-                logger.exception("a batch could not be written")
-            outcomes = [StoreUnavailable(retry_after=1.0) for _ in batch]
-            for outcome in outcomes:
-                cast(Exception, outcome).__cause__ = error
+            outcomes = [_unavailable(error) for _ in batch]
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
                 self._committed(waiting.packed, outcome)
@@ -121,24 +121,29 @@ class Lane:
                 return await self._runner.write(work)
             except Fault as fault:
                 if fault.reason == "refused" and len(batch) > 1:
-                    return [outcome for packed in batch for outcome in await self._alone(packed)]
+                    return await self._one_by_one(batch)
                 if fault.reason == "undecided":
                     outcomes = cast(list[Outcome], fault.result)
                     if await self._landed(outcomes, fault):
                         return outcomes
                 elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
                     raise
+            except Exception:  # the driver could not even encode a value
+                if len(batch) == 1:
+                    raise
+                return await self._one_by_one(batch)
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
         raise Fault("contended")
 
-    async def _alone(self, packed: Packed) -> list[Outcome]:
-        """An entry of a batch that the database did not take; only the one at fault is to suffer."""
-        try:
-            return await self._commit([packed])
-        except Fault as fault:
-            refusal = StoreUnavailable(retry_after=1.0)
-            refusal.__cause__ = fault
-            return [refusal]
+    async def _one_by_one(self, batch: list[Packed]) -> list[Outcome]:
+        """The database did not take something in a batch: only the entry at fault is to suffer."""
+        outcomes: list[Outcome] = []
+        for packed in batch:
+            try:
+                outcomes += await self._commit([packed])
+            except Exception as error:
+                outcomes.append(_unavailable(error))
+        return outcomes
 
     async def _landed(self, outcomes: list[Outcome], fault: Fault) -> bool:
         loop = asyncio.get_running_loop()
@@ -154,3 +159,11 @@ class Lane:
                 raise fault
             return decided
         raise fault
+
+
+def _unavailable(error: Exception) -> StoreUnavailable:
+    if not isinstance(error, Fault):
+        logger.error("an entry could not be written", exc_info=error)
+    unavailable = StoreUnavailable(retry_after=1.0)
+    unavailable.__cause__ = error
+    return unavailable

@@ -43,16 +43,14 @@ async def open_store(
     store = SqlStore(runner, lanes, grace, patience)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
-        writers = [group.create_task(lane.run()) for lane in store.lanes]
+        for lane in store.lanes:
+            group.create_task(lane.run())
         try:
             yield store
         except Exception as error:  # kept apart, because the group would wrap it
             failure = error
         finally:
-            for lane in store.lanes:
-                lane.close()
-            await asyncio.wait(writers)
-            await runner.close()
+            await store.close()
     if failure is not None:
         raise failure
 
@@ -63,6 +61,7 @@ class SqlStore:
     def __init__(self, runner: Runner, lanes: int, grace: float, patience: float) -> None:
         self._runner = runner
         self._grace = grace
+        self._closed = False
         self._recent = RecentJournals()
         statements = Statements(runner.dialect)
         self.lanes = tuple(Lane(runner, statements, self._recent.wrote, patience) for _ in range(lanes))
@@ -147,8 +146,14 @@ class SqlStore:
             raise StoreUnavailable(retry_after=1.0) from error
 
     async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         for lane in self.lanes:
             lane.close()
+        for lane in self.lanes:
+            await lane.finished.wait()
+        await self._runner.close()
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await _patiently(partial(self._runner.read, work))

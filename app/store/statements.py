@@ -1,7 +1,7 @@
-"""The statements of the append path, compiled once per dialect and run with plain tuples.
+"""The statements of the append path: written in Core, compiled once per dialect, run on the driver's own cursor.
 
-Executing a Core statement looks up its compiled form and builds a dictionary per row each time; that alone would cost
-more than the rest of an append. Everything off this path uses Core as usual.
+Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
+cost more than the rest of a small batch. Everything off this path uses Core as usual.
 """
 
 from collections.abc import Sequence
@@ -46,11 +46,20 @@ class Prepared:
     def each(self, conn: Connection, rows: list[tuple[Any, ...]]) -> None:
         """Execute once per row; nothing at all without rows."""
         if rows:
-            conn.exec_driver_sql(self._text, rows)
+            cursor = conn.connection.cursor()
+            if len(rows) == 1:
+                cursor.execute(self._text, rows[0])
+            else:
+                cursor.executemany(self._text, rows)
+            cursor.close()
 
     def fetch(self, conn: Connection, value: object) -> Sequence[tuple[Any, ...]]:
         """The rows for one value."""
-        return conn.exec_driver_sql(self._text, (value,)).all()
+        cursor = conn.connection.cursor()
+        cursor.execute(self._text, (value,))
+        rows = cursor.fetchall()
+        cursor.close()
+        return rows
 
 
 class Statements:
