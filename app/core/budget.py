@@ -1,0 +1,37 @@
+"""What a call may cost at worst, and what it is taken to have cost when nobody tells (D7).
+
+A token is at least one byte of text in every tokenizer in use, so the bytes of the text bound the input from above.
+"""
+
+from collections.abc import Sequence
+
+from app.core.chat import Image, Message, Usage
+from app.core.pool import Worker
+
+PER_MESSAGE = 16
+PER_IMAGE = 6_000
+"""Above what the three wire formats bill for the largest image at high detail."""
+
+
+def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
+    """An upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
+    text = sum(len(message.text.encode()) + len(message.name or "") for message in messages)
+    images = sum(isinstance(part, Image) for message in messages for part in message.parts)
+    return text + PER_MESSAGE * (len(messages) + 1) + PER_IMAGE * images + extra_bytes
+
+
+def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+    """(micro-dollars, tokens) to reserve before a call."""
+    usage = Usage(input=input_tokens, output=output_tokens)
+    return worker.price.cost(usage), usage.total
+
+
+def estimate(messages: Sequence[Message], text: str) -> Usage:
+    """The likely usage of a complete call whose provider reported none: four bytes a token, marked as estimated."""
+    return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
+
+
+def broken(input_tokens: int, output_tokens: int, text: str) -> Usage:
+    """An upper bound for a call that broke off: all of its input, and what was received or one token a byte."""
+    received = len(text.encode()) + PER_MESSAGE
+    return Usage(input=input_tokens, output=min(received, output_tokens), estimated=True)

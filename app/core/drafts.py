@@ -1,0 +1,110 @@
+"""The bodies of the events that a driver writes; `progress.py` reads them. Calls' bodies are made in `attempt.py`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from app.core.journal import Draft, Kind
+from app.core.pool import Limits
+from app.core.progress import Finish, Propose, RunState, StepState, bill
+from app.core.workflow import Step, topology
+
+
+def admitted(
+    *,
+    task: str,
+    tier: str,
+    model: str,
+    effort: str,
+    limits: Limits,
+    deadline: float,
+    pool: Sequence[str],
+    excluded: Mapping[str, str],
+    labels: Iterable[str],
+    conductor: str,
+    catalog: str,
+    rehearsal: bool,
+    streams: bool,
+    ignored: Sequence[str],
+) -> Draft:
+    """`run.admitted`: the task by its ref, and everything that bounds the run, pinned as it was at this moment."""
+    body = {
+        "task": task,
+        "tier": tier,
+        "model": model,
+        "effort": effort,
+        "limits": asdict(limits),
+        "deadline": deadline,
+        "pool": list(pool),
+        "excluded": dict(excluded),
+        "labels": sorted(labels),
+        "conductor": conductor,
+        "catalog": catalog,
+        "rehearsal": rehearsal,
+        "streams": streams,
+        "ignored": list(ignored),
+    }
+    return Draft(Kind.ADMITTED, body)
+
+
+def opened(command: Propose, conductor: str, order: Sequence[str], instant: bool) -> Draft:
+    """`plan.opened`: who is asked, and the workers in the order in which they are shown."""
+    body = {
+        "proposal": command.number,
+        "base": command.base,
+        "mode": command.mode,
+        "conductor": conductor,
+        "order": list(order),
+        "instant": instant,
+    }
+    return Draft(Kind.PLAN_OPENED, body)
+
+
+def planned(proposal: int, base: int, place: int, step: Step, subtask: str) -> Draft:
+    """`plan.step`: one step with its access list in the run's own numbers; `subtask` is its text's ref."""
+    body: dict[str, Any] = {
+        "proposal": proposal,
+        "n": base + place,
+        "worker": step.worker,
+        "subtask": subtask,
+        "access": step.access.shifted(base).as_list(),
+        "answers": step.answers,
+    }
+    if step.probability is not None:
+        body["probability"] = step.probability
+    return Draft(Kind.PLAN_STEP, body)
+
+
+def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> Draft:
+    """`plan.accepted`: `call` is the planning call whose text this plan is, or empty; `inputs` count from 0."""
+    body = {"proposal": proposal, "call": call, "steps": len(inputs), "topology": topology(inputs)}
+    return Draft(Kind.PLAN_ACCEPTED, body)
+
+
+def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> Draft:
+    """`plan.rejected`: all reasons. `outage` says that the conductor failed, not that it planned badly."""
+    body = {"proposal": proposal, "call": call, "reasons": list(reasons)[:50], "outage": outage}
+    return Draft(Kind.PLAN_REJECTED, body)
+
+
+def skipped(steps: Iterable[StepState], reason: str) -> tuple[Draft, ...]:
+    """`step.skipped` for those of the steps that are not settled."""
+    return tuple(Draft(Kind.STEP_SKIPPED, {"n": step.n, "reason": reason}) for step in steps if not step.settled)
+
+
+def ended(state: RunState, command: Finish) -> Draft:
+    """The terminal event: which step answered, by the ref of its text, and what the run used."""
+    answered = state.steps[command.step] if command.step is not None else None
+    split = bill(replace(state, end={"step": command.step}))
+    body: dict[str, Any] = {
+        "step": command.step,
+        "usd": split.usd,
+        "usage": asdict(split.total),
+        "visible": asdict(split.visible),
+        "degraded": state.degraded,
+    }
+    if answered is not None:
+        body |= {"answer": answered.output, "finish": answered.finish, "fell_back": command.fell_back}
+    if command.error:
+        body["error"] = command.error
+    return Draft(command.kind, body)

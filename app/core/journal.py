@@ -1,0 +1,91 @@
+"""The journal's words: event kinds, states, and every legal arrow between states.
+
+    run      admitted -> planned -> running <-> awaiting_tool
+             any of these -> succeeded | failed | cancelled | expired | over_budget
+    step     waiting -> queued -> running <-> awaiting_tool; running -> done
+             any open state -> skipped | failed
+    attempt  intended -> ok | error | truncated | cancelled | unknown
+
+An event is a fact with a number inside its run: `seq` starts at 1 and has no gaps, because every write to a run
+takes its numbers under that run's row lock. A prefix of a journal is never stale. `body` holds ids, hashes, sizes
+and figures; text of callers and workers stands in the content store under its salted hash (`ref`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What happened."""
+
+    ADMITTED = "run.admitted"
+    CANCEL_ASKED = "run.cancel_asked"
+    PLAN_OPENED = "plan.opened"
+    PLAN_STEP = "plan.step"
+    PLAN_ACCEPTED = "plan.accepted"
+    PLAN_REJECTED = "plan.rejected"
+    STEP_QUEUED = "step.queued"
+    CALL_INTENDED = "call.intended"
+    CALL_FINISHED = "call.finished"
+    STEP_DONE = "step.done"
+    STEP_FAILED = "step.failed"
+    STEP_SKIPPED = "step.skipped"
+    SUCCEEDED = "run.succeeded"
+    FAILED = "run.failed"
+    CANCELLED = "run.cancelled"
+    EXPIRED = "run.expired"
+    OVER_BUDGET = "run.over_budget"
+
+
+TERMINAL: Mapping[Kind, str] = {
+    Kind.SUCCEEDED: "succeeded",
+    Kind.FAILED: "failed",
+    Kind.CANCELLED: "cancelled",
+    Kind.EXPIRED: "expired",
+    Kind.OVER_BUDGET: "over_budget",
+}
+ENDED: frozenset[str] = frozenset(TERMINAL.values())
+RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", *sorted(ENDED))
+
+RUN_ARROWS: Mapping[str, frozenset[str]] = {
+    "admitted": frozenset({"planned"}) | ENDED,
+    "planned": frozenset({"running"}) | ENDED,
+    "running": frozenset({"awaiting_tool"}) | ENDED,
+    "awaiting_tool": frozenset({"running"}) | ENDED,
+    **{state: frozenset() for state in ENDED},
+}
+STEP_ARROWS: Mapping[str, frozenset[str]] = {
+    "waiting": frozenset({"queued", "skipped", "failed"}),
+    "queued": frozenset({"running", "skipped", "failed"}),
+    "running": frozenset({"awaiting_tool", "done", "failed", "skipped"}),
+    "awaiting_tool": frozenset({"running", "failed", "skipped"}),
+    "done": frozenset(),
+    "failed": frozenset(),
+    "skipped": frozenset(),
+}
+OUTCOMES: frozenset[str] = frozenset({"ok", "error", "truncated", "cancelled", "unknown"})
+
+AFTER_THE_END: frozenset[Kind] = frozenset({Kind.CALL_FINISHED})
+"""What may still be written once a run has ended: the outcome of a call that was in flight, so that no intent stays
+open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An event before it has its number."""
+
+    kind: Kind
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`."""
+
+    run: str
+    seq: int
+    kind: Kind
+    at: float
+    body: Mapping[str, Any]

@@ -1,0 +1,421 @@
+"""A run is the fold of its journal (D2): `advance(state, event) -> state` and `decide(state, now) -> commands`.
+
+Both are pure. `advance` believes the journal, ignores events that it has already folded, and needs them in order of
+`seq`. `decide` says what the run's driver should do next; a driver that dies between a decision and its event loses
+nothing, since the next driver folds the same journal and decides the same. The states and their arrows are drawn in
+`journal.py`.
+
+    nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
+    rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
+    rejected again, or out .. Propose(fallback)      all steps settled, or time up .. Finish
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from app.core.chat import Usage, usage_from_json
+from app.core.journal import TERMINAL, Event, Kind
+from app.core.pool import Limits
+from app.core.workflow import Access, access_from_list
+
+Mode = Literal["first", "repair", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One attempt, or one planning call (`step` is None). `outcome` is None while it is only intended."""
+
+    id: str
+    step: int | None
+    worker: str
+    sees_user: bool
+    usd_held: int
+    tokens_held: int
+    outcome: str | None = None
+    usage: Usage = Usage()
+    usd: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """A step of some proposal. `output` is the ref of its answer; `subtask` the ref of its text, or empty."""
+
+    n: int
+    proposal: int
+    worker: str
+    subtask: str
+    access: Access
+    answers: bool
+    state: str = "waiting"
+    output: str = ""
+    chars: int = 0
+    finish: str = ""
+    call: str = ""
+    error: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("done", "failed", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One answer of a conductor. Its steps are numbered from `base`."""
+
+    number: int
+    base: int
+    mode: Mode
+    conductor: str
+    state: Literal["open", "accepted", "rejected"] = "open"
+    outage: bool = False
+    reasons: tuple[str, ...] = ()
+    call: str = ""
+    topology: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The parts of `run.admitted` that decisions need; the whole body stays in the journal."""
+
+    task: str
+    tier: str
+    limits: Limits
+    deadline: float
+    pool: tuple[str, ...]
+    conductor: str
+    streams: bool
+    """Whether deltas of the answer are told while they come; then a step that has begun to answer is not tried
+    again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a run has come to."""
+
+    run: str
+    admitted: Admitted
+    seq: int = 0
+    state: str = "admitted"
+    proposals: tuple[Proposal, ...] = ()
+    steps: Mapping[int, StepState] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    cancel_asked: bool = False
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """The body of the terminal event."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has reached its terminal state."""
+        return self.state in TERMINAL.values()
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The latest proposal."""
+        return self.proposals[-1] if self.proposals else None
+
+    @property
+    def current(self) -> tuple[StepState, ...]:
+        """The steps of the latest proposal, in order."""
+        last = len(self.proposals) - 1
+        return tuple(step for step in self.steps.values() if step.proposal == last)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether there is a workflow to execute."""
+        return self.proposal is not None and self.proposal.state == "accepted"
+
+    @property
+    def answering(self) -> StepState | None:
+        """The step whose output is the answer; known once a proposal is accepted."""
+        return self.current[-1] if self.accepted else None
+
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        """Calls that are intended and have no outcome."""
+        return tuple(call for call in self.calls.values() if call.outcome is None)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a fallback decided, or a step that others counted on was lost."""
+        fallback = self.proposal is not None and self.proposal.mode == "fallback"
+        return fallback or any(step.state in ("failed", "skipped") for step in self.current)
+
+    @property
+    def usd(self) -> int:
+        """Micro-dollars of all finished calls."""
+        return sum(call.usd for call in self.calls.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Ask a conductor (or the fallback) for proposal `number`, whose steps count from `base`."""
+
+    number: int
+    base: int
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Queue these steps: their inputs are settled."""
+
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """This step can see nothing that it was meant to see."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """End the run. `step` answers for a success; `fell_back` says that it is not the last step, whose output was
+    empty."""
+
+    kind: Kind
+    step: int | None = None
+    fell_back: bool = False
+    error: str = ""
+
+
+Command = Propose | Queue | Skip | Finish
+
+
+def begin(event: Event) -> RunState:
+    """The state after a run's first event."""
+    body = event.body
+    admitted = Admitted(
+        task=body["task"],
+        tier=body["tier"],
+        limits=Limits(**body["limits"]),
+        deadline=body["deadline"],
+        pool=tuple(body["pool"]),
+        conductor=body["conductor"],
+        streams=body["streams"],
+    )
+    return RunState(run=event.run, admitted=admitted, seq=event.seq)
+
+
+def fold(events: tuple[Event, ...]) -> RunState:
+    """The state that a journal, given from its first event, stands for."""
+    state = begin(events[0])
+    for event in events[1:]:
+        state = advance(state, event)
+    return state
+
+
+def advance(state: RunState, event: Event) -> RunState:
+    """The state after one more event; one that was folded before changes nothing."""
+    if event.seq <= state.seq:
+        return state
+    if event.seq != state.seq + 1:
+        raise ValueError(f"event {event.seq} does not follow event {state.seq}")
+    if event.kind in TERMINAL:
+        return replace(state, seq=event.seq, state=TERMINAL[event.kind], end=event.body)
+    return replace(_ADVANCE[event.kind](state, event.body), seq=event.seq)
+
+
+def _cancel_asked(state: RunState, _body: Mapping[str, Any]) -> RunState:
+    return replace(state, cancel_asked=True)
+
+
+def _plan_opened(state: RunState, body: Mapping[str, Any]) -> RunState:
+    proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"])
+    return replace(state, proposals=(*state.proposals, proposal))
+
+
+def _plan_step(state: RunState, body: Mapping[str, Any]) -> RunState:
+    step = StepState(
+        n=body["n"],
+        proposal=body["proposal"],
+        worker=body["worker"],
+        subtask=body["subtask"],
+        access=access_from_list(body["access"]),
+        answers=body["answers"],
+    )
+    return replace(state, steps={**state.steps, step.n: step})
+
+
+def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> RunState:
+    accepted = replace(state.proposals[-1], state="accepted", call=body["call"], topology=body["topology"])
+    started = any(step.state != "waiting" for step in state.current)
+    return replace(state, proposals=(*state.proposals[:-1], accepted), state="running" if started else "planned")
+
+
+def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> RunState:
+    rejected = replace(
+        state.proposals[-1],
+        state="rejected",
+        outage=body["outage"],
+        reasons=tuple(body["reasons"]),
+        call=body["call"],
+    )
+    return replace(state, proposals=(*state.proposals[:-1], rejected))
+
+
+def _step_queued(state: RunState, body: Mapping[str, Any]) -> RunState:
+    moved = _set_step(state, body["n"], state="queued")
+    return replace(moved, state="running") if moved.state == "planned" else moved
+
+
+def _call_intended(state: RunState, body: Mapping[str, Any]) -> RunState:
+    call = Call(
+        body["call"], body["n"], body["worker"], "user" in body["access"], body["usd_held"], body["tokens_held"]
+    )
+    state = replace(state, calls={**state.calls, call.id: call})
+    return state if call.step is None else _set_step(state, call.step, state="running", worker=call.worker)
+
+
+def _call_finished(state: RunState, body: Mapping[str, Any]) -> RunState:
+    known = state.calls[body["call"]]
+    call = replace(
+        known,
+        outcome=body["outcome"],
+        usage=usage_from_json(body["usage"]),
+        usd=body["usd"],
+        seconds=body["seconds"],
+    )
+    return replace(state, calls={**state.calls, call.id: call})
+
+
+def _step_done(state: RunState, body: Mapping[str, Any]) -> RunState:
+    picked = {name: body[name] for name in ("output", "chars", "finish", "call")}
+    return _set_step(state, body["n"], state="done", **picked)
+
+
+def _step_failed(state: RunState, body: Mapping[str, Any]) -> RunState:
+    return _set_step(state, body["n"], state="failed", error=body["error"])
+
+
+def _step_skipped(state: RunState, body: Mapping[str, Any]) -> RunState:
+    return _set_step(state, body["n"], state="skipped", error=body["reason"])
+
+
+def _set_step(run: RunState, n: int, /, **changes: Any) -> RunState:
+    return replace(run, steps={**run.steps, n: replace(run.steps[n], **changes)})
+
+
+def _admitted(state: RunState, _body: Mapping[str, Any]) -> RunState:
+    return state
+
+
+_ADVANCE: Mapping[Kind, Callable[[RunState, Mapping[str, Any]], RunState]] = {
+    Kind.ADMITTED: _admitted,
+    Kind.CANCEL_ASKED: _cancel_asked,
+    Kind.PLAN_OPENED: _plan_opened,
+    Kind.PLAN_STEP: _plan_step,
+    Kind.PLAN_ACCEPTED: _plan_accepted,
+    Kind.PLAN_REJECTED: _plan_rejected,
+    Kind.STEP_QUEUED: _step_queued,
+    Kind.CALL_INTENDED: _call_intended,
+    Kind.CALL_FINISHED: _call_finished,
+    Kind.STEP_DONE: _step_done,
+    Kind.STEP_FAILED: _step_failed,
+    Kind.STEP_SKIPPED: _step_skipped,
+}
+
+
+def decide(state: RunState, now: float) -> tuple[Command, ...]:
+    """What the driver should do now; () means: wait for an event or for the deadline."""
+    if state.ended:
+        return ()
+    if state.cancel_asked:
+        return (Finish(Kind.CANCELLED, error="run_cancelled"),)
+    if now >= state.admitted.deadline:
+        return (Finish(Kind.EXPIRED, error="run_expired"),)
+    if any(step.error == "run_over_budget" for step in state.current):
+        return (Finish(Kind.OVER_BUDGET, error="run_over_budget"),)
+    proposal = state.proposal
+    if proposal is None or proposal.state == "rejected":
+        return (_propose(state),)
+    return _schedule(state) or _finish(state)
+
+
+def _propose(state: RunState) -> Command:
+    last = state.proposal
+    number = len(state.proposals)
+    base = len(state.steps)
+    if last is None or last.reasons == (DRIVER_LOST,):
+        return Propose(number, base, last.mode if last else "first")
+    if "run_over_budget" in last.reasons:
+        return Finish(Kind.OVER_BUDGET, error="run_over_budget")
+    if last.mode == "fallback":
+        return Finish(Kind.FAILED, error="plan_rejected")
+    return Propose(number, base, "repair" if last.mode == "first" and not last.outage else "fallback")
+
+
+DRIVER_LOST = "the driver was lost while the plan was made"
+"""The reason of a proposal that is made again because nobody is left to finish it."""
+
+
+def _schedule(state: RunState) -> tuple[Command, ...]:
+    """Steps to queue or to skip. A failed input is left out; a step is skipped only when nothing is left to see.
+
+    While a plan still streams, its steps start as they come; the one that answers waits until the plan is accepted.
+    """
+    busy = sum(step.state in ("queued", "running", "awaiting_tool") for step in state.current)
+    ready: list[int] = []
+    skips: list[Command] = []
+    for step in state.current:
+        inputs = [state.steps[n] for n in step.access.steps]
+        known = state.accepted or not step.answers
+        if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
+            continue
+        if inputs and not step.access.user and all(earlier.state != "done" for earlier in inputs):
+            skips.append(Skip(step.n))
+        else:
+            ready.append(step.n)
+    free = max(state.admitted.limits.fan_out - busy, 0)
+    queue: tuple[Command, ...] = (Queue(tuple(ready[:free])),) if ready[:free] else ()
+    return (*skips, *queue)
+
+
+def _finish(state: RunState) -> tuple[Command, ...]:
+    answering = state.answering
+    if answering is None or not all(step.settled for step in state.current):
+        return ()
+    if answering.state != "done":
+        return (Finish(Kind.FAILED, error=answering.error or "run_failed"),)
+    if answering.chars:
+        return (Finish(Kind.SUCCEEDED, answering.n),)
+    spoken = [step for step in state.current if step.state == "done" and step.chars]
+    return (Finish(Kind.SUCCEEDED, spoken[-1].n if spoken else answering.n, fell_back=bool(spoken)),)
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """A run's usage as a caller sees it. `visible` keeps OpenAI's identity; `visible + orchestration = total`,
+    exactly."""
+
+    visible: Usage
+    orchestration: Usage
+    total: Usage
+    usd: int
+
+
+def bill(state: RunState) -> Bill:
+    """Split the journal's sum over all calls (DESIGN §6).
+
+    Visible input is that of the first successful worker call that saw the caller's conversation (the first successful
+    call of any kind if none did); visible output is that of the call whose text is the answer.
+    """
+    total = sum((call.usage for call in state.calls.values()), Usage())
+    fine = [call for call in state.calls.values() if call.outcome == "ok"]
+    seers = [call for call in fine if call.step is not None and call.sees_user] or fine
+    first = seers[0].usage if seers else Usage()
+    answer = state.end.get("step")
+    said = state.calls[state.steps[answer].call].usage if answer is not None else Usage()
+    visible = Usage(first.input, first.cached, said.output, said.reasoning, total.estimated)
+    rest = Usage(
+        total.input - first.input,
+        total.cached - first.cached,
+        total.output - said.output,
+        total.reasoning - said.reasoning,
+        total.estimated,
+    )
+    return Bill(visible, rest, total, state.usd)

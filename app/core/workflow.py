@@ -1,0 +1,86 @@
+"""A workflow: ordered steps, the last of which answers, and the shape that their access lists draw.
+
+A step lives in a run under one number `n` that counts on over proposals and rounds, so that a step can be named for
+ever. In a plan, and in an access list as a conductor writes it, steps are counted from 0 within that plan;
+`Access.shifted` translates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a step may see: the caller's conversation, and the listed earlier steps. Nothing else, ever."""
+
+    user: bool = True
+    steps: tuple[int, ...] = ()
+
+    def shifted(self, by: int) -> "Access":
+        """The same list with plan positions turned into the run's step numbers."""
+        return Access(self.user, tuple(n + by for n in self.steps))
+
+    def as_list(self) -> list[str | int]:
+        """The form of plans and of the audit trail: `["user", 0, 1]`."""
+        return [*(["user"] if self.user else []), *self.steps]
+
+
+def access_from_list(entries: Sequence[str | int]) -> Access:
+    """The inverse of `Access.as_list`; trusts its input."""
+    return Access("user" in entries, tuple(entry for entry in entries if isinstance(entry, int)))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One subtask for one worker. An empty subtask means: answer the conversation as it stands."""
+
+    worker: str
+    subtask: str = ""
+    access: Access = Access()
+    answers: bool = False
+    """Whether its output is the answer; true for a workflow's last step and for no other."""
+    probability: float | None = None
+    """The conductor's probability of this worker, where its decoder tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """A validated proposal; steps are counted from 0."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def topology(self) -> Topology:
+        """The shape of the access lists."""
+        return topology([step.access.steps for step in self.steps])
+
+
+def topology(inputs: Sequence[Sequence[int]]) -> Topology:
+    """Name the shape of a graph given as each step's earlier inputs.
+
+    `single` is one step; `chain` follows one line; `fan-out` has independent steps that one last step joins; `debate`
+    has at least two layers of two or more steps, each of a later layer reading several of the layer before; anything
+    else is a `tree`.
+    """
+    if len(inputs) == 1:
+        return "single"
+    last = len(inputs) - 1
+    if all(not seen for seen in inputs[:last]) and len(inputs[last]) == last and last > 1:
+        return "fan-out"
+    depths = _depths(inputs)
+    if max(depths) == last:
+        return "chain"
+    layers = [[n for n, depth in enumerate(depths) if depth == level] for level in range(max(depths) + 1)]
+    wide = [layer for layer in layers if len(layer) > 1]
+    crossed = all(len(inputs[n]) > 1 for layer in wide[1:] for n in layer)
+    return "debate" if len(wide) > 1 and crossed else "tree"
+
+
+def _depths(inputs: Sequence[Sequence[int]]) -> list[int]:
+    depths: list[int] = []
+    for seen in inputs:
+        depths.append(1 + max(depths[n] for n in seen) if seen else 0)
+    return depths

@@ -1,0 +1,256 @@
+"""Every error that Baton raises on purpose.
+
+    BatonError
+    ├ CallerError      blame the caller      InvalidRequest 400 · Unauthorized 401 · Forbidden 403 · NotFound 404
+    │                                        Conflict 409 · TooLarge 413 · UnsupportedMedia 415 · OverQuota 429
+    ├ Overloaded       blame our size        503, always with Retry-After
+    ├ ConfigInvalid    blame the operator    all faults of a file or of the environment at once; never leaves start-up
+    ├ PlanRejected     blame the conductor   all reasons at once; 502 only where no fallback is left
+    ├ WorkerError      blame the worker      WorkerTimeout 504 · WorkerUnavailable · WorkerRateLimited · WorkerRefused
+    │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
+    ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
+    └ OursError        blame us, never 401   StoreUnavailable 503 · QueueUnavailable 503 · LeaseLost (stays inside)
+
+The class fixes HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. A class's
+docstring is its default message: it says what to do next. Messages reach callers, so nothing of a caller's input, of a
+worker's prompt, of a provider's body or of a key may ever be put into one.
+"""
+
+from typing import ClassVar
+
+
+class BatonError(Exception):
+    """Something went wrong inside the service; try again, and report the request id if it stays."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """`param` names the field at fault; `retry_after` is in seconds; `code` refines the class's own code."""
+        self.message = message or " ".join((type(self).__doc__ or "").split())
+        self.param = param
+        self.public_code = code or self.code
+        self.retry_after = retry_after
+        super().__init__(self.message)
+
+
+class CallerError(BatonError):
+    """The request cannot be served as it is; change it before sending it again."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class InvalidRequest(CallerError):
+    """The request is not valid; correct the named field and send it again."""
+
+    code = "invalid_request"
+
+
+class Unauthorized(CallerError):
+    """Incorrect API key provided; send a valid Baton key as `Authorization: Bearer bt_...`."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(CallerError):
+    """This key may not do that; ask an administrator for a key with the scope it needs."""
+
+    status = 403
+    type = "permission_error"
+    code = "insufficient_scope"
+
+
+class NotFound(CallerError):
+    """There is nothing of that name here, or this key may not see it."""
+
+    status = 404
+    code = "not_found"
+
+
+class Conflict(CallerError):
+    """The request contradicts an earlier one; use another key or send the same body."""
+
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(CallerError):
+    """The request body is too large; shorten it or send images by reference."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedMedia(CallerError):
+    """Send the body as plain UTF-8 JSON with `Content-Type: application/json` and no content encoding."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class OverQuota(CallerError):
+    """Too many requests for this key; wait as long as Retry-After says."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+    retryable = True
+
+
+class Overloaded(BatonError):
+    """The service is at capacity; nothing was started, so try again after Retry-After seconds."""
+
+    status = 503
+    type = "overloaded_error"
+    code = "overloaded"
+    retryable = True
+
+
+class ConfigInvalid(BatonError):
+    """The configuration is not valid; every fault is listed with its remedy."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("\n".join(faults))
+
+
+class PlanRejected(BatonError):
+    """The plan cannot be executed as it is."""
+
+    status = 502
+    code = "plan_rejected"
+
+    def __init__(self, reasons: list[str] | tuple[str, ...]) -> None:
+        """`reasons` holds every fault that was found, not only the first."""
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(self.reasons))
+
+
+class WorkerError(BatonError):
+    """A worker model failed; the run tries other eligible workers before it gives up."""
+
+    status = 502
+    type = "upstream_error"
+    code = "worker_failed"
+
+
+class WorkerTimeout(WorkerError):
+    """The worker did not answer within its deadline."""
+
+    status = 504
+    code = "worker_timeout"
+    retryable = True
+
+
+class WorkerUnavailable(WorkerError):
+    """The worker's provider could not be reached or reported a fault of its own."""
+
+    code = "worker_unavailable"
+    retryable = True
+
+
+class WorkerRateLimited(WorkerError):
+    """The worker's provider is limiting our requests."""
+
+    code = "worker_rate_limited"
+    retryable = True
+
+
+class WorkerRefused(WorkerError):
+    """The worker's provider did not accept the request; another worker may."""
+
+    code = "worker_refused"
+
+
+class WorkerMalformed(WorkerError):
+    """The worker's provider sent something that does not follow its wire format."""
+
+    code = "worker_malformed"
+    retryable = True
+
+
+class WorkerTruncated(WorkerError):
+    """The worker's stream ended without its terminal marker, so the answer may be incomplete."""
+
+    code = "worker_truncated"
+    retryable = True
+
+
+class WorkerMisconfigured(WorkerError):
+    """The worker's provider does not accept our key or does not know the model; an operator must look at the pool."""
+
+    code = "worker_misconfigured"
+
+
+class RunEnded(BatonError):
+    """The run ended without an answer; ask `GET /v1/runs/{id}` why."""
+
+    status = 502
+    code = "run_ended"
+
+
+class RunCancelled(RunEnded):
+    """The run was cancelled before it had an answer."""
+
+    status = 499
+    type = "cancelled_error"
+    code = "run_cancelled"
+
+
+class RunExpired(RunEnded):
+    """The run reached its time limit; raise `baton.budget.seconds` or `reasoning_effort`, or ask for less."""
+
+    status = 504
+    type = "timeout_error"
+    code = "run_expired"
+
+
+class RunOverBudget(RunEnded):
+    """The run reached its budget; raise `baton.budget` or `reasoning_effort`, or ask for less."""
+
+    status = 429
+    type = "budget_error"
+    code = "run_over_budget"
+
+
+class RunFailed(RunEnded):
+    """No eligible worker could complete the run; `GET /v1/runs/{id}` lists every attempt."""
+
+    code = "run_failed"
+
+
+class OursError(BatonError):
+    """The service cannot do that right now; try again after Retry-After seconds."""
+
+    status = 503
+    code = "unavailable"
+    retryable = True
+
+
+class StoreUnavailable(OursError):
+    """The journal cannot be written right now, so nothing was started; try again shortly."""
+
+    code = "store_unavailable"
+
+
+class QueueUnavailable(OursError):
+    """The step queue cannot be reached right now."""
+
+    code = "queue_unavailable"
+
+
+class LeaseLost(OursError):
+    """Another driver or dispatcher owns this run or step now; this one must stop writing."""
+
+    code = "lease_lost"
