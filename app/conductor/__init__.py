@@ -1,0 +1,1 @@
+"""Conductors: the policies that propose a workflow. `protocol.py` is the seam."""

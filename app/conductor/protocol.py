@@ -1,0 +1,75 @@
+"""The conductor seam: one verb.
+
+`propose` yields steps in order, each as soon as it is known, so that the first can be dispatched before the plan is
+complete. It raises `PlanRejected` with every reason when what it received is no plan, and lets `WorkerError` pass
+when its model fails. What it yields is untrusted: `conduct.py` validates each step against the run's pool and limits.
+
+A conductor that needs a model gets `ask`: the one journaled way to call one. It holds no key, opens no socket, and
+keeps no state between runs.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.core.chat import Message, Piece, Task
+from app.core.pool import Limits, Worker
+from app.core.workflow import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a conductor may know. A worker's ordinal is its place in `workers`, which was shuffled for this run."""
+
+    task: Task
+    workers: tuple[Worker, ...]
+    limits: Limits
+    usd_left: int
+    """Micro-dollars."""
+    objections: tuple[str, ...] = ()
+    """Why the previous proposal was rejected; not empty means: this is the one repair."""
+    rejected: str = ""
+    """The previous proposal's text, where there was one."""
+
+
+class Ask(Protocol):
+    """One journaled call of a worker on the conductor's behalf."""
+
+    def __call__(
+        self,
+        worker: str,
+        messages: tuple[Message, ...],
+        *,
+        schema: Mapping[str, Any] | None,
+        max_tokens: int,
+        temperature: float,
+        logprobs: int = 0,
+    ) -> AsyncIterator[list[Piece]]:
+        """Yields the pieces of the answer; raises what `Provider.stream` raises, and `RunOverBudget`."""
+        ...
+
+
+class Conductor(Protocol):
+    """A policy."""
+
+    @property
+    def instant(self) -> bool:
+        """True if `propose` never waits: its plan is then committed together with the admission."""
+        ...
+
+    def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
+        """The steps of a workflow for this task; see the module docstring."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A plan that is there already, as a conductor: the caller's own, or the fallback."""
+
+    steps: tuple[Step, ...]
+    instant: bool = True
+
+    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
+        """The steps as they are."""
+        for step in self.steps:
+            yield step

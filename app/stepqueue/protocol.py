@@ -1,0 +1,99 @@
+"""The queue seam: tickets to dispatchers, live messages to whoever drives a run.
+
+Everything here is lossy by contract. A lost or repeated ticket does no harm: the outbox in the database is the record,
+a sweeper rings again for what is overdue, and a claim is fenced in the database. A lost message does no harm either:
+the journal has the event, and the finished text has what a lost delta held.
+
+An *address* is a process: a driver hears what concerns its runs under its own address, every dispatcher hears the
+address `DISPATCHERS`. `hear` calls a plain function for each message, which must not block.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.core.journal import Event
+
+DISPATCHERS = "dispatchers"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One step of one run: ids only. `version` is the outbox row's when it was written, `seq` the journal's."""
+
+    run: str
+    step: int
+    tier: str
+    driver: str
+    """The address that wants to hear of this step."""
+    seq: int
+    version: int = 0
+    receipt: str = ""
+    """The queue's own mark of one delivery; whoever took the ticket gives it back with `keep` and `done`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Events that somebody else committed to a run."""
+
+    run: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text of a step as it streams; `offset` counts the characters of this attempt before it."""
+
+    run: str
+    step: int
+    call: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run's driver wants its running steps, or one of them, to stop now."""
+
+    run: str
+    step: int | None = None
+
+
+Live = Committed | Delta | Stop
+
+
+class StepQueue(Protocol):
+    """Six verbs and two for its own life."""
+
+    async def ring(self, tickets: Sequence[Ticket]) -> None:
+        """Make tickets known to dispatchers. Returns when they are in the queue; never waits for a dispatcher."""
+        ...
+
+    async def take(self, slots: int, wait: float) -> list[Ticket]:
+        """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one."""
+        ...
+
+    async def keep(self, tickets: Sequence[Ticket]) -> None:
+        """Renew the delivery of tickets that are being worked on, so that nobody else is given them."""
+        ...
+
+    async def done(self, tickets: Sequence[Ticket]) -> None:
+        """Forget deliveries: the step is finished, or the database said that it is not ours."""
+        ...
+
+    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+        """Send live messages to an address; lost if nobody hears."""
+        ...
+
+    def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
+        """While inside, call `sink` for each message to `address`. Returns once messages are sure to arrive."""
+        ...
+
+    async def ready(self) -> None:
+        """Return if the queue answers within two seconds, else raise `QueueUnavailable`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and reader tasks."""
+        ...
