@@ -1,0 +1,80 @@
+"""Conductors without a model: the baselines, and what decides when a model conductor cannot.
+
+single ............. one worker answers the conversation as it stands: no added token, no added call
+chain .............. plan -> solve -> check
+fan_out ............ several workers answer on their own, one more combines (mixture of agents)
+self_consistency ... one worker answers several times, then weighs its own answers
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+
+from app.conductor.protocol import Ask, Brief
+from app.core.pool import ConductorSpec
+from app.core.workflow import Access, Step
+
+PLAN = "Work out how to solve the task, step by step. Do not solve it yet."
+SOLVE = "Solve the task by following the plan. Give the complete final answer."
+CHECK = "Check the answer against the task and correct what is wrong. Give the complete final answer and nothing else."
+COMBINE = (
+    "Several experts have answered the task independently. Weigh their answers against each other, "
+    "then give one complete final answer and nothing else."
+)
+
+
+class FixedConductor:
+    """Always the same shape over the preferred workers that are eligible, then over the others in the brief's order."""
+
+    instant = True
+
+    def __init__(self, spec: ConductorSpec) -> None:
+        self._spec = spec
+
+    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
+        """The shape's steps, cut to the run's step limit; `ask` is never used."""
+        names = self._names(brief)
+        *before, last = SHAPES[self._spec.shape](names, self._width(brief))
+        for step in before:
+            yield step
+        yield replace(last, answers=True)
+
+    def _names(self, brief: Brief) -> list[str]:
+        eligible = [worker.name for worker in brief.workers]
+        preferred = [name for name in self._spec.workers if name in eligible]
+        return preferred or eligible
+
+    def _width(self, brief: Brief) -> int:
+        """How many steps the shape may have before its last one."""
+        wanted = 2 if self._spec.shape == "chain" else self._spec.width
+        return min(wanted, brief.limits.steps - 1)
+
+
+def _single(names: list[str], _width: int) -> list[Step]:
+    return [Step(names[0])]
+
+
+def _chain(names: list[str], width: int) -> list[Step]:
+    subtasks = ([""], ["", CHECK], [PLAN, SOLVE, CHECK])[width]
+    return [
+        Step(names[place % len(names)], subtask, Access(True, tuple(range(place))))
+        for place, subtask in enumerate(subtasks)
+    ]
+
+
+def _fan_out(names: list[str], width: int) -> list[Step]:
+    if not width:
+        return _single(names, width)
+    branches = [Step(names[place % len(names)]) for place in range(width)]
+    return [*branches, Step(names[0], COMBINE, Access(True, tuple(range(width))))]
+
+
+def _self_consistency(names: list[str], width: int) -> list[Step]:
+    return _fan_out(names[:1], width)
+
+
+SHAPES: Mapping[str, Callable[[list[str], int], list[Step]]] = {
+    "single": _single,
+    "chain": _chain,
+    "fan_out": _fan_out,
+    "self_consistency": _self_consistency,
+}

@@ -1,0 +1,85 @@
+"""A conductor that is a model: a prompt, a JSON schema for constrained decoding, and a plan that is read as it streams.
+
+Any OpenAI-compatible server can conduct (D8). Where decoding is constrained, every plan is valid by construction;
+where it is not, the same reader rejects what is wrong, with all reasons.
+"""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from app.conductor.prompt import messages
+from app.conductor.protocol import Ask, Brief
+from app.core import plan
+from app.core.chat import Chosen, Piece, Words
+from app.core.workflow import Step
+
+SUBTASK_CHARS = 600
+"""What the schema lets a model write for one step; a caller's own plan may say more."""
+TOKENS_PER_STEP = 24 + SUBTASK_CHARS
+ALTERNATIVES = 10
+
+
+class ModelConductor:
+    """Asks `worker` of the pool file for a plan."""
+
+    instant = False
+
+    def __init__(self, worker: str, *, positional: bool, logprobs: bool, temperature: float) -> None:
+        """`positional` and `logprobs` say what the server behind the worker can do."""
+        self._worker = worker
+        self._positional = positional
+        self._alternatives = ALTERNATIVES if logprobs else 0
+        self._temperature = temperature
+
+    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
+        """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
+        names = [worker.name for worker in brief.workers]
+        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps)
+        odds = Odds()
+        schema = plan.schema(len(names), brief.limits.steps, SUBTASK_CHARS, self._positional)
+        answer = ask(
+            self._worker,
+            messages(brief),
+            schema=schema,
+            max_tokens=64 + brief.limits.steps * TOKENS_PER_STEP,
+            temperature=self._temperature,
+            logprobs=self._alternatives,
+        )
+        async for pieces in answer:
+            odds.note(pieces)
+            for step in reader.feed("".join(piece.text for piece in pieces if isinstance(piece, Words))):
+                yield replace(step, probability=odds.next(names.index(step.worker)))
+        for step in reader.finish():
+            yield step
+
+
+class Odds:
+    """Finds the probability of each worker choice among the decoded tokens.
+
+    The choice is the run of digits after `"worker":`. vLLM reports log-probabilities after the grammar's mask, so over
+    the legal ordinals they sum to one; the product over the digits' tokens is the choice's probability at
+    temperature 1.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._tokens: list[tuple[int, str, float]] = []
+        self._at = 0
+
+    def note(self, pieces: Sequence[Piece]) -> None:
+        """Take the pieces of one read."""
+        for piece in pieces:
+            if isinstance(piece, Chosen):
+                self._tokens.append((len(self._text), piece.token, piece.logprob))
+                self._text += piece.token
+
+    def next(self, ordinal: int) -> float | None:
+        """The probability of the next worker choice, which was `ordinal`; None where the decoder told nothing."""
+        label = self._text.find('"worker"', self._at)
+        start = self._text.find(str(ordinal), label + 8) if label >= 0 else -1
+        if start < 0:
+            return None
+        self._at = end = start + len(str(ordinal))
+        logs = [log for at, token, log in self._tokens if at < end and at + len(token) > start]
+        return round(math.exp(sum(logs)), 6) if logs else None
