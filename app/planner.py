@@ -1,0 +1,212 @@
+"""THE PLAN: asking a conductor for a proposal, and checking each of its steps before anybody executes it.
+
+A conductor that needs no model proposes at once, so that its plan is committed with what led to it. Any other one
+streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`, which
+writes intent and outcome like every other call. What comes from a conductor is untrusted until `faults` finds nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.attempt import Attempt, Means
+from app.conductor.protocol import Brief, Conductor, Given
+from app.core import drafts
+from app.core.chat import Message, Piece, Sampling, Task
+from app.core.journal import Draft
+from app.core.pool import Worker
+from app.core.progress import Propose, RunState
+from app.core.workflow import Access, Step
+from app.errors import BatonError, PlanRejected
+from app.providers.protocol import Request
+from app.store.content import address
+from app.store.protocol import Ledger
+from app.telemetry import SPAN_PLAN
+
+STOP_WAIT = 2.0
+"""Seconds that a stopped planner gets to write its call's outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a planner tells its driver: one step, or the proposal's end with the error that ended it."""
+
+    proposal: int
+    step: Step | None = None
+    error: BatonError | None = None
+
+
+Contents = tuple[tuple[str, bytes], ...]
+
+
+class Append(Protocol):
+    """The driver's way to write: one entry under its epoch."""
+
+    def __call__(
+        self,
+        events: tuple[Draft, ...],
+        /,
+        *,
+        contents: Contents = (),
+        hold: Ledger = Ledger(),
+        release: Ledger = Ledger(),
+        spent: Ledger = Ledger(),
+    ) -> Coroutine[Any, Any, None]:
+        """Commit and fold."""
+        ...
+
+
+class Planner:
+    """The proposals of one run."""
+
+    def __init__(
+        self,
+        means: Means,
+        *,
+        task: Task,
+        salt: bytes,
+        conductor: Conductor,
+        append: Append,
+        tell: Callable[[Planned], object],
+    ) -> None:
+        self._means = means
+        self._task = task
+        self._salt = salt
+        self._conductor = conductor
+        self._append = append
+        self._tell = tell
+        self._running: asyncio.Task[None] | None = None
+        self._state: RunState | None = None
+        self.call = ""
+        """The latest planning call."""
+        self._text = ""
+
+    async def open(self, state: RunState, command: Propose) -> tuple[list[Draft], list[tuple[str, bytes]]]:
+        """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them."""
+        conductor = self._conductor_for(state, command)
+        brief = self._brief(state, command, conductor)
+        names = [worker.name for worker in brief.workers]
+        kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
+        written = [drafts.opened(command, kind, names, conductor.instant)]
+        contents: list[tuple[str, bytes]] = []
+        if conductor.instant:
+            steps = [step async for step in conductor.propose(brief, self._ask)]
+            for place, step in enumerate(steps):
+                draft, new = self.step(command.number, command.base, place, step)
+                written.append(draft)
+                contents += new
+            written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
+        return written, contents
+
+    def step(self, proposal: int, base: int, place: int, step: Step) -> tuple[Draft, Contents]:
+        """`plan.step` with its subtask's content."""
+        subtask = step.subtask.encode()
+        if not subtask:
+            return drafts.planned(proposal, base, place, step, ""), ()
+        ref = address(self._salt, subtask)
+        return drafts.planned(proposal, base, place, step, ref), ((ref, subtask),)
+
+    def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose) -> None:
+        """Let a conductor that takes its time propose; its steps arrive through `tell`."""
+        self._state = state
+        self._running = group.create_task(self._propose(state, command))
+
+    async def stop(self) -> None:
+        """Cancel the proposal in progress, if any, and wait until its call's outcome is written."""
+        running, self._running = self._running, None
+        if running is not None and not running.done():
+            running.cancel()
+            await asyncio.wait([running], timeout=STOP_WAIT)
+
+    async def _propose(self, state: RunState, command: Propose) -> None:
+        conductor = self._conductor_for(state, command)
+        self.call = ""
+        error: BatonError | None = None
+        try:
+            with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
+                async for step in conductor.propose(self._brief(state, command, conductor), self._ask):
+                    self._tell(Planned(command.number, step))
+        except BatonError as caught:
+            error = caught
+        self._tell(Planned(command.number, error=error))
+
+    def _conductor_for(self, state: RunState, command: Propose) -> Conductor:
+        """The tier's conductor; for the fallback, one worker that simply answers."""
+        if command.mode != "fallback":
+            return self._conductor
+        pool = state.admitted.pool
+        tier = self._means.catalog().tiers.get(state.admitted.tier)
+        worker = tier.fallback if tier and tier.fallback in pool else pool[0]
+        return Given((Step(worker, answers=True),))
+
+    def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
+        known = self._means.catalog().workers
+        workers = [known[name] for name in state.admitted.pool if name in known]
+        last = state.proposals[command.number - 1] if command.number else None
+        repairs = last is not None and command.mode == "repair"
+        return Brief(
+            task=self._task,
+            workers=tuple(workers if conductor.instant else shuffled(workers, state.run)),
+            limits=state.admitted.limits,
+            usd_left=max(state.admitted.limits.usd - state.usd, 0),
+            objections=last.reasons if last and repairs else (),
+            rejected=self._text if repairs else "",
+        )
+
+    async def _ask(
+        self,
+        worker: str,
+        messages: tuple[Message, ...],
+        *,
+        schema: Mapping[str, Any] | None,
+        max_tokens: int,
+        temperature: float,
+        logprobs: int = 0,
+    ) -> AsyncIterator[list[Piece]]:
+        """One journaled call for a conductor: intent and reservation first, exactly one outcome after."""
+        state = self._state
+        known = self._means.catalog().workers.get(worker)
+        if state is None or known is None:
+            raise PlanRejected(["the conductor's model is not in the pool file"])
+        sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
+        attempt = Attempt(
+            self._means,
+            call=self._means.name("call"),
+            step=None,
+            worker=known,
+            request=Request(known, messages, sampling, schema, logprobs),
+            access=Access(),
+            number=len(state.proposals),
+            salt=self._salt,
+            deadline=state.admitted.deadline,
+        )
+        self.call, self._text = attempt.call, ""
+        await self._append((attempt.intended(),), hold=attempt.hold)
+        try:
+            async for pieces in attempt.stream():
+                yield pieces
+        finally:
+            self._text = attempt.text
+            settled = (attempt.finished(),)
+            await self._append(settled, contents=attempt.contents, release=attempt.hold, spent=attempt.spent)
+
+
+def faults(state: RunState, step: Step, place: int) -> list[str]:
+    """Why a proposed step cannot be executed in this run. Its form was checked by the plan's reader."""
+    proposal = state.proposal
+    found = []
+    if step.worker not in state.admitted.pool:
+        found.append(f"step {place}: worker is not an eligible worker")
+    if any(not 0 <= n < place for n in step.access.steps):
+        found.append(f"step {place}: access lists a step that is not an earlier one")
+    if place >= state.admitted.limits.steps:
+        found.append(f"the plan has more than {state.admitted.limits.steps} steps")
+    if proposal is not None and place and state.current[-1].answers:
+        found.append(f"step {place}: comes after the answering step")
+    return found
+
+
+def shuffled(workers: Sequence[Worker], run: str) -> list[Worker]:
+    """An order that depends on the run alone, so that it can be made again; `plan.opened` has it too."""
+    return sorted(workers, key=lambda worker: address(run.encode(), worker.name.encode()))

@@ -1,0 +1,145 @@
+"""Every metric, span and log-field name of the service, in one place, and the object that carries them.
+
+Labels come from closed sets (tier, worker, outcome, kind), never from callers. Logs are JSON lines with allow-listed
+fields: ids, sizes, states; never a body, a prompt or a key. Spans follow OpenTelemetry's GenAI names where there are
+some (`invoke_workflow`, `plan`, `chat`) and stand under `baton.` where there are none; they are exported only when
+`OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cost next to nothing otherwise.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from opentelemetry import trace
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "baton_runs_total": ("Runs that ended.", ("tier", "outcome")),
+    "baton_calls_total": ("Provider calls that ended.", ("worker", "outcome")),
+    "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
+    "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
+    "baton_plans_total": ("Proposals by what became of them.", ("tier", "outcome")),
+    "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
+    "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
+    "baton_swept_total": ("Tickets rung again and runs taken over.", ("kind",)),
+    "baton_requests_total": ("HTTP requests by status.", ("route", "status")),
+}
+GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "baton_runs_driven": ("Runs that this process drives now.", ()),
+    "baton_steps_running": ("Steps that this process executes now.", ()),
+    "baton_rehearsal": ("1 if no real provider is configured.", ()),
+}
+HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "baton_run_seconds": ("From admission to the terminal state.", ("tier",)),
+    "baton_first_delta_seconds": ("From admission to the first delta of the answer.", ("tier",)),
+    "baton_call_seconds": ("One provider call.", ("worker",)),
+    "baton_step_wait_seconds": ("From a step's queueing to its first intent.", ("tier",)),
+}
+SPAN_RUN, SPAN_PLAN, SPAN_CALL = "invoke_workflow", "plan", "chat"
+LOG_FIELDS = frozenset(
+    {
+        "run",
+        "step",
+        "call",
+        "tier",
+        "worker",
+        "state",
+        "outcome",
+        "error",
+        "seconds",
+        "count",
+        "route",
+        "status",
+        "origin",
+    }
+    | {"request", "address", "faults"}
+)
+
+
+class Telemetry:
+    """Metrics, spans and logs of one process; made once in `wiring.py` and handed down."""
+
+    def __init__(self, tracer: trace.Tracer | None = None) -> None:
+        self.registry = CollectorRegistry()
+        self._counters = {n: Counter(n, doc, labels, registry=self.registry) for n, (doc, labels) in COUNTERS.items()}
+        self._gauges = {n: Gauge(n, doc, labels, registry=self.registry) for n, (doc, labels) in GAUGES.items()}
+        self._histograms = {
+            n: Histogram(n, doc, labels, buckets=SECONDS, registry=self.registry)
+            for n, (doc, labels) in HISTOGRAMS.items()
+        }
+        self._tracer = tracer
+        self._children: dict[tuple[str, ...], Any] = {}
+        self._log = logging.getLogger("baton")
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter of the table."""
+        self._child(self._counters, name, labels).inc(by)
+
+    def observe(self, name: str, seconds: float, *labels: str) -> None:
+        """Add a duration to a histogram of the table."""
+        self._child(self._histograms, name, labels).observe(seconds)
+
+    def gauge(self, name: str, value: float) -> None:
+        """Set a gauge of the table."""
+        self._gauges[name].set(value)
+
+    def _child(self, family: Mapping[str, Any], name: str, labels: tuple[str, ...]) -> Any:
+        if not labels:
+            return family[name]
+        child = self._children.get((name, *labels))
+        if child is None:
+            child = self._children[(name, *labels)] = family[name].labels(*labels)
+        return child
+
+    def log(self, level: int, message: str, **fields: object) -> None:
+        """One line; a field that is not in `LOG_FIELDS` is a bug and raises."""
+        if unknown := set(fields) - LOG_FIELDS:
+            raise KeyError(f"log fields not in the table: {sorted(unknown)}")
+        self._log.log(level, message, extra={"fields": fields})
+
+    @contextmanager
+    def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> Iterator[None]:
+        """A span around a block; nothing at all when no exporter is configured."""
+        if self._tracer is None:
+            yield
+            return
+        with self._tracer.start_as_current_span(name, attributes=dict(attributes)):
+            yield
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record: time, level, message, fields. Exceptions by type and place, without locals or
+    values."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record."""
+        line: dict[str, object] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        } | getattr(record, "fields", {})
+        if record.exc_info and record.exc_info[0] is not None:
+            trail = record.exc_info[2]
+            while trail is not None and trail.tb_next is not None:
+                trail = trail.tb_next
+            where = f"{trail.tb_frame.f_code.co_filename}:{trail.tb_lineno}" if trail else ""
+            line["error"] = f"{record.exc_info[0].__name__} at {where}"
+        return orjson.dumps(line, default=str).decode()
+
+
+def log_to_stderr(level: str) -> None:
+    """Send the service's log lines to standard error; called once, at start-up."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [stream]
+    root.setLevel(level.upper())
