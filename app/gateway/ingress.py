@@ -32,6 +32,8 @@ class Bounds:
     """Values and keys together."""
     text: int = 4 << 20
     key: int = 256
+    keys: int = 1_000
+    """In one object."""
 
 
 async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
@@ -138,9 +140,7 @@ def _walk(root: object, colons: int, bounds: Bounds) -> None:
             if isinstance(value, str):
                 _check_text(value, bounds.text)
             elif isinstance(value, dict):
-                keys += len(value)
-                for key in value:
-                    _check_text(key, bounds.key)
+                keys += _check_keys(value, bounds)
                 deeper += value.values()
             elif isinstance(value, list):
                 deeper += value
@@ -151,6 +151,14 @@ def _walk(root: object, colons: int, bounds: Bounds) -> None:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
     if keys != colons:
         raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
+
+
+def _check_keys(value: dict[str, object], bounds: Bounds) -> int:
+    if len(value) > bounds.keys:
+        raise _too_many()
+    for key in value:
+        _check_text(key, bounds.key)
+    return len(value)
 
 
 def _check_text(text: str, longest: int) -> None:

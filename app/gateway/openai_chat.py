@@ -11,7 +11,7 @@ from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.chat import Image, Message, Part, Sampling, Task, Text
 from app.core.policy import Overrides
@@ -22,7 +22,7 @@ from app.store.protocol import KeyRow
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-IMAGE = r"^(https?://[^\s]{1,8192}|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
+IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
 
 IGNORED: Final = "ignored"
 READ: Final = "read"
@@ -98,7 +98,7 @@ class WireMessage(_Wire):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[AnyPart], Field(min_length=1, max_length=512), FailFast()] | None = None
+    content: str | Annotated[list[AnyPart], Field(min_length=1, max_length=512, fail_fast=True)] | None = None
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     refusal: str | None = None
 
@@ -114,8 +114,8 @@ class Budget(_Wire):
 class PoolChoice(_Wire):
     """Which workers of the tier's pool may be used."""
 
-    allow: Annotated[list[WorkerName], Field(max_length=256)] = []
-    deny: Annotated[list[WorkerName], Field(max_length=256)] = []
+    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
+    deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
     pin: WorkerName | None = None
 
 
@@ -124,7 +124,7 @@ class Extension(_Wire):
 
     budget: Budget = Budget()
     pool: PoolChoice = PoolChoice()
-    labels: Annotated[list[Label], Field(max_length=16)] = []
+    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
     plan: dict[str, Any] | None = None
     stream_steps: bool = False
 
@@ -144,12 +144,12 @@ class ChatRequest(_Wire):
     """The fields that are read."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    messages: Annotated[list[WireMessage], Field(min_length=1, max_length=2_048), FailFast()]
+    messages: Annotated[list[WireMessage], Field(min_length=1, max_length=2_048, fail_fast=True)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: TokenCap | None = None
     max_completion_tokens: TokenCap | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4, fail_fast=True)] | None = None
     seed: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -202,12 +202,13 @@ SAID_BY_PYDANTIC = frozenset(
 
 
 def _refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _path(first["loc"], given)
-    kind = first["type"]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    deepest = max(found, key=lambda one: len(one["loc"]))
+    param = _path(deepest["loc"], given)
+    kind = deepest["type"]
     if kind == "extra_forbidden":
         return InvalidRequest(f"Unknown or unsupported field '{param}'.", param=param, code="unknown_parameter")
-    said = first["msg"] if kind in SAID_BY_PYDANTIC else "This is not a valid value"
+    said = deepest["msg"] if kind in SAID_BY_PYDANTIC else "This is not a valid value"
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
 
 

@@ -1,0 +1,314 @@
+"""Stand-ins for what is behind the gateway: drivers that follow a script, a store in dictionaries, a queue that is up."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import httpx
+import orjson
+import uvicorn
+from fastapi import FastAPI
+
+from app.core.chat import Message, Task, Text, Usage, task_to_json
+from app.core.journal import Draft, Event, Kind
+from app.core.pool import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.progress import RunState, bill, fold
+from app.drivers import Drivers
+from app.errors import BatonError, NotFound, RunCancelled
+from app.gateway.app import create_app
+from app.gateway.auth import adopt
+from app.gateway.gate import Gate
+from app.mailbox import Mailbox
+from app.order import Driven, Ended, Order, Said, Told
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import Journal, KeyRow, Ledger, RunQuery, RunRow, Store
+from app.telemetry import Telemetry
+
+PEPPER = b"pepper"
+SECRET = "s" * 43
+EVERYTHING = ("runs:write", "runs:read", "audit:read")
+
+CATALOG = Catalog(
+    providers={"stub": ProviderSpec("stub", "rehearsal")},
+    workers={
+        "alpha": Worker("alpha", "stub", "alpha", Price(1_000_000, 2_000_000, 500_000)),
+        "beta": Worker("beta", "stub", "beta", Price(3_000_000, 4_000_000, 100_000)),
+    },
+    tiers={
+        "baton-mini": Tier(
+            "baton-mini",
+            ("alpha", "beta"),
+            ConductorSpec("fixed", workers=("alpha",)),
+            "beta",
+            {"low": Limits(steps=1), "medium": Limits(), "high": Limits(steps=8)},
+        )
+    },
+    aliases={"mini": "baton-mini"},
+    digest="0" * 64,
+    rehearsal=True,
+)
+
+
+def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEEDED) -> tuple[Event, ...]:
+    """A run of two steps, the second of which reads the first; `texts` maps refs to contents."""
+    limits = asdict(Limits())
+    admitted = {"task": "task", "tier": "baton-mini", "limits": limits, "deadline": 2e9, "pool": ["alpha", "beta"]}
+    admitted |= {
+        "conductor": "fixed",
+        "streams": False,
+        "labels": ["phi"],
+        "excluded": {"gamma": "not cleared for phi"},
+    }
+    admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True, "ignored": []}
+    usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
+    drafts = [
+        Draft(Kind.ADMITTED, admitted),
+        Draft(Kind.PLAN_OPENED, {"proposal": 0, "base": 0, "mode": "first", "conductor": "fixed", "order": ["alpha"]}),
+        *(_planned(n) for n in (0, 1)),
+        Draft(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
+    ]
+    for n, usage in enumerate(usages):
+        drafts += _executed(n, usage, len(texts[f"output{n}"]))
+    end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
+    drafts.append(Draft(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
+    return tuple(Event(run, seq, one.kind, 1e9 + seq, one.body) for seq, one in enumerate(drafts, 1))
+
+
+def _planned(n: int) -> Draft:
+    body = {"proposal": 0, "n": n, "worker": "alpha", "subtask": f"subtask{n}", "answers": n == 1, "probability": 0.5}
+    return Draft(Kind.PLAN_STEP, body | {"access": ["user", 0] if n else ["user"]})
+
+
+def _executed(n: int, usage: Usage, chars: int) -> list[Draft]:
+    call, access = f"call_{n}", ["user", 0] if n else ["user"]
+    intended = {"call": call, "n": n, "attempt": 1, "worker": "alpha", "provider": "stub", "model": "alpha"}
+    intended |= {"access": access, "request": "00", "bytes": 9, "max_tokens": 9, "usd_held": 99, "tokens_held": 9}
+    finished = {"call": call, "n": n, "outcome": "ok", "usage": asdict(usage), "usd": 50, "seconds": 0.25, "first": 0.1}
+    done = {"n": n, "output": f"output{n}", "chars": chars, "finish": "stop", "call": call}
+    return [
+        Draft(Kind.STEP_QUEUED, {"n": n}),
+        Draft(Kind.CALL_INTENDED, intended),
+        Draft(Kind.CALL_FINISHED, finished | {"finish": "stop", "output": f"output{n}"}),
+        Draft(Kind.STEP_DONE, done),
+    ]
+
+
+TASK = Task((Message("user", (Text("What is 2 + 2?"),)),))
+TEXTS = {"subtask0": "Think.", "subtask1": "Answer.", "output0": "Two twos.", "output1": "Four."}
+
+
+def state_of(run: str, state: Kind = Kind.SUCCEEDED) -> RunState:
+    """The fold of `journal_of`."""
+    return fold(journal_of(run, TEXTS, state=state))
+
+
+def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> Ended:
+    """The end of a run."""
+    state = state_of(run, Kind.SUCCEEDED if error is None else Kind.FAILED)
+    return Ended(state, answer, "stop", bill(state), error)
+
+
+Script = Callable[[Order, str, Mailbox[Told]], Awaitable[None]]
+
+
+async def say_four(_order: Order, run: str, line: Mailbox[Told]) -> None:
+    """The usual script."""
+    for text in ("Fo", "ur", "."):
+        line.put(Said(text))
+    line.put(ended(run))
+
+
+class ScriptedDrivers:
+    """Drivers whose runs do what `script` says; a cancelled run ends as one."""
+
+    def __init__(self) -> None:
+        self.script: Script = say_four
+        self.orders: list[Order] = []
+        self.cancelled: list[tuple[str, str]] = []
+        self.refusal: BatonError | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._lines: dict[str, Mailbox[Told]] = {}
+
+    async def start(self, order: Order) -> Driven:
+        """Begin the script."""
+        if self.refusal is not None:
+            raise self.refusal
+        run = f"run_{len(self.orders)}"
+        self.orders.append(order)
+        line = self._lines[run] = Mailbox(1_000_000)
+        if self.script is say_four:
+            await say_four(order, run, line)
+        else:
+            self._tasks[run] = asyncio.create_task(self._play(order, run, line))
+        return Driven(run, line)
+
+    async def _play(self, order: Order, run: str, line: Mailbox[Told]) -> None:
+        await self.script(order, run, line)
+
+    def cancel(self, run: str, by: str) -> None:
+        """Stop the script and end the run."""
+        self.cancelled.append((run, by))
+        if run in self._tasks:
+            self._tasks[run].cancel()
+        self._lines[run].put(ended(run, "", RunCancelled()))
+
+
+class ShelfStore:
+    """What the gateway reads of a store, from dictionaries; `fault` is raised by every verb while it is set."""
+
+    def __init__(self) -> None:
+        self.key_rows: dict[str, KeyRow] = {}
+        self.rows: list[RunRow] = []
+        self.shelf: dict[str, bytes] = {}
+        self.fault: Exception | None = None
+        self.lookups = 0
+        self.queries: list[RunQuery] = []
+
+    def _check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    async def key(self, public_id: str) -> KeyRow | None:
+        self.lookups += 1
+        self._check()
+        return self.key_rows.get(public_id)
+
+    async def run(self, run: str) -> RunRow:
+        self._check()
+        for row in self.rows:
+            if row.id == run:
+                return row
+        raise NotFound()
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        self._check()
+        self.queries.append(query)
+        rows = [row for row in self.rows if query.tenant in (None, row.tenant) and query.state in (None, row.state)]
+        rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
+        rows = [row for row in rows if query.before is None or (row.created_at, row.id) < query.before]
+        return tuple(rows[: query.limit])
+
+    async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        self._check()
+        events = journal_of(run, TEXTS)
+        return Journal(b"salt", tuple(event for event in events if event.seq > after))
+
+    async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        self._check()
+        return {ref: self.shelf[ref] for ref in refs if ref in self.shelf}
+
+    async def ready(self) -> None:
+        self._check()
+
+
+class UpQueue:
+    """A queue that is always ready."""
+
+    async def ready(self) -> None:
+        return
+
+
+def row_of(run: str, tenant: str, created_at: float = 1e9, **changes: Any) -> RunRow:
+    """A run's row."""
+    row = RunRow(
+        id=run,
+        tenant=tenant,
+        key="key",
+        tier="baton-mini",
+        model="mini",
+        state="succeeded",
+        created_at=created_at,
+        deadline=2e9,
+        epoch=1,
+        driver="d",
+        lease_until=0.0,
+        seq=14,
+        cap=Ledger(2_000_000, 400_000),
+        held=Ledger(),
+        spent=Ledger(100, 53),
+        topology="chain",
+        degraded=False,
+        steps=2,
+        ended_at=created_at + 1,
+        error=None,
+    )
+    return replace(row, **changes)
+
+
+class House:
+    """A gateway over stand-ins, with clocks that tests may move."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.drivers = ScriptedDrivers()
+        self.store = ShelfStore()
+        self.seconds = 1_000_000_000.0
+        self.ticks = 0.0
+        self.names = 0
+        self.telemetry = Telemetry()
+        self.gate = Gate(
+            store=cast(Store, self.store),
+            queue=cast(StepQueue, UpQueue()),
+            drivers=cast(Drivers, self.drivers),
+            catalog=lambda: CATALOG,
+            telemetry=self.telemetry,
+            pepper=PEPPER,
+            now=lambda: self.seconds,
+            tick=lambda: self.ticks,
+            name=self._name,
+            **changes,
+        )
+        self.app: FastAPI = create_app(self.gate)
+
+    def _name(self, prefix: str) -> str:
+        self.names += 1
+        return f"{prefix}_{self.names}"
+
+    def add_key(
+        self, public: str = "caller", tenant: str = "acme", scopes: Sequence[str] = EVERYTHING, **more: Any
+    ) -> str:
+        """Make a key and give its string."""
+        key = f"bt_{public}_{SECRET}"
+        row = adopt(key, PEPPER, tenant=tenant, name=public, scopes=scopes, now=0.0)
+        self.store.key_rows[public] = replace(row, **more)
+        return key
+
+    def client(self, key: str | None = None) -> httpx.AsyncClient:
+        """A client straight into the application."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        """The application on a real server; gives its base URL."""
+        async with serving(self.app) as url:
+            yield url
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[str]:
+    """A uvicorn on loopback in this loop."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off")
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+
+
+def ask(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
+    """A request body."""
+    return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
+
+
+def shelve_content(store: ShelfStore) -> None:
+    """Put the contents of `journal_of` into the store."""
+    store.shelf = {ref: text.encode() for ref, text in TEXTS.items()} | {"task": orjson.dumps(task_to_json(TASK))}
