@@ -133,6 +133,7 @@ class Drivers:
             catalog=catalog.digest,
             rehearsal=catalog.rehearsal,
             streams=order.streams,
+            preview=order.preview,
             ignored=order.ignored,
         )
 

@@ -31,6 +31,8 @@ class Order:
     plan: object | None = None
     streams: bool = False
     stream_steps: bool = False
+    preview: bool = False
+    """Only plan: the run ends with its plan, and nothing of it is executed."""
     ignored: tuple[str, ...] = ()
     """Parameters that the request named and nobody honours, for the journal."""
 

@@ -25,6 +25,7 @@ def admitted(
     catalog: str,
     rehearsal: bool,
     streams: bool,
+    preview: bool,
     ignored: Sequence[str],
 ) -> Draft:
     """`run.admitted`: the task by its ref, and everything that bounds the run, pinned as it was at this moment."""
@@ -42,6 +43,7 @@ def admitted(
         "catalog": catalog,
         "rehearsal": rehearsal,
         "streams": streams,
+        "preview": preview,
         "ignored": list(ignored),
     }
     return Draft(Kind.ADMITTED, body)

@@ -87,8 +87,9 @@ class Admitted:
     pool: tuple[str, ...]
     conductor: str
     streams: bool
-    """Whether deltas of the answer are told while they come; then a step that has begun to answer is not tried
-    again."""
+    """Whether deltas of the answer are told as they come; then a step that has begun to answer is not tried again."""
+    preview: bool = False
+    """Whether the run ends with its plan, and nothing of it is executed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def begin(event: Event) -> RunState:
         pool=tuple(body["pool"]),
         conductor=body["conductor"],
         streams=body["streams"],
+        preview=body["preview"],
     )
     return RunState(run=event.run, admitted=admitted, seq=event.seq)
 
@@ -333,6 +335,8 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_propose(state),)
+    if state.admitted.preview:
+        return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
     return _schedule(state) or _finish(state)
 
 

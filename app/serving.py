@@ -1,0 +1,172 @@
+"""Running one process of the service: which roles it has, how it starts, and in which order it stops.
+
+    start   house open -> drivers and dispatcher -> first key -> listening -> announced
+    stop    SIGTERM or SIGINT: no new connections, requests finish within the drain time
+            -> dispatcher drains (outcomes written, tickets handed back) -> drivers let go of their leases -> house closed
+
+SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from app.config import Loaded, reload
+from app.errors import OursError
+from app.gateway.app import create_app
+from app.gateway.auth import SCOPES, adopt, mint
+from app.wiring import DRAIN_SECONDS, House, check_roles, house
+
+FIRST_KEY = "first"
+RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What this process does. `alone` means that no other process shares its work, so embedded parts are enough."""
+
+    gateway: bool
+    dispatcher: bool
+
+    @property
+    def alone(self) -> bool:
+        """Whether this one process is the whole service."""
+        return self.gateway and self.dispatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What there is to announce: where it listens (None: nowhere), where its pool came from, and a key made just now."""
+
+    url: str | None
+    origin: str
+    rehearsal: bool
+    key: str | None
+
+
+async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Started], None]) -> None:
+    """Run the process until it is told to stop."""
+    check_roles(loaded, alone=roles.alone)
+    stopping = asyncio.Event()
+    steps_end, runs_end = asyncio.Event(), asyncio.Event()
+    async with house(loaded) as opened, asyncio.TaskGroup() as group:
+        _on_signals(opened, environ, stopping)
+        driving = group.create_task(opened.drivers.run(runs_end))
+        working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
+        try:
+            if roles.gateway:
+                await _listen(opened, roles, stopping, announce)
+            else:
+                announce(Started(None, loaded.origin, loaded.catalog.rehearsal, None))
+                await stopping.wait()
+        finally:
+            steps_end.set()
+            if working is not None:
+                await asyncio.wait([working])
+            runs_end.set()
+            await asyncio.wait([driving])
+
+
+async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
+    settings = opened.pool.loaded.settings
+    config = uvicorn.Config(
+        create_app(opened.gate),
+        host=settings.host,
+        port=settings.port,
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=int(DRAIN_SECONDS),
+    )
+    server = Server(config)
+    async with asyncio.TaskGroup() as group:
+        key = group.create_task(_first_key(opened, roles))
+        stopper = group.create_task(_stop(server, stopping))
+        announcer = group.create_task(_announce(server, key, opened.pool.loaded, announce))
+        await server.serve()
+        for task in (key, stopper, announcer):
+            task.cancel()
+
+
+async def _announce(
+    server: "Server", key: asyncio.Task[str | None], loaded: Loaded, announce: Callable[[Started], None]
+) -> None:
+    await server.listening.wait()
+    await asyncio.wait([key], timeout=RETRY_SECONDS)
+    made = key.result() if key.done() else None
+    announce(Started(server.url, loaded.origin, loaded.catalog.rehearsal, made))
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with the signals left to us and with a word when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self.url = ""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to `serve`, which stops everything in order."""
+        yield
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Bind, then say where."""
+        await super().startup(None)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+            self.url = f"http://{shown}:{port}"
+            self.listening.set()
+
+
+async def _stop(server: Server, stopping: asyncio.Event) -> None:
+    await stopping.wait()
+    server.should_exit = True
+
+
+def _on_signals(opened: House, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, opened, environ)
+
+
+def _reload(opened: House, environ: Mapping[str, str]) -> None:
+    loaded, faults = reload(opened.pool.loaded, environ)
+    log = opened.means.telemetry.log
+    if faults:
+        log(logging.ERROR, "the pool file is not valid; the last good one stays in force", faults=list(faults))
+        return
+    opened.pool.install(loaded)
+    log(logging.INFO, "the pool was read again", origin=loaded.origin)
+
+
+async def _first_key(opened: House, roles: Roles) -> str | None:
+    """Adopt the key that the operator named, or, where this is the whole service and no key exists, make one.
+
+    Tried again until the store answers: the service starts without its database and becomes ready when that does.
+    """
+    gate, settings = opened.gate, opened.pool.loaded.settings
+    while True:
+        try:
+            if settings.bootstrap_key is not None:
+                text = settings.bootstrap_key.get_secret_value()
+                row = adopt(text, gate.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gate.now())
+                await gate.store.add_key(row)
+                return None
+            if not roles.alone or await gate.store.keys():
+                return None
+            text, row = mint(gate.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gate.now())
+            await gate.store.add_key(row)
+            return text
+        except OursError as error:
+            opened.means.telemetry.log(logging.WARNING, "no key yet: the store is away", error=error.public_code)
+            await asyncio.sleep(RETRY_SECONDS)

@@ -1,0 +1,217 @@
+"""The composition root: the only file that names implementations.
+
+`house(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them in the
+opposite order. What a process then runs is a choice of roles over the same house: a gateway with its drivers, a
+dispatcher, or both. Clock, randomness and names enter here and travel as arguments.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from pydantic import SecretStr
+
+from app.attempt import Means
+from app.conductor.fixed import FixedConductor
+from app.conductor.model import ModelConductor
+from app.conductor.protocol import Conductor
+from app.config import Loaded, pepper
+from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
+from app.dispatcher import Dispatcher
+from app.drivers import Drivers
+from app.errors import ConfigInvalid, WorkerMisconfigured
+from app.gateway.gate import Gate, Rates
+from app.gateway.ingress import Bounds
+from app.providers.anthropic import AnthropicProvider
+from app.providers.gemini import GeminiProvider
+from app.providers.openai import OpenAIProvider
+from app.providers.protocol import Provider
+from app.providers.rehearsal import RehearsalProvider
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import StepQueue
+from app.stepqueue.redis import RedisQueue
+from app.store.sql import open_store
+from app.telemetry import Telemetry
+
+DRAIN_SECONDS = 25.0
+"""What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
+Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider
+ADAPTERS: Mapping[str, type[Adapter]] = {
+    "openai": OpenAIProvider,
+    "anthropic": AnthropicProvider,
+    "gemini": GeminiProvider,
+    "rehearsal": RehearsalProvider,
+}
+
+
+class Pool:
+    """The configuration in force, and the adapters and conductors made for it. Replaced as a whole by `install`."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._retired: list[Adapter] = []
+        self._adapters: dict[str, Adapter] = {}
+        self._conductors: dict[ConductorSpec, Conductor] = {}
+        self.loaded = loaded
+        self.install(loaded)
+
+    def install(self, loaded: Loaded) -> None:
+        """Take another configuration into force. Calls that run on the old adapters go on; those close with the
+        pool."""
+        self._retired += self._adapters.values()
+        self._adapters = {
+            name: _adapter(spec, loaded.secrets.get(name)) for name, spec in loaded.catalog.providers.items()
+        }
+        self._conductors = {}
+        self.loaded = loaded
+
+    def catalog(self) -> Catalog:
+        """The workers and tiers in force."""
+        return self.loaded.catalog
+
+    def provider(self, name: str) -> Provider:
+        """The adapter of a provider; `WorkerMisconfigured` if the pool file no longer has it."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise WorkerMisconfigured()
+        return adapter
+
+    def conductor(self, tier: Tier) -> Conductor:
+        """The policy that plans for a tier."""
+        known = self._conductors.get(tier.conductor)
+        if known is None:
+            known = self._conductors[tier.conductor] = self._make(tier.conductor)
+        return known
+
+    def _make(self, spec: ConductorSpec) -> Conductor:
+        if spec.kind == "fixed" or spec.worker is None:
+            return FixedConductor(spec)
+        catalog = self.loaded.catalog
+        options = catalog.providers[catalog.workers[spec.worker].provider].options
+        return ModelConductor(
+            spec.worker,
+            positional=options.get("positional") == "true",
+            logprobs=options.get("logprobs") == "true",
+            temperature=spec.temperature,
+        )
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        for adapter in (*self._retired, *self._adapters.values()):
+            await adapter.close()
+
+
+def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> Adapter:
+    return ADAPTERS[spec.format](spec, secret.get_secret_value() if secret is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """Everything that one process of the service is made of."""
+
+    pool: Pool
+    means: Means
+    drivers: Drivers
+    dispatcher: Dispatcher
+    gate: Gate
+
+
+@asynccontextmanager
+async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[House]:
+    """Open what the configuration asks for; close it when the block is left."""
+    settings = loaded.settings
+    home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    telemetry = Telemetry(_tracer(home))
+    telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
+    pool = Pool(loaded)
+    key = pepper(settings)
+    async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
+        means = Means(
+            store=store,
+            queue=queue,
+            catalog=pool.catalog,
+            provider=pool.provider,
+            conductor=pool.conductor,
+            telemetry=telemetry,
+            now=now,
+            tick=time.monotonic,
+            name=name,
+            chance=lambda: secrets.randbelow(1 << 30) / (1 << 30),
+            salt=lambda: secrets.token_bytes(16),
+            lease=settings.lease_seconds,
+            code=version("baton"),
+        )
+        drivers = Drivers(means, home=home, bound=settings.concurrent_runs)
+        gate = Gate(
+            store=store,
+            queue=queue,
+            drivers=drivers,
+            catalog=pool.catalog,
+            telemetry=telemetry,
+            pepper=key.get_secret_value().encode(),
+            now=now,
+            tick=time.monotonic,
+            name=name,
+            bounds=Bounds(body=settings.max_body_bytes),
+            rates=Rates(running=settings.concurrent_runs),
+        )
+        dispatcher = Dispatcher(means, name=home, slots=settings.concurrent_steps, grace=DRAIN_SECONDS)
+        try:
+            yield House(pool, means, drivers, dispatcher, gate)
+        finally:
+            await pool.close()
+
+
+@asynccontextmanager
+async def _queue(loaded: Loaded) -> AsyncIterator[StepQueue]:
+    settings = loaded.settings
+    tiers = tuple(loaded.catalog.tiers)
+    if settings.redis_url is None:
+        async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
+            yield memory
+    else:
+        async with RedisQueue(settings.redis_url, tiers, lease=settings.lease_seconds) as redis:
+            yield redis
+
+
+def check_roles(loaded: Loaded, *, alone: bool) -> None:
+    """Refuse a set-up in which processes could not hear each other. `alone`: everything is in this one process."""
+    settings = loaded.settings
+    faults = []
+    if not alone and settings.redis_url is None:
+        faults.append("BATON_REDIS_URL: separate gateways and dispatchers need Redis; set it, or use `baton serve`")
+    if not alone and settings.database_url.startswith("sqlite"):
+        faults.append(
+            "BATON_DATABASE_URL: separate gateways and dispatchers need Postgres; set it, or use `baton serve`"
+        )
+    if faults:
+        raise ConfigInvalid(faults)
+
+
+def name(prefix: str) -> str:
+    """A fresh id: a prefix, milliseconds since 1970 in base 32 so that ids sort by time, and 80 random bits."""
+    return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(80), 16)}"
+
+
+def _base32(number: int, digits: int) -> str:
+    alphabet = "0123456789abcdefghjkmnpqrstvwxyz"
+    return "".join(alphabet[number >> 5 * place & 31] for place in reversed(range(digits)))
+
+
+def _tracer(home: str) -> trace.Tracer | None:
+    """Spans go out over OTLP if the usual variable says where to; else there are none."""
+    if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        return None
+    resource = Resource.create({"service.name": "baton", "service.instance.id": home})
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider.get_tracer("baton")

@@ -1,0 +1,137 @@
+"""A whole service inside a test: the real wiring over stub providers, an SQLite file or Postgres, memory or Redis.
+
+`pool_text` writes the pool file, `open_house` runs drivers and a dispatcher over it, and `finish` collects one run.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.config import configure
+from app.core.chat import Message, Task, Text
+from app.core.journal import Event, Kind
+from app.core.pool import Limits
+from app.order import Driven, Ended, Noted, Order, Said
+from app.wiring import House, house
+from tests.stubs import ProviderStub
+
+WORKERS = ("alpha", "beta", "gamma", "planner")
+
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = "true", logprobs = "true" }}
+
+{workers}
+
+[tiers.baton-mini]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+fallback = "beta"
+limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-ultra]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
+"""
+WORKER = """
+[workers.{name}]
+provider = "stub"
+model = "{name}"
+price = {{ input = 1.00, output = 2.00, cached = 0.50 }}
+strengths = ["general"]
+"""
+
+
+def pool_text(stub: ProviderStub) -> str:
+    """A pool of three workers and a conductor, all at the stub."""
+    return POOL.format(url=stub.vllm_url, workers="".join(WORKER.format(name=name) for name in WORKERS))
+
+
+@asynccontextmanager
+async def open_house(folder: Path, pool: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[House]:
+    """The service with one set of drivers and one dispatcher, in this loop."""
+    path = folder / "pool.toml"
+    path.write_text(pool)
+    base = {
+        "BATON_POOL": str(path),
+        "BATON_DATA_DIR": str(folder),
+        "BATON_PEPPER": "p" * 32,
+        "BATON_LEASE_SECONDS": "2",
+    }
+    async with house(configure(base | dict(environ or {}))) as opened:
+        drivers_end, steps_end = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(opened.drivers.run(drivers_end))
+            group.create_task(opened.dispatcher.run(steps_end))
+            await asyncio.sleep(0)
+            try:
+                yield opened
+            finally:
+                drivers_end.set()
+                steps_end.set()
+
+
+def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
+    """An order of one user message."""
+    chosen = opened.pool.catalog().tiers[tier]
+    limits = changes.pop("limits", chosen.efforts[chosen.effort])
+    task = changes.pop("task", Task((Message("user", (Text(text),)),)))
+    return Order(task, chosen, tier, chosen.effort, limits, "tenant", "key", **changes)
+
+
+def narrowed(opened: House, tier: str, **limits: Any) -> Limits:
+    """The tier's limits with some of them changed."""
+    chosen = opened.pool.catalog().tiers[tier]
+    return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
+
+
+@dataclass
+class Outcome:
+    """What a caller heard of a run."""
+
+    ended: Ended
+    said: list[str] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
+
+
+async def finish(driven: Driven, within: float = 20.0) -> Outcome:
+    """Listen to a run until it has ended."""
+    said: list[str] = []
+    noted: list[Noted] = []
+    async with asyncio.timeout(within):
+        while True:
+            for told in await driven.line.take(1.0):
+                if isinstance(told, Said):
+                    said.append(told.text)
+                elif isinstance(told, Noted):
+                    noted.append(told)
+                else:
+                    return Outcome(told, said, noted)
+
+
+async def events(opened: House, run: str) -> tuple[Event, ...]:
+    """The run's journal."""
+    return (await opened.means.store.journal(run)).events
+
+
+def kinds(journal: tuple[Event, ...]) -> list[Kind]:
+    """What happened, in order."""
+    return [event.kind for event in journal]
+
+
+def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
+    """A plan as a JSON value."""
+    return {"steps": [{"worker": worker, "subtask": subtask, "access": access} for worker, subtask, access in steps]}
+
+
+def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
+    """A plan as a conductor writes it."""
+    return json.dumps(plan(*steps))
