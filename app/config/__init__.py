@@ -78,7 +78,7 @@ def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[
 def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
     """The shipped pool of simulated workers, conducted by `BATON_CONDUCTOR_URL` where that is set."""
     document = tomllib.loads(shipped("rehearsal.toml"), parse_float=Decimal)
-    document["providers"]["rehearsal"]["options"] = {"delay": settings.rehearsal_delay}
+    document["providers"]["rehearsal"]["options"]["delay"] = settings.rehearsal_delay
     if settings.conductor_url is not None:
         document["tiers"]["baton-ultra"]["conductor"]["worker"] = "conductor"
     pool = _built(merged(document, conductor_entries(settings)), environ)

@@ -1,8 +1,8 @@
 """The pool file: TOML to a core `Catalog`, or every fault at once, each with its line and remedy.
 
 Entries are checked one by one (`entries.py`), then against each other; an entry that is broken itself still counts as
-present, and what is whole in it is still checked, so that every mistake is told, and told once. The same way leads from a
-pool that was found in the environment, or from the rehearsal pool, to a catalog: they are documents of the same form.
+present, and what is whole in it is still checked, so that every mistake is told, and told once. The same way leads from
+a pool that was found in the environment, or from the rehearsal pool, to a catalog: they are documents of the same form.
 """
 
 import hashlib

@@ -1,0 +1,57 @@
+"""What the rehearsal workers can solve: small families of tasks, each by real computation.
+
+Order matters: the special readings come before the general ones. Long texts are refused before any pattern sees them.
+"""
+
+from collections.abc import Callable, Mapping
+
+from app.providers.rehearsal import dates, numbers, stories, words
+from app.providers.rehearsal.problem import Family, Problem
+
+MAX_CHARS = 3_000
+PLAIN = str.maketrans(
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2212": "-",
+        "\u2013": "-",
+        "\u00d7": "*",
+        "\u00f7": "/",
+    }
+)
+
+READINGS: tuple[Callable[[str], Problem | None], ...] = (
+    words.comparison,
+    words.syllogism,
+    words.letters,
+    words.extraction,
+    dates.dates,
+    numbers.roman,
+    numbers.units,
+    numbers.theory,
+    numbers.equation,
+    numbers.expression,
+    stories.story,
+)
+
+PLANS: Mapping[Family, str] = {
+    "arithmetic": "write down every quantity; apply each change in order; check the result backwards",
+    "equations": "bring the unknowns to one side; divide by the coefficient; put the result back in to check it",
+    "number theory": "split the numbers into prime factors; combine the factors; test the result by division",
+    "roman numerals": "go from the largest symbol to the smallest; mind the subtractive pairs; read the result back",
+    "unit conversion": "write down the factor between the units; multiply; check the order of magnitude",
+    "dates": "count the days month by month; mind leap years; check with the weekday",
+    "words": "list the items one by one; apply the operation to each; go through the list once more",
+    "extraction": "read the text from left to right; mark each match; copy the matches exactly",
+    "logic": "write down each fact as an arrow; chain the arrows; read off what is asked",
+}
+
+
+def solve(text: str) -> Problem | None:
+    """The problem in this text, or None if it belongs to no family."""
+    text = text.strip().translate(PLAIN)
+    if len(text) > MAX_CHARS:
+        return None
+    return next((found for reading in READINGS if (found := reading(text)) is not None), None)

@@ -1,0 +1,142 @@
+"""What each rehearsal worker is really good at, and how it answers from what it was shown.
+
+A skill is the probability of a right answer, by family and difficulty. The dice are hashes of the worker, the question
+and the seed: the same call always gets the same answer. A worker knows only its messages: whoever sees neither the
+question nor an earlier step says so.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.core.chat import Message
+from app.providers.rehearsal.families import PLANS, solve
+from app.providers.rehearsal.problem import Problem, plain
+
+STEP = re.compile(
+    r'<step\s+index="(?P<n>\d+)"\s+id="(?P<id>[^"]*)">\s*(?:<subtask>(?P<subtask>.*?)</subtask>\s*)?'
+    r'<answer>(?P<answer>.*?)</answer>\s*</step\s+id="(?P=id)">',
+    re.DOTALL,
+)
+SUBTASK = re.compile(r"^Your subtask:\s*", re.MULTILINE)
+FINAL = re.compile(r"the answer is:?\s+(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+
+TRUST, PLAN_HELPS, CHECK_HELPS = 0.85, 0.35, 0.15
+CANNOT_KNOW = "I was not shown the question, so I cannot know the answer."
+OUTSIDE = (
+    "This is Baton's rehearsal pool: simulated workers inside the service, not language models. They solve small "
+    "checkable tasks only: arithmetic, equations, number theory, Roman numerals, unit conversion, dates, words, text "
+    "extraction and logic puzzles, for example 'What is 17 * 23?'. For real answers set a provider key such as "
+    "OPENAI_API_KEY or ANTHROPIC_API_KEY, or a pool file with BATON_POOL, and start Baton again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mind:
+    """Probabilities of a right answer on easy and hard questions; `strong` families have their own."""
+
+    easy: float
+    hard: float
+    strong: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    checks: float = 0.0
+    """The least skill with which it judges somebody else's answer."""
+
+    def skill(self, problem: Problem) -> float:
+        """How likely it solves this one alone."""
+        return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
+
+
+def minds() -> dict[str, Mind]:
+    """The workers of the rehearsal pool, by model name."""
+    return {
+        "sage": Mind(1.0, 0.6),
+        "abacus": Mind(0.75, 0.4, dict.fromkeys(("arithmetic", "equations", "number theory"), (1.0, 0.95))),
+        "almanac": Mind(0.75, 0.4, dict.fromkeys(("dates", "unit conversion"), (1.0, 0.95))),
+        "scribe": Mind(0.8, 0.4, dict.fromkeys(("words", "extraction", "roman numerals"), (1.0, 0.95))),
+        "lawyer": Mind(0.85, 0.5, {"logic": (1.0, 0.95)}, checks=0.9),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a worker's messages hold: the caller's question if it may see it, earlier answers, its subtask."""
+
+    question: str
+    subtask: str
+    answers: tuple[str, ...]
+
+
+def read(messages: Sequence[Message]) -> Shown:
+    """Take a step's messages apart, as `core/visibility.py` composed them; a plain conversation has only a question."""
+    asked = [message.text for message in messages if message.role == "user"]
+    last = asked[-1] if asked else ""
+    steps = list(STEP.finditer(last))
+    tail = last[steps[-1].end() :] if steps else last
+    mark = SUBTASK.search(tail)
+    if mark is None:
+        return Shown(last, "", ())
+    question = asked[-2] if len(asked) > 1 else ""
+    return Shown(question, tail[mark.end() :].strip(), tuple(step.group("answer").strip() for step in steps))
+
+
+def reply(model: str, messages: Sequence[Message], seed: str) -> str:
+    """This worker's whole answer to these messages."""
+    shown = read(messages)
+    source, found = next(((one, got) for one in (shown.question, shown.subtask) if (got := solve(one))), ("", None))
+    if found is None:
+        return _without_problem(shown)
+    if _wants_plan(shown.subtask):
+        return f"Plan: {PLANS[found.family]}."
+    mind = minds().get(model, Mind(0.85, 0.55))
+    answer = _decide(mind, found, shown.answers, f"{seed}|{model}|{plain(source)}")
+    bare = re.search(r"\bonly (?:with )?(?:the|a|one) (?:number|answer|result|word|name)", f"{source} {shown.subtask}")
+    return answer if bare else f"The answer is {answer}."
+
+
+def final(answer: str) -> str | None:
+    """The final answer that an earlier step stated, if it stated one."""
+    stated = FINAL.findall(answer)
+    return stated[-1].removesuffix(".") if stated else None
+
+
+def dice(text: str) -> float:
+    """A number from 0 to below 1 that depends on nothing but the text."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
+
+
+def _decide(mind: Mind, found: Problem, answers: Sequence[str], who: str) -> str:
+    """Solve, follow a plan, check one earlier answer, or weigh several."""
+    stated = [one for one in map(final, answers) if one is not None]
+    skill = mind.skill(found)
+    if answers and not stated:
+        skill += PLAN_HELPS * (1 - skill)
+    if stated:
+        skill = max(skill + CHECK_HELPS * (1 - skill), mind.checks)
+    right = dice(f"{who}|solve") < skill
+    own = found.answer if right else found.wrong[int(dice(f"{who}|slip") * len(found.wrong))]
+    if not stated or right:
+        return own
+    votes = Counter(map(plain, stated)).most_common()
+    if len(votes) > 1 and votes[0][1] == votes[1][1] and plain(own) in dict(votes):
+        return own
+    trusted = next(one for one in stated if plain(one) == votes[0][0])
+    return trusted if dice(f"{who}|trust") < TRUST else own
+
+
+def _without_problem(shown: Shown) -> str:
+    """No problem was seen: pass on what earlier steps stated, or say honestly what is missing."""
+    stated = [one for one in map(final, shown.answers) if one is not None]
+    if stated:
+        agreed = Counter(map(plain, stated)).most_common(1)[0][0]
+        return f"The answer is {next(one for one in stated if plain(one) == agreed)}."
+    if not shown.question:
+        return CANNOT_KNOW
+    return OUTSIDE
+
+
+def _wants_plan(subtask: str) -> bool:
+    """Whether the subtask asks for a plan and not for an answer by one."""
+    wants = re.search(r"\b(?:plan|outline|work out how|strategy)\b", subtask, re.IGNORECASE)
+    return bool(wants) and not re.search(r"final answer|following the plan|follow the plan", subtask, re.IGNORECASE)

@@ -1,0 +1,215 @@
+"""Problems about numbers: arithmetic, equations, number theory, Roman numerals, units."""
+
+import math
+import re
+from fractions import Fraction
+
+from app.providers.rehearsal.expression import Unreadable, evaluate, symbols, tokens
+from app.providers.rehearsal.problem import Problem, near, problem, spell
+
+ASK = r"(?:what(?:'s| is| are)|how much is|compute|calculate|evaluate|work out|find)"
+ROMAN = ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"))
+ROMAN_SMALL = ((10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
+UNITS: dict[str, tuple[str, Fraction]] = {
+    name: (kind, Fraction(factor))
+    for kind, table in {
+        "length": "mm 0.001 millimeter 0.001 cm 0.01 centimeter 0.01 m 1 meter 1 km 1000 kilometer 1000 "
+        "inch 0.0254 inche 0.0254 foot 0.3048 feet 0.3048 ft 0.3048 yard 0.9144 mile 1609.344",
+        "mass": "mg 0.000001 milligram 0.000001 g 0.001 gram 0.001 kg 1 kilogram 1 ton 1000 tonne 1000 "
+        "ounce 0.028349523125 oz 0.028349523125 pound 0.45359237 lb 0.45359237",
+        "volume": "ml 0.001 milliliter 0.001 cl 0.01 l 1 liter 1 gallon 3.785411784 quart 0.946352946 pint 0.473176473",
+        "time": "second 1 minute 60 hour 3600 day 86400 week 604800",
+        "data": "byte 1 kilobyte 1000 megabyte 1000000 gigabyte 1000000000",
+    }.items()
+    for name, factor in zip(table.split()[::2], table.split()[1::2], strict=True)
+}
+
+
+def expression(text: str) -> Problem | None:
+    """`What is 17 * 23?`, `Compute (3 + 4) * 5`, `What is 15% of 80?`"""
+    match = re.search(rf"\b{ASK}\b:?\s+(?:the (?:sum|value|result) of\s+)?(.+)", symbols(text))
+    body = re.split(r"[?=\n]|\.\s|\.$", match.group(1) if match else symbols(text), maxsplit=1)[0].strip()
+    body = re.sub(r"(\d+(?:\.\d+)?)\s*(?:%|percent) of", r"\1/100*", body)
+    if "the sum of" in text.lower():
+        body = re.sub(r",\s*(?:and\s+)?|\s+and\s+", "+", body)
+    try:
+        found = tokens(body)
+        value = evaluate(body)
+    except Unreadable:
+        return None
+    signs = sum(token in "+-*/^" for token in found)
+    if not signs:
+        return None
+    large = any(len(token.replace(",", "")) > 3 for token in found if token[0].isdigit())
+    return problem("arithmetic", signs > 2 or large or "^" in found, spell(value), near(value))
+
+
+def equation(text: str) -> Problem | None:
+    """`Solve 3x + 5 = 20`, `x + y = 10 and x - y = 2`: linear, in one or two unknowns."""
+    line = symbols(text)
+    sides = re.findall(r"([-+*/^().\d\sxyzn]*[xyzn\d)]\s*)=\s*([-+*/^().\d\sxyzn]*[xyzn\d)])", line)
+    names = sorted({letter for pair in sides for side in pair for letter in re.findall(r"[a-z]", side)})
+    if not sides or len(sides) != len(names) or len(names) > 2:
+        return None
+    try:
+        rows = [_row(left, right, names) for left, right in sides]
+    except Unreadable:
+        return None
+    found = _solved(rows)
+    if found is None:
+        return None
+    hard = len(names) > 1 or sum(side.count(names[0]) for side in sides[0]) > 1 or "(" in line
+    answer = " and ".join(f"{name} = {value!s}" for name, value in zip(names, found, strict=True))
+    slips = [[value + slip for value in found] for slip in (1, -1, 2, Fraction(1, 2))] + [[-value for value in found]]
+    wrong = [" and ".join(f"{n} = {v!s}" for n, v in zip(names, slip, strict=True)) for slip in slips]
+    return problem("equations", hard, answer, wrong)
+
+
+def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
+    """The equation as coefficients and a constant: a*x + b*y + c = 0. Checked at one more point to be linear."""
+
+    def at(*point: int) -> Fraction:
+        values = dict(zip(names, map(Fraction, point), strict=True))
+        return evaluate(left, values) - evaluate(right, values)
+
+    zero = at(*[0] * len(names))
+    slopes = [at(*[int(place == other) for other in range(len(names))]) - zero for place in range(len(names))]
+    if at(*[3] * len(names)) != zero + 3 * sum(slopes):
+        raise Unreadable
+    return [*slopes, zero]
+
+
+def _solved(rows: list[list[Fraction]]) -> list[Fraction] | None:
+    if len(rows) == 1:
+        ((slope, constant),) = rows
+        return [-constant / slope] if slope else None
+    (a, b, c), (d, e, f) = rows
+    determinant = a * e - b * d
+    return [(b * f - c * e) / determinant, (c * d - a * f) / determinant] if determinant else None
+
+
+def theory(text: str) -> Problem | None:
+    """Divisors, primes, remainders, factorials, digit sums."""
+    line = text.lower()
+    found = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", line)]
+    if not found or len(found) > 4 or max(found) > 10**9:
+        return None
+    first = found[0]
+    hard = max(found) > 200
+    if len(found) > 1 and re.search(r"greatest common (?:divisor|factor)|highest common factor|\bgcd\b|\bhcf\b", line):
+        return _number(math.gcd(*found), hard)
+    if len(found) > 1 and re.search(r"(?:least|lowest|smallest) common multiple|\blcm\b", line):
+        return _number(math.lcm(*found), hard)
+    if len(found) == 2 and found[1] and re.search(r"remainder|\bmod(?:ulo)?\b", line):
+        return _number(first % found[1], hard)
+    return _single(line, first, hard) if len(found) == 1 else None
+
+
+def _single(line: str, number: int, hard: bool) -> Problem | None:
+    if number <= 10**6 and re.search(r"next prime|prime (?:number )?(?:after|above|greater)", line):
+        return _number(_next_prime(number), hard)
+    if re.search(r"prime factor", line):
+        return _factorised(number, hard)
+    if re.search(r"\bprime\b", line):
+        right, other = ("yes", "no") if _is_prime(number) else ("no", "yes")
+        return problem("number theory", hard, right, [other])
+    if re.search(r"sum of (?:the|its|all) digits|digit sum", line):
+        return _number(sum(map(int, str(number))), len(str(number)) > 4)
+    if number <= 20 and re.search(r"factorial|\d!", line):
+        return _number(math.factorial(number), number > 6)
+    if re.search(r"how many divisors", line) and 0 < number <= 10**5:
+        return _number(sum(number % n == 0 for n in range(1, number + 1)), hard)
+    return None
+
+
+def _number(value: int, hard: bool) -> Problem:
+    return problem("number theory", hard, str(value), near(Fraction(value)))
+
+
+def _factorised(number: int, hard: bool) -> Problem | None:
+    factors: list[int] = []
+    rest, factor = number, 2
+    while factor * factor <= rest:
+        while rest % factor == 0:
+            factors.append(factor)
+            rest //= factor
+        factor += 1
+    factors += [rest] if rest > 1 else []
+    if not factors:
+        return None
+    slips = [[*factors[:-1], factors[-1] + 2], [2, *factors], [*factors, 3], factors[1:]]
+    spelled = [" * ".join(map(str, sorted(slip))) for slip in slips]
+    return problem("number theory", hard, " * ".join(map(str, factors)), spelled)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % factor for factor in range(2, math.isqrt(number) + 1))
+
+
+def _next_prime(number: int) -> int:
+    candidate = number + 1
+    while not _is_prime(candidate):
+        candidate += 1
+    return candidate
+
+
+def roman(text: str) -> Problem | None:
+    """Both ways: `Write 1994 in Roman numerals`, `What number is MCMXCIV?`"""
+    digits = re.search(r"\b(\d{1,4})\b", text)
+    if digits and re.search(r"roman", text, re.IGNORECASE) and 0 < int(digits.group(1)) < 4000:
+        number = int(digits.group(1))
+        near_by = [_roman(n) for n in (number + 1, number - 1, number + 10, number + 100) if 0 < n < 4000]
+        return problem("roman numerals", number > 100, _roman(number), near_by)
+    numeral = re.search(r"\b(?=[MDCLXVI]{2,})(M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3}))\b", text)
+    if numeral and re.search(r"roman|number|value|arabic|decimal|digits", text, re.IGNORECASE):
+        number = next((n for n in range(1, 4000) if _roman(n) == numeral.group(1)), 0)
+        if not number:
+            return None
+        return problem("roman numerals", number > 100, str(number), near(Fraction(number)))
+    return None
+
+
+def _roman(number: int) -> str:
+    text = ""
+    for value, letters in (*ROMAN, *ROMAN_SMALL):
+        text += letters * (number // value)
+        number %= value
+    return text
+
+
+def units(text: str) -> Problem | None:
+    """`Convert 5 km to miles`, `How many centimeters are in 3.5 meters?`, `Convert 20 Celsius to Fahrenheit`"""
+    line = text.lower().replace("metre", "meter").replace("litre", "liter")
+    forms = (
+        r"(?:convert|what is|change)\s+(-?[\d,.]*\d)\s*(?:degrees? |°\s*)?([a-z]+)\s+"
+        r"(?:to|into|in)\s+(?:degrees? )?([a-z]+)",
+        r"how many (?P<to>[a-z]+) (?:are|is) (?:there )?in (?P<n>[\d,.]*\d)\s*(?P<of>[a-z]+)",
+    )
+    if match := re.search(forms[0], line):
+        amount, source, target = match.groups()
+    elif match := re.search(forms[1], line):
+        amount, source, target = match.group("n", "of", "to")
+    else:
+        return None
+    try:
+        return _converted(Fraction(amount.replace(",", "")), source, target)
+    except ValueError:
+        return None
+
+
+def _converted(amount: Fraction, source: str, target: str) -> Problem | None:
+    scales = {"c": "celsius", "f": "fahrenheit", "k": "kelvin"}
+    degrees = [scales.get(name, name) for name in (source, target)]
+    if all(name in scales.values() for name in degrees) and degrees[0] != degrees[1]:
+        kelvin = {"celsius": amount + Fraction("273.15"), "fahrenheit": (amount - 32) * 5 / 9 + Fraction("273.15")}
+        heat = kelvin.get(degrees[0], amount)
+        there = {"celsius": heat - Fraction("273.15"), "fahrenheit": (heat - Fraction("273.15")) * 9 / 5 + 32}
+        value = there.get(degrees[1], heat)
+        return problem("unit conversion", value.denominator != 1, f"{spell(value)} {target}", near(value, f" {target}"))
+    here, other = (UNITS.get(name) or UNITS.get(name.removesuffix("s")) for name in (source, target))
+    if here is None or other is None or here[0] != other[0]:
+        return None
+    value = amount * here[1] / other[1]
+    slips = [value * 10, value / 10, value * 100, amount * other[1] / here[1], value + 1]
+    hard = amount.denominator != 1 or (value.denominator != 1 and amount > 100)
+    return problem("unit conversion", hard, f"{spell(value)} {target}", [f"{spell(slip)} {target}" for slip in slips])

@@ -1,0 +1,138 @@
+"""How the rehearsal conductor plans: it reads the prompt, finds the family, and chooses by the cards.
+
+Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
+step limit allows. What it emits is a plan as `core/plan.py` defines it; it knows the workers by ordinal only.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.core.chat import Message
+from app.providers.rehearsal.families import solve
+from app.providers.rehearsal.problem import Problem
+
+QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
+WORKER = re.compile(r"^Worker (\d+):\s*(.*)$", re.MULTILINE)
+STRENGTHS = re.compile(r"strengths:\s*([^;\n]*)", re.IGNORECASE)
+TURN = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool): ")
+SHARPNESS = 1.5
+DEBATED = frozenset({"words", "extraction", "number theory", "unit conversion"})
+"""Families in which two independent answers tell more than a plan."""
+
+SOLVE = "Solve the task. Give the complete final answer."
+PLAN = "Work out a plan for the task. Do not solve it yet."
+FOLLOW = "Solve the task by following the plan. Give the complete final answer."
+CHECK = (
+    "Check the answer against the task, correct it if it is wrong, and give the complete final answer and nothing else."
+)
+JUDGE = "Two experts answered independently. Weigh their answers and give one complete final answer and nothing else."
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A step of the plan, with the probability of each worker for it."""
+
+    worker: int
+    subtask: str
+    access: tuple[str | int, ...]
+    odds: Mapping[int, float]
+
+
+def is_plan_schema(schema: Mapping[str, Any] | None) -> bool:
+    """Whether a schema asks for a plan."""
+    return bool(schema) and "steps" in (schema or {}).get("properties", {})
+
+
+def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[Choice]:
+    """The plan for the question of this prompt; empty if the prompt shows no worker."""
+    text = "\n".join(message.text for message in messages)
+    block = QUESTION.search(text)
+    around = text.replace(block.group(), "") if block else text
+    cards = {int(ordinal): card for ordinal, card in WORKER.findall(around)}
+    if not cards:
+        return []
+    limit = _limit(around, schema)
+    found = solve(_question(block.group(1) if block else ""))
+    return _steps(found, cards, limit)
+
+
+def to_text(choices: Sequence[Choice]) -> str:
+    """The plan as JSON."""
+    return json.dumps(
+        {"steps": [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access)} for one in choices]}
+    )
+
+
+def _steps(found: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:
+    solver = _rank(cards, found.family if found else "general")
+    if found is None or not found.hard or limit < 2:
+        return [_choice(solver, 0, SOLVE if found else "Answer the user.", "user")]
+    checker = _rank(cards, "checking", but=_best(solver, 0))
+    if limit == 2:
+        return [_choice(solver, 0, SOLVE, "user"), _choice(checker, 0, CHECK, "user", 0)]
+    if found.family in DEBATED:
+        return [
+            _choice(solver, 0, SOLVE, "user"),
+            _choice(solver, 1, SOLVE, "user"),
+            _choice(_rank(cards, "judging", but=_best(solver, 0)), 0, JUDGE, "user", 0, 1),
+        ]
+    return [
+        _choice(_rank(cards, "planning"), 0, PLAN, "user"),
+        _choice(solver, 0, FOLLOW, "user", 0),
+        _choice(checker, 0, CHECK, "user", 1),
+    ]
+
+
+def _rank(cards: Mapping[int, str], wanted: str, but: int | None = None) -> dict[int, float]:
+    """The probability of each worker for a role, by its strengths; best first, ties by ordinal."""
+    scores = {ordinal: _score(card, wanted) - (1.0 if ordinal == but else 0.0) for ordinal, card in cards.items()}
+    weights = {ordinal: math.exp(SHARPNESS * score) for ordinal, score in scores.items()}
+    total = sum(weights.values())
+    ordered = sorted(weights, key=lambda ordinal: (-weights[ordinal], ordinal))
+    return {ordinal: weights[ordinal] / total for ordinal in ordered}
+
+
+def _score(card: str, wanted: str) -> float:
+    match = STRENGTHS.search(card)
+    strengths = [one.strip().lower() for one in match.group(1).split(",")] if match else []
+    if any(wanted in one for one in strengths):
+        return 3.0
+    kin = {
+        "arithmetic": "math",
+        "equations": "math",
+        "number theory": "math",
+        "checking": "judging",
+        "logic": "reasoning",
+    }
+    if kin.get(wanted) in strengths:
+        return 2.0
+    return 1.0 if "general" in strengths or "reasoning" in strengths else 0.0
+
+
+def _best(odds: Mapping[int, float], place: int) -> int:
+    return list(odds)[min(place, len(odds) - 1)]
+
+
+def _choice(odds: Mapping[int, float], place: int, subtask: str, *access: str | int) -> Choice:
+    return Choice(_best(odds, place), subtask, access, odds)
+
+
+def _question(block: str) -> str:
+    """The user's last turn."""
+    turns = list(TURN.finditer(block))
+    ends = [turn.start() for turn in turns[1:]] + [len(block)]
+    asked = [block[turn.end() : end] for turn, end in zip(turns, ends, strict=True) if turn.group(1) == "user"]
+    return asked[-1] if asked else block
+
+
+def _limit(around: str, schema: Mapping[str, Any] | None) -> int:
+    """The most steps that the schema, or else the prompt, allows."""
+    steps = (schema or {}).get("properties", {}).get("steps", {})
+    if isinstance(most := steps.get("maxItems"), int):
+        return most
+    told = re.search(r"\b1 to (\d{1,2}) steps", around)
+    return int(told.group(1)) if told else 5

@@ -1,0 +1,57 @@
+"""A checkable problem: its family, how hard it is, the right answer, and plausible wrong ones."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Family = Literal[
+    "arithmetic",
+    "equations",
+    "number theory",
+    "roman numerals",
+    "unit conversion",
+    "dates",
+    "words",
+    "extraction",
+    "logic",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`wrong` holds at least one answer, and none that is `answer`."""
+
+    family: Family
+    hard: bool
+    answer: str
+    wrong: tuple[str, ...]
+
+
+def problem(family: Family, hard: bool, answer: str, wrong: Iterable[str]) -> Problem:
+    """A problem whose wrong answers are really different from the right one, case and spacing aside."""
+    different = [one for one in dict.fromkeys(wrong) if one.strip() and plain(one) != plain(answer)]
+    return Problem(family, hard, answer, tuple(different) or ("unknown",))
+
+
+def plain(answer: str) -> str:
+    """An answer without case, spacing and the final stop, to compare it with another."""
+    return " ".join(answer.casefold().split()).rstrip(".")
+
+
+def spell(value: Fraction, places: int = 4) -> str:
+    """A number as people write it: whole, or with the decimals it has, up to six; else rounded to `places`."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    digits = 6 if (value * 10**6).denominator == 1 else places
+    whole, part = divmod(round(abs(value) * 10**digits), 10**digits)
+    decimals = f"{part:0{digits}}".rstrip("0")
+    sign = "-" if value < 0 and (whole or part) else ""
+    return f"{sign}{whole}.{decimals}" if decimals else f"{sign}{whole}"
+
+
+def near(value: Fraction, unit: str = "") -> list[str]:
+    """Numbers that someone who slips might give instead, most plausible first."""
+    step = Fraction(1) if abs(value) < 50 or value.denominator != 1 else Fraction(10)
+    slips = [value + step, value - step, value + 2, value * 2, value * 10, -value, value + 100, value - 9]
+    return [f"{spell(slip)}{unit}" for slip in slips]

@@ -1,0 +1,170 @@
+"""The provider of the rehearsal workers: no network and no key, but the same seam, limits and usage.
+
+`render` gives canonical JSON, and `stream` works from those bytes alone, so that what was journaled is what was done.
+Options, all strings: `delay` is a factor on every pause (0 for none), `first_ms` and `chunk_ms` replace a worker's own
+pauses, `seed` deals other dice.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from math import log
+from typing import Any
+
+from app.core.chat import Chosen, End, Finish, Message, Piece, Usage, Words, message_from_json
+from app.core.pool import ProviderSpec
+from app.errors import WorkerTimeout
+from app.providers.protocol import Deadlines, Request
+from app.providers.rehearsal import planner
+from app.providers.rehearsal.minds import reply
+
+TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
+CHUNK = 3
+"""Tokens that come at once."""
+PER_MESSAGE, PER_IMAGE = 4, 85
+PAUSES = {
+    "sage": (30, 3), "abacus": (45, 5), "almanac": (40, 4), "scribe": (20, 2), "lawyer": (70, 8), "conductor": (25, 1),
+}  # fmt: skip
+"""Milliseconds to the first token and between chunks."""
+
+
+class RehearsalProvider:
+    """Simulated workers."""
+
+    def __init__(self, spec: ProviderSpec, key: object = None) -> None:
+        """`key` is taken for the sake of the seam and never looked at."""
+        self._options = spec.options
+        self._seed = spec.options.get("seed", "")
+
+    def render(self, request: Request) -> bytes:
+        """Canonical JSON of the request."""
+        body = {
+            "model": request.worker.model,
+            "messages": [asdict(message) for message in request.messages],
+            "sampling": asdict(request.sampling),
+            "schema": request.schema,
+            "logprobs": request.logprobs,
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Answer from `body`: words in small batches, and one End."""
+        call = json.loads(body)
+        messages = tuple(message_from_json(message) for message in call["messages"])
+        tokens, odds = self._answer(call, messages)
+        tokens, finish = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
+        first, between = self._pauses(call["model"])
+        clock = _Clock(deadlines.total)
+        await clock.pause(first, deadlines.first)
+        for start in range(0, len(tokens), CHUNK):
+            if start:
+                await clock.pause(between, deadlines.gap)
+            yield _pieces(tokens[start : start + CHUNK], start, odds, call["logprobs"])
+        usage = Usage(input=_size(messages), output=len(tokens))
+        yield [End(finish, usage, call["model"])]
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def _answer(
+        self, call: Mapping[str, Any], messages: tuple[Message, ...]
+    ) -> tuple[list[str], dict[int, Mapping[int, float]]]:
+        """The answer's tokens; for a plan also the odds of each worker choice, by the place of its token."""
+        schema = call["schema"]
+        if call["model"] == "conductor" or planner.is_plan_schema(schema):
+            choices = planner.plan(messages, schema)
+            if choices:
+                tokens = TOKEN.findall(planner.to_text(choices))
+                return tokens, _places(tokens, choices)
+        seed = f"{self._seed}|{call['sampling']['seed']}"
+        text = reply(call["model"], messages, seed)
+        return TOKEN.findall(_shaped(text, schema) if schema else text), {}
+
+    def _pauses(self, model: str) -> tuple[float, float]:
+        """Seconds to the first token and between chunks."""
+        own = PAUSES.get(model, (40, 4))
+        factor = float(self._options.get("delay", "1")) / 1000
+        first = float(self._options.get("first_ms", own[0]))
+        return first * factor, float(self._options.get("chunk_ms", own[1])) * factor
+
+
+class _Clock:
+    """Sleeps, within the deadlines."""
+
+    def __init__(self, total: float) -> None:
+        self._end = time.monotonic() + total
+
+    async def pause(self, seconds: float, allowed: float) -> None:
+        allowed = min(allowed, self._end - time.monotonic())
+        await asyncio.sleep(max(0.0, min(seconds, allowed)))
+        if seconds > allowed:
+            raise WorkerTimeout
+
+
+def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> tuple[list[str], Finish]:
+    """Ends before the first stop sequence, or at the token limit, whichever comes first."""
+    text = "".join(tokens)
+    ends = [place for stop in stops if stop and (place := text.find(stop)) >= 0]
+    if ends:
+        tokens = TOKEN.findall(text[: min(ends)])
+    if max_tokens is not None and len(tokens) > max_tokens:
+        return tokens[:max_tokens], "length"
+    return tokens, "stop"
+
+
+def _pieces(tokens: list[str], start: int, odds: Mapping[int, Mapping[int, float]], alternatives: int) -> list[Piece]:
+    pieces: list[Piece] = [Words("".join(tokens))]
+    if alternatives:
+        pieces += [_chosen(token, odds.get(start + place), alternatives) for place, token in enumerate(tokens)]
+    return pieces
+
+
+def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
+    """A token's log-probability: certain, but for the choice of a worker."""
+    if odds is None:
+        return Chosen(token, 0.0)
+    likeliest = list(odds.items())[:alternatives]
+    return Chosen(token, log(odds[int(token)]), tuple((f" {ordinal}", log(chance)) for ordinal, chance in likeliest))
+
+
+def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mapping[int, float]]:
+    """Where the worker ordinals stand among the tokens: after `"worker":`."""
+    text, places = "", []
+    for place, token in enumerate(tokens):
+        if text.endswith('"worker":'):
+            places.append(place)
+        text += token
+    return {place: choice.odds for place, choice in zip(places, choices, strict=False)}
+
+
+def _shaped(text: str, schema: Mapping[str, Any]) -> str:
+    """JSON of the schema's shape with the answer in its strings: enough to rehearse `response_format` with."""
+    return json.dumps(_instance(schema, text, 0))
+
+
+def _instance(schema: Mapping[str, Any], text: str, depth: int) -> Any:
+    if "enum" in schema or "const" in schema:
+        return schema.get("const", (schema.get("enum") or [None])[0])
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    number = re.search(r"-?\d+(?:\.\d+)?", text)
+    if kind == "object":
+        properties = schema.get("properties", {}) if depth < 8 else {}
+        return {name: _instance(inner, text, depth + 1) for name, inner in properties.items()}
+    if kind == "array":
+        least = min(int(schema.get("minItems", 0)), 8)
+        return [_instance(schema.get("items", {}), text, depth + 1)] * least
+    if kind in {"integer", "number"}:
+        value = float(number.group()) if number else 0.0
+        return int(value) if kind == "integer" or value.is_integer() else value
+    return {"boolean": True, "null": None}.get(kind, text[: int(schema.get("maxLength", len(text)))])
+
+
+def _size(messages: tuple[Message, ...]) -> int:
+    """Input tokens by the same tokenizer."""
+    texts = sum(len(TOKEN.findall(message.text)) + PER_MESSAGE for message in messages)
+    images = sum(not hasattr(part, "text") for message in messages for part in message.parts)
+    return texts + PER_IMAGE * images

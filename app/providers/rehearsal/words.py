@@ -1,0 +1,183 @@
+"""Problems about words: sorting, counting, reversing, extracting, and small puzzles of comparison."""
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from app.providers.rehearsal.problem import Problem, near, problem
+
+QUOTED = r"[\"']([^\"']{1,400})[\"']"
+PATTERNS = {
+    "email": r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,4}",
+    "url": r"https?://[^\s<>\"']{1,300}[^\s<>\"'.,;:!?)]",
+    "hashtag": r"#\w+",
+    "price": r"[$€£]\s?\d[\d,]*(?:\.\d+)?",
+    "year": r"\b(?:1[5-9]|20)\d\d\b",
+    "number": r"-?\b\d[\d,]*(?:\.\d+)?\b",
+}
+SUPERLATIVES = {
+    "tall": ("tall", 1), "short": ("tall", -1), "old": ("old", 1), "young": ("old", -1), "fast": ("fast", 1),
+    "slow": ("fast", -1), "heav": ("heavy", 1), "light": ("heavy", -1), "rich": ("rich", 1), "poor": ("rich", -1),
+    "strong": ("strong", 1), "weak": ("strong", -1), "big": ("big", 1), "small": ("big", -1),
+}  # fmt: skip
+STEM = "|".join(SUPERLATIVES)
+
+
+def letters(text: str) -> Problem | None:
+    """Sorting, counting and reversing words, letters and lists of numbers."""
+    for reading in (_sorted, _counted, _reversed, _extreme):
+        if (found := reading(text)) is not None:
+            return found
+    return None
+
+
+def _sorted(text: str) -> Problem | None:
+    start = r"[^:]*:" if ":" in text else r".*?\b(?:words|numbers|names|list)\b"
+    match = re.search(rf"\b(?:sort|order|arrange|put)\b{start}(.+)", text, re.IGNORECASE | re.DOTALL)
+    if match is None:
+        return None
+    down = bool(re.search(r"descending|reverse|largest (?:to|first)|z to a|decreasing", text, re.IGNORECASE))
+    tail = re.split(
+        r"\b(?:in|from|by) (?:ascending|descending|alphabetical|increasing|decreasing|reverse|small|large)",
+        match.group(1),
+    )[0]
+    items = [item.strip(" .\"'") for item in re.split(r"[,;\n]|\band\b", tail) if item.strip(" .\"'")]
+    if not 2 <= len(items) <= 60:
+        return None
+    numeric = all(re.fullmatch(r"-?\d+(?:\.\d+)?", item) for item in items)
+    key: Callable[[str], object] = Fraction if numeric else str.casefold
+    right = sorted(items, key=key, reverse=down)  # type: ignore[arg-type]
+    return problem("words", len(items) > 5, ", ".join(right), _shuffles(right))
+
+
+def _shuffles(right: Sequence[str]) -> list[str]:
+    swaps = [[*right[:n], right[n + 1], right[n], *right[n + 2 :]] for n in range(len(right) - 1)]
+    return [", ".join(items) for items in [*reversed(swaps), list(reversed(right))]]
+
+
+def _counted(text: str) -> Problem | None:
+    ask = re.search(r"how (?:many|often|many times)", text, re.IGNORECASE)
+    if ask is None:
+        return None
+    letter = re.search(
+        r"how many (?:times does )?(?:the letters? |letters? |times the letter )?[\"']?([a-z])[\"']?(?:'?s)?"
+        r"(?: letters?)? (?:are|is|appears?|occurs?)?\s*(?:there )?in (?:the )?(?:words? )?[\"']?([\w-]{2,60})",
+        text, re.IGNORECASE,
+    )  # fmt: skip
+    if letter:
+        count = letter.group(2).lower().count(letter.group(1).lower())
+        return _number(count, len(letter.group(2)) > 12)
+    quoted = re.search(QUOTED, text) or re.search(r":\s*(.{1,2000})$", text.strip(), re.DOTALL)
+    word = re.search(r"in (?:the )?(?:word )?[\"']?([\w-]{2,60})[\"']?\s*\??$", text.strip())
+    body = quoted.group(1) if quoted else word.group(1) if word else None
+    if body is None:
+        return None
+    if re.search(r"how many vowels", text, re.IGNORECASE):
+        return _number(len(re.findall(r"[aeiou]", body, re.IGNORECASE)), len(body) > 12)
+    if re.search(r"how many (?:letters|characters)", text, re.IGNORECASE):
+        return _number(len(re.findall(r"\w", body)), len(body) > 12)
+    if re.search(r"how many words", text, re.IGNORECASE):
+        return _number(len(body.split()), len(body.split()) > 12)
+    return None
+
+
+def _number(count: int, hard: bool) -> Problem:
+    wrong = [spelled for spelled in near(Fraction(count)) if not spelled.startswith("-")]
+    return problem("words", hard, str(count), wrong)
+
+
+def _reversed(text: str) -> Problem | None:
+    match = re.search(r"\b(?:reverse|backwards|spell)\b", text, re.IGNORECASE)
+    quoted = (
+        re.search(QUOTED, text)
+        or re.search(r"\bwords?:? ([\w-]{2,60})", text)
+        or re.search(r":\s*([\w ]{2,200})$", text.strip())
+    )
+    if match is None or quoted is None:
+        return None
+    body = quoted.group(1).strip()
+    if re.search(r"(?:order of the words|word order)", text, re.IGNORECASE):
+        right = " ".join(reversed(body.split()))
+        return problem("words", len(body.split()) > 5, right, [body, " ".join(sorted(body.split()))])
+    right = body[::-1]
+    swaps = [right[:n] + right[n + 1] + right[n] + right[n + 2 :] for n in range(len(right) - 1)]
+    return problem("words", len(body) > 10, right, [*reversed(swaps), right[1:], body])
+
+
+def _extreme(text: str) -> Problem | None:
+    match = re.search(
+        r"\b(longest|shortest|largest|smallest|biggest|highest|lowest) (?:word|number)s?[^:]*:\s*(.{1,2000})",
+        text,
+        re.IGNORECASE | re.DOTALL,
+    )
+    if match is None:
+        return None
+    items = [item.strip(" .?\"'") for item in re.split(r"[,;\s]+|\band\b", match.group(2)) if item.strip(" .?\"'")]
+    words = match.group(1).lower() in {"longest", "shortest"}
+    if not words and not all(re.fullmatch(r"-?\d+(?:\.\d+)?", item) for item in items):
+        return None
+    size: Callable[[str], Fraction] = (lambda item: Fraction(len(item))) if words else Fraction
+    pick = max if match.group(1).lower() in {"longest", "largest", "biggest", "highest"} else min
+    return problem("words", len(items) > 6, pick(items, key=size), items) if len(items) > 1 else None
+
+
+def extraction(text: str) -> Problem | None:
+    """`Extract the email addresses from: ...`; also URLs, hashtags, prices, years, numbers."""
+    match = re.search(
+        r"\b(?:extract|find|list|give me|copy)\b[^:\n]{0,60}?\b(e-?mail|url|link|hashtag|price|year|number)"
+        r"[^:\n]{0,60}:\s*(.+)", text, re.IGNORECASE | re.DOTALL,
+    )  # fmt: skip
+    if match is None:
+        return None
+    kind = match.group(1).lower().replace("-", "").replace("link", "url")
+    items = re.findall(PATTERNS[kind], match.group(2))
+    if not items:
+        return problem("extraction", False, "none", [match.group(2).split()[0]])
+    shortened = [item[:-1] for item in items if len(item) > 2]
+    fewer = [", ".join(items[:-1])] if len(items) > 1 else []
+    return problem(
+        "extraction", len(items) > 2, ", ".join(items), [*fewer, ", ".join(shortened), f"{items[0]}, {items[0]}x"]
+    )
+
+
+def comparison(text: str) -> Problem | None:
+    """`Anna is taller than Ben. Ben is taller than Carl. Who is the shortest?`"""
+    facts = re.findall(rf"\b([A-Z]\w+) (?:is|was|runs|are) (?:\w+ )?({STEM})\w* than ([A-Z]\w+)", text)
+    asked = re.search(rf"\bwho (?:is|was|runs) (?:the )?(second[- ])?({STEM})\w*", text, re.IGNORECASE)
+    if not facts or asked is None:
+        return None
+    scale, sign = SUPERLATIVES[asked.group(2).lower()]
+    above = {(a, b) if SUPERLATIVES[stem][1] > 0 else (b, a) for a, stem, b in facts if SUPERLATIVES[stem][0] == scale}
+    ranked = _ranked(above)
+    if ranked is None or (asked.group(1) and len(ranked) < 3):
+        return None
+    line = ranked if sign > 0 else ranked[::-1]
+    place = 1 if asked.group(1) else 0
+    return problem("logic", len(ranked) > 3 or place > 0, line[place], line[:place] + line[place + 1 :])
+
+
+def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
+    """Everyone from the highest to the lowest, if the facts leave exactly one order."""
+    names = {name for pair in above for name in pair}
+    order: list[str] = []
+    while names:
+        tops = [name for name in names if not any(b == name and a in names for a, b in above)]
+        if len(tops) != 1:
+            return None
+        order.append(tops[0])
+        names.discard(tops[0])
+    return order
+
+
+def syllogism(text: str) -> Problem | None:
+    """`All bloops are razzies. All razzies are lazzies. Are all bloops lazzies?`"""
+    facts = {(a.lower(), b.lower()) for a, b in re.findall(r"\ball (\w+) are (\w+)\b", text, re.IGNORECASE)}
+    asked = re.search(r"\bare all (\w+) (\w+)\?", text, re.IGNORECASE)
+    if not facts or asked is None:
+        return None
+    reached, fresh = {asked.group(1).lower()}, {asked.group(1).lower()}
+    while fresh:
+        fresh = {b for a, b in facts if a in fresh} - reached
+        reached |= fresh
+    right, other = ("yes", "no") if asked.group(2).lower() in reached else ("no", "yes")
+    return problem("logic", len(facts) > 2, right, [other, "it cannot be said"])
