@@ -109,10 +109,14 @@ def _text(path: Path) -> str:
 
 
 def _pool_faults(environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the pool, for an environment whose settings are wrong already."""
+    """What is wrong with the pool, for an environment whose settings are wrong already: under harmless ones."""
     path = environ.get("BATON_POOL", "").strip()
+    conductor = "http://conductor.invalid" if environ.get("BATON_CONDUCTOR_URL", "").strip() else None
+    settings = Settings(
+        pool=Path(path) if path else None, database_url="sqlite://", conductor_url=conductor, conductor_model="any"
+    )
     try:
-        load(Settings(pool=Path(path) if path else None, database_url="sqlite://"), environ)
+        load(settings, environ)
     except ConfigInvalid as error:
         return list(error.faults)
     return []

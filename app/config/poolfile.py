@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import SecretStr, ValidationError
 
 from app.config import lines
 from app.config.crosscheck import Draft, aliases_in_force, check, members
@@ -164,7 +164,7 @@ def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[Ent
         return None
 
 
-def _words(item: Any, model: type[BaseModel]) -> str:
+def _words(item: Any, model: type[Entry]) -> str:
     """A pydantic error in our words."""
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
@@ -176,15 +176,18 @@ def _words(item: Any, model: type[BaseModel]) -> str:
     return words if ";" in words else f"{words}; correct the value"
 
 
-def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """The fields of the model that stands at `path` inside `model`."""
-    here: Any = model
-    for part in path:
-        if isinstance(here, type) and issubclass(here, BaseModel):
-            here = here.model_fields[str(part)].annotation
-            choices = [one for one in get_args(here) if isinstance(one, type) and issubclass(one, BaseModel)]
-            here = choices[0] if choices else here
-    return list(here.model_fields) if isinstance(here, type) and issubclass(here, BaseModel) else []
+def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:
+    """The fields of the model that stands at `path` inside `model`; the keys of a table of models are skipped."""
+    here = model
+    parts = iter(path)
+    for part in parts:
+        inner = here.model_fields[str(part)].annotation
+        if get_origin(inner) is dict:
+            next(parts, None)
+        here = next(
+            (one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Entry)), here
+        )
+    return list(here.model_fields)
 
 
 def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | None:

@@ -236,9 +236,9 @@ def _told(item: Any, given: Mapping[str, str]) -> str:
             "BATON_PORT: was overwritten by Kubernetes for a Service called baton; "
             "set enableServiceLinks: false in the pod, or set BATON_PORT yourself"
         )
-    words = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    remedy = "" if ";" in words else f"; {Settings.model_fields[name].description}"
-    return f"{PREFIX}{name.upper()}: {words}{remedy}"
+    words = item["msg"].removeprefix("Value error, ").partition(", unable to")[0].replace("Input should", "must")
+    meaning = (Settings.model_fields[name].description or "").rstrip(".")
+    return f"{PREFIX}{name.upper()}: {words}{'' if ';' in words else f'; it is for: {meaning}'}"
 
 
 def _default(name: str, settings: Settings) -> object:

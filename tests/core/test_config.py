@@ -368,6 +368,16 @@ def test_settings_and_pool_faults_come_together(tmp_path: Path) -> None:
     assert "hunter2" not in "".join(told)
 
 
+def test_a_file_may_name_the_conductor_of_the_environment(tmp_path: Path) -> None:
+    environ = written(tmp_path, GOOD.replace('worker = "large"', 'worker = "conductor"'))
+    assert "there is no worker conductor" in faults(environ)[0]
+    environ |= {"BATON_CONDUCTOR_URL": "http://127.0.0.1:8001/v1"}
+    assert faults(environ) == ("BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves",)
+    tiers = configure(environ | {"BATON_CONDUCTOR_MODEL": "qwen"}).catalog.tiers
+    assert tiers["baton-ultra"].conductor.worker == "conductor"
+    assert tiers["baton-ultra"].pool == ("small", "large")
+
+
 def test_settings_defaults_and_values() -> None:
     settings = read(
         {"BATON_DATA_DIR": "elsewhere", "BATON_PORT": "0", "BATON_LOG_LEVEL": "INFO", "BATON_REDIS_URL": ""}
