@@ -1,6 +1,7 @@
-"""Stand-ins for what is behind the gateway: drivers that follow a script, a store in dictionaries, a queue that is up."""
+"""Stand-ins for what is behind the gateway: drivers that follow a script, a store in dictionaries, a ready queue."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -28,7 +29,7 @@ from app.telemetry import Telemetry
 
 PEPPER = b"pepper"
 SECRET = "s" * 43
-EVERYTHING = ("runs:write", "runs:read", "audit:read")
+CALLER = ("runs:write", "runs:read", "audit:read")
 
 CATALOG = Catalog(
     providers={"stub": ProviderSpec("stub", "rehearsal")},
@@ -61,7 +62,8 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         "labels": ["phi"],
         "excluded": {"gamma": "not cleared for phi"},
     }
-    admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True, "ignored": []}
+    admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True}
+    admitted |= {"ignored": [], "preview": False}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
         Draft(Kind.ADMITTED, admitted),
@@ -265,9 +267,7 @@ class House:
         self.names += 1
         return f"{prefix}_{self.names}"
 
-    def add_key(
-        self, public: str = "caller", tenant: str = "acme", scopes: Sequence[str] = EVERYTHING, **more: Any
-    ) -> str:
+    def add_key(self, public: str = "caller", tenant: str = "acme", scopes: Sequence[str] = CALLER, **more: Any) -> str:
         """Make a key and give its string."""
         key = f"bt_{public}_{SECRET}"
         row = adopt(key, PEPPER, tenant=tenant, name=public, scopes=scopes, now=0.0)
@@ -290,14 +290,12 @@ class House:
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[str]:
     """A uvicorn on loopback in this loop."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off")
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
+    listening = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve([listening]))
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         server.force_exit = True

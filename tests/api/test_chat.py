@@ -1,4 +1,4 @@
-"""Chat completions: replies and streams byte for byte, against OpenAI's own types, from good requests to broken runs."""
+"""Chat completions: replies and streams byte for byte, against OpenAI's own types."""
 
 import asyncio
 from typing import Any
