@@ -1,0 +1,86 @@
+"""Admission: rates, concurrency and the size of the process, and that every place comes back."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from app.errors import StoreUnavailable
+from app.gateway.gate import Rates
+from app.mailbox import Mailbox
+from app.order import Order, Told
+from tests.api.stand_ins import House, ask, ended
+
+
+async def post(gateway: House, key: str, **more: Any) -> httpx.Response:
+    async with gateway.client(key) as client:
+        return await client.post("/v1/chat/completions", json=ask(**more))
+
+
+async def test_a_rate_is_a_bucket_that_refills(gateway: House) -> None:
+    key = gateway.add_key("slow", rpm=3)
+    replies = [await post(gateway, key) for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
+    assert [reply.headers["x-ratelimit-remaining-requests"] for reply in replies] == ["2", "1", "0", "0"]
+    refused = replies[-1]
+    assert refused.headers["retry-after"] == "20"
+    assert refused.headers["x-ratelimit-limit-requests"] == "3"
+    assert refused.headers["x-ratelimit-reset-requests"] == "60.000s"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    gateway.ticks += 20
+    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
+    assert len(gateway.drivers.orders) == 4
+
+
+async def test_keys_do_not_share_a_rate() -> None:
+    gateway = House(rates=Rates(rpm=1))
+    keys = [gateway.add_key("one1"), gateway.add_key("two2")]
+    assert [(await post(gateway, key)).status_code for key in keys * 2] == [200, 200, 429, 429]
+
+
+async def together(gateway: House, keys: list[str], **more: Any) -> list[int]:
+    """Statuses of requests that run at the same time."""
+    release = asyncio.Event()
+
+    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        await release.wait()
+        line.put(ended(run))
+
+    gateway.drivers.script = script
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(post(gateway, key, **more)) for key in keys]
+        await asyncio.sleep(0.2)
+        release.set()
+    return sorted(task.result().status_code for task in tasks)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_has_its_concurrency(gateway: House, stream: bool) -> None:
+    key = gateway.add_key("two2", concurrency=2)
+    for _ in range(2):
+        assert await together(gateway, [key] * 3, stream=stream) == [200, 200, 429]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_process_has_its_size(stream: bool) -> None:
+    gateway = House(rates=Rates(running=2))
+    keys = [gateway.add_key("one1"), gateway.add_key("two2"), gateway.add_key("three3")]
+    for _ in range(2):
+        assert await together(gateway, keys, stream=stream) == [200, 200, 503]
+
+
+async def test_a_run_that_cannot_start_gives_its_place_back() -> None:
+    gateway = House(rates=Rates(running=1))
+    key = gateway.add_key()
+    gateway.drivers.refusal = StoreUnavailable()
+    for stream in (False, True):
+        assert (await post(gateway, key, stream=stream)).status_code == 503
+    gateway.drivers.refusal = None
+    assert (await post(gateway, key)).status_code == 200
+
+
+async def test_nothing_is_counted_for_a_bad_request(gateway: House) -> None:
+    key = gateway.add_key("slow", rpm=1)
+    assert (await post(gateway, key, n=2)).status_code == 400
+    assert (await post(gateway, key)).status_code == 200
