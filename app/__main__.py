@@ -1,25 +1,47 @@
-"""The command line."""
+"""The command line: `baton COMMAND`, or `python -m app COMMAND`.
 
-import asyncio
+Exit status: 0 fine, 1 it could not be done, 2 the command or the configuration is wrong, 130 interrupted. What is
+expected to go wrong is said in words; a traceback is a bug.
+"""
+
 import os
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 
-from app.config import configure
-from app.serving import Roles, Started, serve
-from app.telemetry import log_to_stderr
+from app.command.parser import parser
+from app.errors import BatonError, ConfigInvalid
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run one command; the exit status."""
-    loaded = configure(os.environ)
-    log_to_stderr(loaded.settings.log_level)
+    asked = parser().parse_args(arguments)
+    try:
+        # The one import by name: a command pays for what it uses, and not for the whole service.
+        return int(resolve_name(f"app.command.{asked.module}:run")(asked, environ, time.time))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (BatonError, ExceptionGroup) as error:
+        return _complain(error)
 
-    def announce(started: Started) -> None:
-        print(started, file=sys.stderr)
 
-    roles = {"serve": Roles(True, True), "gateway": Roles(True, False), "dispatcher": Roles(False, True)}
-    asyncio.run(serve(loaded, dict(os.environ), roles[sys.argv[1]], announce))
-    return 0
+def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:
+    """Say what went wrong; a group is told by its first error that was expected, and raised if it has none."""
+    found: BaseException = error
+    while isinstance(found, BaseExceptionGroup):
+        found = next((one for one in found.exceptions if isinstance(one, BatonError)), found.exceptions[0])
+    if isinstance(found, ConfigInvalid):
+        for fault in found.faults:
+            print(fault, file=sys.stderr)
+        return 2
+    if not isinstance(found, BatonError):
+        raise error
+    print(f"baton: {found.message}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

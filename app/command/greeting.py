@@ -1,0 +1,59 @@
+"""What a process says once it is there: where it listens, what answers, and a request that can be pasted as it is."""
+
+import json
+from collections.abc import Mapping
+
+from app.serving import Started
+
+QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
+"""One that the rehearsal pool's mini tier always gets right: 15."""
+DOES: Mapping[str, str] = {
+    "serve": "gateway and dispatcher in one process",
+    "gateway": "gateway; steps are executed by dispatchers",
+    "dispatcher": "dispatcher",
+}
+REHEARSAL = (
+    "REHEARSAL: answers come from simulated workers, not from language models. For real ones set a provider key\n"
+    "such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or a pool file with BATON_POOL, and start again."
+)
+CURL = """\
+  curl -s {url}/v1/chat/completions \\
+    -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\
+    -d '{body}'"""
+PYTHON = """\
+  {imports}
+  client = OpenAI(base_url="{url}/v1", api_key={key})
+  question = [{{"role": "user", "content": "{question}"}}]
+  print(client.chat.completions.create(model="baton-ultra", messages=question).choices[0].message.content)"""
+
+
+def words(verb: str, started: Started, program: str) -> str:
+    """The whole announcement. `program` is how the command line can be called from where the reader stands."""
+    where = f"is listening on {started.url}" if started.url else "is taking tickets"
+    head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
+    if started.rehearsal:
+        head.append(REHEARSAL)
+    if started.url is None:
+        return "\n".join(head)
+    return "\n\n".join(["\n".join(head), *_key(started.key), *_requests(started.url, started.key), _after(program)])
+
+
+def _key(key: str | None) -> list[str]:
+    if key is None:
+        return []
+    return [f"API key, made now and shown only this once:\n\n  export BATON_API_KEY={key}"]
+
+
+def _requests(url: str, key: str | None) -> list[str]:
+    body = json.dumps({"model": "baton-mini", "messages": [{"role": "user", "content": QUESTION}]})
+    shown = f'"{key}"' if key else 'os.environ["BATON_API_KEY"]'
+    imports = "from openai import OpenAI" if key else "import os; from openai import OpenAI"
+    return [
+        "Ask something:\n\n" + CURL.format(url=url, key=key or "$BATON_API_KEY", body=body),
+        "Or in Python, by the official client (pip install openai):\n\n"
+        + PYTHON.format(imports=imports, url=url, key=shown, question=QUESTION),
+    ]
+
+
+def _after(program: str) -> str:
+    return f"Then: `{program} runs show last` says why it was routed so. Ctrl-C stops.\n"

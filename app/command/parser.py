@@ -1,0 +1,142 @@
+"""Every command of `baton` with its options, and the module of this package that carries it out."""
+
+import argparse
+from importlib.metadata import version
+
+DESCRIPTION = "Baton: one OpenAI-compatible endpoint in front of a conducted pool of models."
+EPILOG = "Settings are environment variables: `baton config` lists them all. `baton COMMAND --help` says more."
+
+
+class Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Defaults are shown; descriptions keep their lines."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line. What it returns from `parse_args` has the module's name in `module`."""
+    root = argparse.ArgumentParser(prog="baton", description=DESCRIPTION, epilog=EPILOG)
+    root.add_argument("--version", action="version", version=f"baton {version('baton')}")
+    commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _processes(commands)
+    _operations(commands)
+    _keys(commands)
+    _runs(commands)
+    _plan(commands)
+    return root
+
+
+Commands = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _command(
+    commands: "Commands[argparse.ArgumentParser]", name: str, module: str, words: str
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", formatter_class=Help)
+    made.set_defaults(module=module, verb=name)
+    return made
+
+
+def _processes(commands: "Commands[argparse.ArgumentParser]") -> None:
+    _command(commands, "serve", "process", "run the whole service in this process")
+    _command(commands, "gateway", "process", "answer requests; steps are executed by dispatchers (Postgres and Redis)")
+    _command(commands, "dispatcher", "process", "execute steps; run as many as you like (Postgres and Redis)")
+
+
+def _operations(commands: "Commands[argparse.ArgumentParser]") -> None:
+    _command(commands, "migrate", "schema", "bring the database to this version's schema")
+    _command(commands, "config", "settings", "list all settings with value, default, origin and meaning")
+    _command(
+        commands,
+        "doctor",
+        "doctor",
+        "check settings, database, Redis, conductors and provider keys; asks each real model for one token, "
+        "which costs a fraction of a cent",
+    )
+    _command(commands, "probe", "probe", "exit 0 if the gateway on this machine is ready; for container health checks")
+
+
+def _keys(commands: "Commands[argparse.ArgumentParser]") -> None:
+    verbs = _command(commands, "keys", "keys", "add, list and revoke API keys").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    add = _command(verbs, "add", "keys", "make a key; its secret is shown once")
+    add.add_argument("name", help="what the key is for")
+    add.add_argument("--tenant", default="default", help="whose runs it may see")
+    add.add_argument(
+        "--scope",
+        action="append",
+        metavar="SCOPE",
+        dest="scopes",
+        help="runs:write, runs:read, audit:read or admin; repeatable (default: runs:write and runs:read)",
+    )
+    add.add_argument("--tier", action="append", metavar="TIER", dest="tiers", help="repeatable (default: every tier)")
+    add.add_argument(
+        "--label", action="append", metavar="LABEL", dest="labels", help="put on each of its tasks; repeatable"
+    )
+    add.add_argument("--usd", type=_dollars, help="most that one run may cost, in dollars")
+    add.add_argument("--rpm", type=_count, help="requests a minute")
+    add.add_argument("--concurrency", type=_count, help="requests at one time")
+    add.add_argument("--expires", type=_seconds, metavar="SPAN", help="lifetime, such as 12h, 30d or 52w")
+    _command(verbs, "ls", "keys", "list the keys, never their secrets")
+    revoke = _command(verbs, "revoke", "keys", "end a key; gateways follow within five seconds")
+    revoke.add_argument("id", help="the public id: what stands between bt_ and the next underscore")
+
+
+def _runs(commands: "Commands[argparse.ArgumentParser]") -> None:
+    verbs = _command(commands, "runs", "runs", "read the journal of the configured database").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    ls = _command(verbs, "ls", "runs", "list runs, newest first")
+    ls.add_argument("--limit", type=_count, default=20, help="most runs to list")
+    for name in ("state", "tier", "worker", "label", "key", "tenant"):
+        ls.add_argument(f"--{name}", help=f"only runs of this {name}")
+    ls.add_argument("--degraded", action="store_true", help="only runs that a fallback decided")
+    ls.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
+    show = _command(verbs, "show", "runs", "explain one run: why it was routed so, what each worker saw and said")
+    show.add_argument("--full", action="store_true", help="whole texts instead of excerpts")
+    watch = _command(verbs, "watch", "runs", "follow a run's journal until the run has ended")
+    for verb in (show, watch):
+        verb.add_argument("run", nargs="?", default="last", help="a run's id, a prefix of one, or last")
+    for verb in (ls, show):
+        verb.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _plan(commands: "Commands[argparse.ArgumentParser]") -> None:
+    plan = _command(
+        commands,
+        "plan",
+        "preview",
+        "show how a question would be routed; only the plan is made (and journaled), nothing is executed",
+    )
+    plan.add_argument("question", help="what to ask")
+    plan.add_argument("--tier", default="baton-ultra", help="the tier, or an alias of one")
+    plan.add_argument("--effort", help="minimal, low, medium, high, ... (default: the tier's own)")
+    for name, words in (
+        ("label", "a label of the task; workers that are not cleared for it are left out"),
+        ("allow", "a worker that may be used"),
+        ("deny", "a worker that may not be used"),
+    ):
+        plan.add_argument(f"--{name}", action="append", default=[], metavar=name.upper(), help=f"{words}; repeatable")
+    plan.add_argument("--pin", metavar="WORKER", help="the one worker to use")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1_000_000:
+        raise argparse.ArgumentTypeError("must be a whole number from 1")
+    return number
+
+
+def _dollars(text: str) -> int:
+    """Micro-dollars."""
+    amount = float(text)
+    if not 0 < amount <= 1_000_000:
+        raise argparse.ArgumentTypeError("must be a number of dollars above 0")
+    return round(amount * 1_000_000)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal() or not int(number):
+        raise argparse.ArgumentTypeError("must be a time span such as 90s, 30m, 12h, 30d or 52w")
+    return float(int(number) * units[unit])

@@ -1,0 +1,30 @@
+"""`baton serve`, `baton gateway`, `baton dispatcher`: one process of the service, until it is told to stop."""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from app.command import greeting, loop, terminal
+from app.config import configure
+from app.serving import Roles, Started, serve
+
+ROLES: Mapping[str, Roles] = {
+    "serve": Roles(gateway=True, dispatcher=True),
+    "gateway": Roles(gateway=True, dispatcher=False),
+    "dispatcher": Roles(gateway=False, dispatcher=True),
+}
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Serve; 0 after an orderly stop."""
+    loaded = configure(environ)
+    terminal.log_to_stderr(loaded.settings.log_level)
+    for note in loaded.notes:
+        terminal.err().print(f"note: {note}", markup=False, soft_wrap=True)
+    with terminal.err().status("starting") as status:
+
+        def announce(started: Started) -> None:
+            status.stop()
+            print(greeting.words(asked.verb, started, terminal.program()), flush=True)
+
+        loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+    return 0

@@ -1,0 +1,22 @@
+"""`baton migrate`: the database's schema."""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from app.command import terminal
+from app.config import read
+from app.errors import StoreUnavailable
+from app.store.migrate import migrate
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Upgrade to this version; nothing happens if it is there already."""
+    settings = read(environ)
+    terminal.log_to_stderr(settings.log_level)
+    with terminal.err().status("migrating the database"):
+        try:
+            migrate(settings.database_url)
+        except OSError as error:
+            raise StoreUnavailable(f"The database cannot be reached ({type(error).__name__}).") from None
+    terminal.out().print("The database has this version's schema.")
+    return 0

@@ -1,0 +1,29 @@
+"""`baton config`: every setting with its value, and where the pool comes from."""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from app.command import terminal
+from app.config import configure, describe
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print them; secrets are masked. A faulty configuration raises `ConfigInvalid`."""
+    loaded = configure(environ)
+    table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)
+    for row in describe(loaded.settings):
+        style = "bold" if row.origin == "environment" else ""
+        cells = (row.name, row.value, row.default, row.origin, row.meaning)
+        table.add_row(*(Text(cell, style=style, overflow="fold") for cell in cells))
+    console = terminal.out()
+    console.print(table)
+    catalog = loaded.catalog
+    console.print(f"\nPool: {loaded.origin}", markup=False)
+    for tier in catalog.tiers.values():
+        console.print(f"  {tier.name}: {', '.join(tier.pool)}", markup=False, soft_wrap=True)
+    for note in loaded.notes:
+        console.print(f"  note: {note}", markup=False, soft_wrap=True)
+    return 0

@@ -1,0 +1,86 @@
+"""What a person at a terminal gets: consoles, words for figures, log lines; and JSON lines where nobody looks."""
+
+import logging
+import shutil
+import sys
+import unicodedata
+from pathlib import Path
+
+from rich.console import Console
+
+from app.core.pool import MILLION
+from app.telemetry import JsonLines
+
+PIPED_WIDTH = 160
+NOISY = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
+
+
+def out() -> Console:
+    """Standard output: results."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """Standard error: progress and complaints."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PIPED_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+
+
+def clean(text: str) -> str:
+    """Text of callers and workers as it may reach a terminal: no control characters, so no escape sequences."""
+    return "".join(
+        mark if mark in "\n\t" or not unicodedata.category(mark).startswith("C") else "\N{REPLACEMENT CHARACTER}"
+        for mark in text
+    )
+
+
+def excerpt(text: str, length: int) -> str:
+    """The beginning of a text on one line."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def dollars(micro: float) -> str:
+    """Micro-dollars in as many digits as it takes to see them."""
+    whole, _, part = f"{micro / MILLION:,.6f}".partition(".")
+    return f"${whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def program() -> str:
+    """How this program can be called again from here."""
+    path = Path(sys.argv[0])
+    if path.name != "baton":
+        return f"{Path(sys.executable).name} -m app"
+    if shutil.which("baton"):
+        return "baton"
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+class PlainLines(logging.Formatter):
+    """A log line for a person: time, level where it matters, message, fields."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record; exceptions by type only, as in the JSON lines."""
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        fields = "".join(f"  {name}={clean(str(value))}" for name, value in getattr(record, "fields", {}).items())
+        error = f"  error={record.exc_info[0].__name__}" if record.exc_info and record.exc_info[0] else ""
+        return f"{self.formatTime(record, self.datefmt)} {level}{clean(record.getMessage())}{fields}{error}"
+
+
+def log_to_stderr(level: str) -> None:
+    """Send log lines to standard error, readable on a terminal and as JSON elsewhere; called once, at start-up."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [stream]
+    root.setLevel(level.upper())
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
