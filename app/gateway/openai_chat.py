@@ -122,8 +122,8 @@ class PoolChoice(_Wire):
 class Extension(_Wire):
     """The `baton` field of a request."""
 
-    budget: Budget = Budget()
-    pool: PoolChoice = PoolChoice()
+    budget: Budget | None = None
+    pool: PoolChoice | None = None
     labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
     plan: dict[str, Any] | None = None
     stream_steps: bool = False
@@ -141,7 +141,7 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
 class ChatRequest(_Wire):
-    """The fields that are read."""
+    """The fields that are read. Defaults are plain values: pydantic would copy a record for each request."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     messages: Annotated[list[WireMessage], Field(min_length=1, max_length=2_048, fail_fast=True)]
@@ -158,7 +158,11 @@ class ChatRequest(_Wire):
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    baton: Extension = Extension()
+    baton: Extension | None = None
+
+
+NOTHING_ASKED: Final = Extension()
+WHOLE_POOL: Final = PoolChoice()
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
@@ -241,8 +245,8 @@ def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
     """What the request asks of a run."""
     effort = nearest_effort(tier, request.reasoning_effort)
-    extension = request.baton
-    pool = extension.pool
+    extension = request.baton or NOTHING_ASKED
+    pool = extension.pool or WHOLE_POOL
     return Order(
         task=_task(request),
         tier=tier,
@@ -269,10 +273,11 @@ def nearest_effort(tier: Tier, asked: str | None) -> str:
     return below[-1] if below else (known or [tier.effort])[0]
 
 
-def narrowed(limits: Limits, budget: Budget, max_usd: int | None) -> Limits:
+def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
     """`limits` narrowed by the request's budget and the key's cap; dollars become micro-dollars, rounded down."""
-    if max_usd is None and budget.usd is None and budget.seconds is None and budget.steps is None:
+    if max_usd is None and budget is None:
         return limits
+    budget = budget or Budget()
     caps = [limits.usd]
     if max_usd is not None:
         caps.append(max_usd)

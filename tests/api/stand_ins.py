@@ -129,6 +129,7 @@ class ScriptedDrivers:
         self.script: Script = say_four
         self.orders: list[Order] = []
         self.cancelled: list[tuple[str, str]] = []
+        self.stopped = asyncio.Event()
         self.refusal: BatonError | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lines: dict[str, Mailbox[Told]] = {}
@@ -152,6 +153,7 @@ class ScriptedDrivers:
     def cancel(self, run: str, by: str) -> None:
         """Stop the script and end the run."""
         self.cancelled.append((run, by))
+        self.stopped.set()
         if run in self._tasks:
             self._tasks[run].cancel()
         self._lines[run].put(ended(run, "", RunCancelled()))

@@ -186,10 +186,8 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: House, key: str, st
         async with httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
             with pytest.raises(httpx.TimeoutException):
                 await client.post("/v1/chat/completions", json=ask(stream=stream), timeout=0.4)
-        for _ in range(100):
-            if gateway.drivers.cancelled:
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(2):
+            await gateway.drivers.stopped.wait()
     assert gateway.drivers.cancelled[0] == ("run_0", "client")
 
 

@@ -86,11 +86,15 @@ async def test_an_error_in_a_stream_is_raised(gateway: House, client: AsyncOpenA
 
     gateway.drivers.script = script
     stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
-    heard = ""
-    with pytest.raises(openai.APIError) as broken:
+    heard: list[str] = []
+
+    async def listen() -> None:
         async for chunk in stream:
-            heard += chunk.choices[0].delta.content or ""
-    assert heard == "Fo"
+            heard.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError) as broken:
+        await listen()
+    assert "".join(heard) == "Fo"
     assert broken.value.code == "run_failed"
 
 
@@ -106,6 +110,5 @@ async def test_closing_a_stream_cancels_the_run(gateway: House, client: AsyncOpe
         await anext(stream)
     await stream.close()
     async with asyncio.timeout(2):
-        while not gateway.drivers.cancelled:
-            await asyncio.sleep(0.01)
+        await gateway.drivers.stopped.wait()
     assert gateway.drivers.cancelled == [("run_0", "client")]
