@@ -61,7 +61,7 @@ class OpenAIProvider:
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets)
         self._spec = spec
         self._url = "/chat/completions"
-        own = self._endpoint.url(self._url).host == "api.openai.com"
+        own = self._endpoint.base.host == "api.openai.com"
         self._cap = spec.options.get("max_tokens_field", "max_completion_tokens" if own else "max_tokens")
         self._keep_developer = spec.options.get("developer_role", "keep" if own else "system") == "keep"
         self.unsupported = options.unsupported(spec, UNSUPPORTED)

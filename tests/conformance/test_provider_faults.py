@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
+from yarl import URL
 
 from app.core.chat import Piece
 from app.core.pool import ProviderSpec
@@ -23,7 +23,18 @@ from app.errors import (
 )
 from app.providers import http
 from app.providers.faults import by_status, in_stream
-from tests.conformance.wire_formats import FORMATS, HURRIED, PATIENT, QUESTION, Format, Line, ending, request, said
+from tests.conformance.wire_formats import (
+    FORMATS,
+    HURRIED,
+    PATIENT,
+    QUESTION,
+    Format,
+    Line,
+    connected,
+    ending,
+    request,
+    said,
+)
 from tests.stubs import (
     Drop,
     DuplicateFinish,
@@ -52,10 +63,30 @@ def form(request: pytest.FixtureRequest) -> Format:
 
 @pytest.fixture
 async def line(form: Format) -> AsyncIterator[Line]:
-    async with ProviderStub() as stub:
-        adapter = form.adapter(form.spec(stub), form.key)
-        yield Line(form, stub, adapter)
-        await adapter.close()
+    async with ProviderStub() as stub, connected(form, stub) as line:
+        yield line
+
+
+@pytest.fixture
+async def openai() -> AsyncIterator[Line]:
+    async with ProviderStub() as stub, connected(FORMATS["openai"], stub) as line:
+        yield line
+
+
+Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def raised_against(form: Format, answer: Answer, gap: float = 10) -> WorkerError:
+    """The error that a server of that behaviour causes."""
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
+        try:
+            with pytest.raises(WorkerError) as caught:
+                await anext(adapter.stream(request(), adapter.render(request()), replace(PATIENT, gap=gap)))
+        finally:
+            await adapter.close()
+    return caught.value
 
 
 async def failure(line: Line, *behaviours: Any, deadlines: Any = PATIENT) -> tuple[WorkerError, str]:
@@ -162,18 +193,14 @@ def test_an_error_without_sense_goes_by_its_status(document: Any) -> None:
 
 
 async def test_a_wrong_key_is_misconfigured(form: Format) -> None:
-    async with ProviderStub() as stub:
-        adapter = form.adapter(form.spec(stub), "wrong-key")
-        error, _ = await failure(Line(form, stub, adapter))
-        await adapter.close()
+    async with ProviderStub() as stub, connected(form, stub, key="wrong-key") as line:
+        error, _ = await failure(line)
     assert type(error) is WorkerMisconfigured
 
 
 async def test_an_unknown_model_is_misconfigured(form: Format) -> None:
-    async with ProviderStub(models=["other"]) as stub:
-        adapter = form.adapter(form.spec(stub), form.key)
-        error, _ = await failure(Line(form, stub, adapter))
-        await adapter.close()
+    async with ProviderStub(models=["other"]) as stub, connected(form, stub) as line:
+        error, _ = await failure(line)
     assert type(error) is WorkerMisconfigured
 
 
@@ -231,28 +258,20 @@ async def test_an_error_inside_a_whole_200_answer(line: Line) -> None:
     assert type(error) is WorkerUnavailable
 
 
-async def test_a_server_that_gave_up_says_so_in_its_finish_reason() -> None:
-    form = FORMATS["openai"]
-    async with ProviderStub() as stub:
-        adapter = form.adapter(form.spec(stub), form.key)
-        error, _ = await failure(Line(form, stub, adapter), Reply(finish="error"))
-        await adapter.close()
+async def test_a_server_that_gave_up_says_so_in_its_finish_reason(openai: Line) -> None:
+    error, _ = await failure(openai, Reply(finish="error"))
     assert type(error) is WorkerUnavailable
 
 
-async def test_a_complete_answer_needs_no_done(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_complete_answer_needs_no_done(openai: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenAI's format: after its `finish_reason` the answer is whole, however the connection ends."""
     monkeypatch.setattr(http, "TAIL", 0.1)
-    form = FORMATS["openai"]
-    async with ProviderStub() as stub:
-        line = Line(form, stub, form.adapter(form.spec(stub), form.key))
-        faults = [Truncate("end"), Truncate("end", clean=False), Stall("end")]
-        stub.script("model-a", *(Reply(fault=fault) for fault in faults))
-        for _ in faults:
-            pieces = await line.pieces(request())
-            assert said(pieces) == "Hello there."
-            assert ending(pieces).finish == "stop"
-        await line.adapter.close()
+    faults: list[Any] = [Truncate("end"), Truncate("end", clean=False), Stall("end")]
+    openai.stub.script("model-a", *(Reply(fault=fault) for fault in faults))
+    for _ in faults:
+        pieces = await openai.pieces(request())
+        assert said(pieces) == "Hello there."
+        assert ending(pieces).finish == "stop"
 
 
 async def test_a_duplicate_finish_is_one_end(line: Line) -> None:
@@ -334,13 +353,11 @@ async def test_usage_that_cannot_be_true_is_no_usage(line: Line, count: Any) -> 
         ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": "none"}, (10, 0, 5, 0)),
     ],
 )
-async def test_usage_as_compatible_servers_write_it(usage: dict[str, Any], expected: tuple[int, ...]) -> None:
-    form = FORMATS["openai"]
-    async with ProviderStub() as stub:
-        line = Line(form, stub, form.adapter(form.spec(stub), form.key))
-        stub.script("model-a", Reply(raw_usage=usage))
-        told = ending(await line.pieces(request())).usage
-        await line.adapter.close()
+async def test_usage_as_compatible_servers_write_it(
+    openai: Line, usage: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    openai.stub.script("model-a", Reply(raw_usage=usage))
+    told = ending(await openai.pieces(request())).usage
     assert told is not None
     assert (told.input, told.cached, told.output, told.reasoning) == expected
 
@@ -405,12 +422,7 @@ async def test_a_server_that_does_not_speak_http(form: Format) -> None:
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
-        with pytest.raises(WorkerMalformed):
-            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
-        await adapter.close()
+    assert type(await raised_against(form, babble)) is WorkerMalformed
 
 
 # --- who stops, and who may see the key
@@ -440,25 +452,39 @@ async def test_the_key_stays_with_its_origin(line: Line) -> None:
     endpoint = line.adapter._endpoint
     for url in ("https://evil.example/v1", line.stub.url.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1/v1"):
         with pytest.raises(WorkerMisconfigured) as caught:
-            endpoint.request(httpx.URL(url), b"{}", PATIENT, "w at stub")
+            await endpoint.post(URL(url), b"{}", 1, "w at stub")
         assert line.format.key not in str(caught.value)
     assert line.format.key not in repr(endpoint)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"zz\r\nnot a chunk\r\n", b"ffffffffffffffffffffff\r\n", b"5\r\nabcdefgh", b"\x00\x00", b"-1\r\n\r\n"],
+)
+async def test_a_body_that_breaks_http(form: Format, rest: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"4\r\n: x\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(rest)
+        await writer.drain()
+        writer.close()
+
+    await raised_against(form, answer, gap=0.2)
 
 
 async def test_a_redirect_is_not_followed(form: Format) -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        target = f"http://127.0.0.1:{port}/elsewhere"
-        writer.write(f"HTTP/1.1 307 Moved\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())
-        seen.append(1)
+        port = writer.get_extra_info("sockname")[1]
+        location = f"Location: http://127.0.0.1:{port}/elsewhere"
+        writer.write(f"HTTP/1.1 307 Moved\r\n{location}\r\nContent-Length: 0\r\n\r\n".encode())
+        seen.append(port)
         await writer.drain()
         writer.close()
 
     seen: list[int] = []
-    async with await asyncio.start_server(redirect, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
-        with pytest.raises(WorkerMisconfigured):
-            await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
-        await adapter.close()
-    assert seen == [1]
+    assert type(await raised_against(form, redirect)) is WorkerMisconfigured
+    assert len(seen) == 1

@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from app.core.pool import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import Reading
 from app.providers.sse import EventReader
-from tests.conformance.wire_formats import FORMATS, PATIENT, Format, Line, chosen, ending, request, said
+from tests.conformance.wire_formats import FORMATS, PATIENT, Format, Line, chosen, connected, ending, request, said
 from tests.stubs import ProviderStub, Raw, Reply, Trickle
 from tests.stubs import Usage as Billed
 
@@ -43,9 +42,8 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 @pytest.fixture
 async def line(form: Format, stub: ProviderStub) -> AsyncIterator[Line]:
-    adapter = form.adapter(form.spec(stub), form.key)
-    yield Line(form, stub, adapter)
-    await adapter.close()
+    async with connected(form, stub) as line:
+        yield line
 
 
 # --- answers
@@ -68,11 +66,9 @@ async def test_cached_and_reasoning_tokens_are_subsets_and_reasoning_is_not_part
 
 
 async def test_what_a_cache_wrote_is_input_too(stub: ProviderStub) -> None:
-    form = FORMATS["anthropic"]
-    adapter = form.adapter(form.spec(stub), form.key)
     stub.script("model-a", Reply(usage=Billed(input=100, cached=20, cache_write=50, output=5)))
-    assert ending(await Line(form, stub, adapter).pieces(request())).usage == Usage(100, 20, 5, 0)
-    await adapter.close()
+    async with connected(FORMATS["anthropic"], stub) as line:
+        assert ending(await line.pieces(request())).usage == Usage(100, 20, 5, 0)
 
 
 async def test_no_usage_is_none_and_never_a_guess(line: Line) -> None:
@@ -128,11 +124,10 @@ async def test_a_server_that_answers_whole_although_asked_to_stream(line: Line) 
 
 
 async def test_a_server_that_cannot_stream_is_not_asked_to(form: Format, stub: ProviderStub) -> None:
-    adapter = form.adapter(form.spec(stub, streams=False), form.key)
-    pieces = await Line(form, stub, adapter).pieces(request())
+    async with connected(form, stub, streams=False) as line:
+        pieces = await line.pieces(request())
     assert (said(pieces), ending(pieces).usage) == ("Hello there.", Usage(12, 0, 7, 0))
     assert not stub.requests[0].streaming
-    await adapter.close()
 
 
 async def test_pieces_of_one_read_come_together(line: Line, recorded: bytes) -> None:
@@ -142,12 +137,9 @@ async def test_pieces_of_one_read_come_together(line: Line, recorded: bytes) -> 
     assert said([piece for batch in batches for piece in batch]) == "".join(TEXTS)
 
 
-async def test_log_probabilities_of_the_chosen_tokens() -> None:
-    form = FORMATS["openai"]
-    async with ProviderStub() as stub:
-        adapter = form.adapter(form.spec(stub), form.key)
-        pieces = await Line(form, stub, adapter).pieces(request(logprobs=3))
-        await adapter.close()
+async def test_log_probabilities_of_the_chosen_tokens(stub: ProviderStub) -> None:
+    async with connected(FORMATS["openai"], stub) as line:
+        pieces = await line.pieces(request(logprobs=3))
     assert [token.token for token in chosen(pieces)] == ["Hello", " there", "."]
     assert chosen(pieces)[0].logprob == -0.125
     assert [name for name, _ in chosen(pieces)[0].others] == [" alternative0", " alternative1"]
@@ -155,13 +147,11 @@ async def test_log_probabilities_of_the_chosen_tokens() -> None:
 
 async def test_a_connection_is_used_again(line: Line) -> None:
     """The body is read to its end after the terminal marker, so that the next call finds a warm connection."""
-    ports: set[Any] = set()
     line.stub.always("model-a", Reply())
     for _ in range(4):
         await line.pieces(request())
-    connector = line.adapter._endpoint._client._transport.client.connector  # type: ignore[union-attr]
-    ports.update(len(held) for held in connector._conns.values())
-    assert ports == {1}
+    session: Any = line.adapter._endpoint._session
+    assert [len(held) for held in session.connector._conns.values()] == [1]
 
 
 # --- requests
@@ -330,18 +320,15 @@ TEXTS = ("Hé", "l\u2028lo", " 🌍", "\\n\n", "")
 
 async def _recorded(form: Format) -> bytes:
     """The bytes of a whole stream, as the stub sends them."""
-    async with ProviderStub() as stub:
-        adapter: Any = form.adapter(form.spec(stub), form.key)
+    async with ProviderStub() as stub, connected(form, stub) as line:
+        adapter: Any = line.adapter
         stub.script("model-a", Reply(chunks=TEXTS, comments=True, reasoning=("hm",)))
         endpoint = adapter._endpoint
         path = {"openai": "/chat/completions", "anthropic": "/v1/messages"}.get(
             form.name, "/models/model-a:streamGenerateContent?alt=sse"
         )
-        sent: httpx.Request = endpoint.request(endpoint.url(path), adapter.render(request()), PATIENT, "w")
-        response = await endpoint.send(sent)
-        raw = b"".join([chunk async for chunk in response.aiter_raw()])
-        await response.aclose()
-        await adapter.close()
+        response = await endpoint.post(endpoint.url(path), adapter.render(request()), 5, "w")
+        raw: bytes = await response.read()
     return raw
 
 

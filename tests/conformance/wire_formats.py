@@ -1,6 +1,7 @@
 """The three wire formats as one table, and what their conformance tests share."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,16 @@ class Line:
     async def pieces(self, request: Request, deadlines: Deadlines = PATIENT) -> list[Piece]:
         """All of the answer; raises what the stream raises."""
         return [piece async for batch in self.stream(request, deadlines) for piece in batch]
+
+
+@asynccontextmanager
+async def connected(form: Format, stub: ProviderStub, *, key: str | None = None, **changes: Any) -> AsyncIterator[Line]:
+    """An adapter of that format on the stub, closed at the end."""
+    adapter = form.adapter(form.spec(stub, **changes), key or form.key)
+    try:
+        yield Line(form, stub, adapter)
+    finally:
+        await adapter.close()
 
 
 def request(*messages: Message, model: str = "model-a", **changes: Any) -> Request:
