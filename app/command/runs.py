@@ -1,0 +1,165 @@
+"""`baton runs ls|show|watch`: the journal, straight from the configured database."""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from rich.table import Table
+from rich.text import Text
+
+from app.command import loop, storage, story, terminal, tree
+from app.config import Settings, read
+from app.core.chat import task_from_json
+from app.core.journal import TERMINAL, Event, Kind
+from app.core.progress import RunState, fold
+from app.gateway import audit
+from app.store.protocol import RunQuery, RunRow, Store
+
+POLL_SECONDS = 0.25
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    if asked.verb == "ls":
+        storage.check_state(asked.state)
+        loop.run(_list(settings, asked, now()))
+    elif asked.verb == "show":
+        loop.run(_show(settings, asked))
+    else:
+        return loop.run(_watch(settings, asked.run))
+    return 0
+
+
+# -- ls
+
+
+async def _list(settings: Settings, asked: argparse.Namespace, now: float) -> None:
+    query = RunQuery(
+        tenant=asked.tenant,
+        state=asked.state,
+        tier=asked.tier,
+        key=asked.key,
+        since=now - asked.since if asked.since else None,
+        degraded=True if asked.degraded else None,
+        tags=tuple((name, value) for name in ("worker", "label") if (value := getattr(asked, name))),
+        limit=min(asked.limit, 1_000),
+    )
+    async with storage.opened(settings) as store:
+        rows = await store.runs(query)
+    if asked.json:
+        print(orjson.dumps([audit.summary(row) for row in rows], option=orjson.OPT_INDENT_2).decode())
+    elif not rows:
+        terminal.out().print("There are no such runs.")
+    else:
+        terminal.out().print(_table(rows))
+
+
+def _table(rows: tuple[RunRow, ...]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("run", "when", "tier", "state", "shape", "took", "tokens", "cost"):
+        right = column in ("took", "tokens", "cost")
+        table.add_column(column, justify="right" if right else "left", no_wrap=column == "run")
+    for row in rows:
+        style = tree.COLOURS.get(row.state, "yellow")
+        table.add_row(
+            row.id,
+            story.moment(row.created_at),
+            Text(terminal.clean(row.tier)),
+            Text(row.state + (" (degraded)" if row.degraded else ""), style=style),
+            f"{row.topology or '-'} {row.steps or ''}",
+            story.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
+            f"{row.spent.tokens:,}",
+            terminal.dollars(row.spent.usd),
+        )
+    return table
+
+
+# -- show
+
+
+async def _show(settings: Settings, asked: argparse.Namespace) -> None:
+    async with storage.opened(settings) as store:
+        record, question = await _record(store, await storage.find(store, asked.run))
+    if asked.json:
+        print(orjson.dumps(record, option=orjson.OPT_INDENT_2).decode())
+    else:
+        terminal.out().print(tree.draw(record, question, full=asked.full))
+
+
+async def _record(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
+    """The audit trail's record of a run, its steps in full; and what the caller asked last."""
+    journal = await store.journal(row.id)
+    state = fold(journal.events)
+    record = audit.whole(row, journal)
+    admitted = journal.events[0].body
+    record |= {"rehearsal": admitted["rehearsal"], "preview": admitted["preview"]}
+    record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
+    return record, await _question(store, state)
+
+
+async def _question(store: Store, state: RunState) -> str | None:
+    bodies = await store.contents(state.run, [state.admitted.task])
+    if not bodies:
+        return None
+    messages = task_from_json(orjson.loads(bodies[state.admitted.task])).messages
+    return next((message.text for message in reversed(messages) if message.role == "user"), "")
+
+
+# -- watch
+
+
+async def _watch(settings: Settings, wanted: str) -> int:
+    """Tell events as they are committed; 0 if the run succeeds, else 1."""
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, wanted)
+        console.print(f"{row.id}  {row.tier}", markup=False, style="bold")
+        seq, began = 0, row.created_at
+        with terminal.err().status("following") as status:
+            while True:
+                for event in (await store.journal(row.id, after=seq)).events:
+                    seq = event.seq
+                    console.print(Text(f"{event.at - began:8.2f} s  "), Text(_told(event)), soft_wrap=True)
+                    if event.kind in TERMINAL:
+                        status.stop()
+                        return 0 if event.kind is Kind.SUCCEEDED else 1
+                await asyncio.sleep(POLL_SECONDS)
+
+
+def _told(event: Event) -> str:
+    """One event in words."""
+    body = event.body
+    words = TOLD.get(event.kind)
+    detail = words(body) if words else ", ".join(str(body[name]) for name in ("error",) if body.get(name))
+    return terminal.clean(f"{event.kind.value:<18} {detail}")
+
+
+def _call(body: Mapping[str, Any]) -> str:
+    return "plan" if body["n"] is None else f"step {body['n']}"
+
+
+def _finished(body: Mapping[str, Any]) -> str:
+    usage = story.tokens(body["usage"])
+    why = f" ({body['error']})" if body.get("error") else ""
+    spent = f"{terminal.dollars(body['usd'])}, {story.seconds(body['seconds'])}"
+    return f"{_call(body)}: {body['outcome']}{why}, {usage}, {spent}"
+
+
+TOLD: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
+    Kind.ADMITTED: lambda body: f"{body['conductor']} conductor, pool {', '.join(body['pool'])}",
+    Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}",
+    Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {story.sees(body['access'])}",
+    Kind.PLAN_ACCEPTED: lambda body: f"{body['topology']}, {body['steps']} steps",
+    Kind.PLAN_REJECTED: lambda body: "; ".join(body["reasons"]),
+    Kind.STEP_QUEUED: lambda body: f"step {body['n']}",
+    Kind.CALL_INTENDED: lambda body: f"{_call(body)}: {body['worker']}, {terminal.dollars(body['usd_held'])} reserved",
+    Kind.CALL_FINISHED: _finished,
+    Kind.STEP_DONE: lambda body: f"step {body['n']}: {body['chars']:,} characters",
+    Kind.STEP_FAILED: lambda body: f"step {body['n']}: {body['error']}",
+    Kind.STEP_SKIPPED: lambda body: f"step {body['n']}: {body['reason']}",
+    Kind.SUCCEEDED: lambda body: f"{terminal.dollars(body['usd'])}",
+}

@@ -1,0 +1,123 @@
+"""The words in which a run is explained: what a step may see, what an attempt came to, why it was routed so."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from app.command.terminal import dollars
+from app.core.pool import MILLION
+
+Record = Mapping[str, Any]
+"""A run, step, proposal or attempt in the form of the audit trail (`gateway/audit.py`)."""
+CONDUCTORS: Mapping[str, str] = {
+    "model": "a model planned it",
+    "fixed": "the tier has a fixed shape; no model was asked",
+    "caller": "the request brought its own plan",
+    "fallback": "the fallback worker answers alone",
+}
+MODES: Mapping[str, str] = {
+    "first": "first proposal",
+    "repair": "repair, shown why the first was rejected",
+    "fallback": "fallback",
+}
+
+
+def moment(at: float) -> str:
+    """A point in time."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def seconds(span: float) -> str:
+    """A duration in the precision that matters."""
+    return f"{span * 1000:.0f} ms" if span < 1 else f"{span:.1f} s"
+
+
+def cost(usd: float) -> str:
+    """Dollars as the audit trail gives them."""
+    return dollars(usd * MILLION)
+
+
+def tokens(usage: Record) -> str:
+    """Input and output, and what is special about them."""
+    words = f"{usage['input']:,} + {usage['output']:,} tokens"
+    notes = [f"{usage[kind]:,} {kind}" for kind in ("cached", "reasoning") if usage[kind]]
+    notes += ["estimated"] if usage["estimated"] else []
+    return f"{words} ({', '.join(notes)})" if notes else words
+
+
+def sees(access: Sequence[str | int]) -> str:
+    """An access list in words."""
+    steps = [str(entry) for entry in access if entry != "user"]
+    parts = ["the conversation"] if "user" in access else []
+    parts += [f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"] if steps else []
+    words = " and ".join(parts) or "nothing but its subtask"
+    return words if "user" in access else f"{words}, not the conversation" if steps else words
+
+
+def attempt(record: Record) -> str:
+    """One provider call."""
+    if record["outcome"] is None:
+        return f"{record['worker']}: in flight, {cost(record['held']['usd'])} reserved"
+    outcome = record["outcome"] + (f" ({record['error']})" if record.get("error") else "")
+    first = record.get("first_delta_seconds")
+    parts = [
+        f"{record['worker']}: {outcome}",
+        tokens(record["usage"]),
+        cost(record["cost_usd"]),
+        seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
+        *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
+        *(["refused to answer"] if record.get("refused") else []),
+    ]
+    return " · ".join(parts)
+
+
+def choice(step: Record) -> str | None:
+    """Why this worker: the conductor's probability, and whoever it took over from."""
+    parts = []
+    if step["probability"] is not None:
+        parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
+    if step["worker"] != step["planned_worker"]:
+        failed = [one["error"] or one["outcome"] for one in step["attempts"] if one["worker"] == step["planned_worker"]]
+        why = f" after {', '.join(filter(None, failed))}" if any(failed) else ""
+        parts.append(f"{step['worker']} took over from {step['planned_worker']}{why}")
+    return "; ".join(parts) or None
+
+
+def proposal(record: Record) -> str:
+    """What was proposed and what became of it."""
+    who = [one["worker"] for one in record["attempts"]]
+    kind = CONDUCTORS.get(record["conductor"], record["conductor"])
+    parts = [f"{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
+    parts.append("conductor failed" if record["outage"] else record["state"])
+    if record["topology"]:
+        parts.append(f"{record['topology']} of {_count(len(record['steps']), 'step')}")
+    return " · ".join(parts)
+
+
+def why(run: Record) -> list[str]:
+    """In one or two sentences: why this run was routed as it was."""
+    last = run["proposals"][-1] if run["proposals"] else None
+    if last is None:
+        return ["no plan was made"]
+    said = [CONDUCTORS.get(last["conductor"], str(last["conductor"]))]
+    before = [one for one in run["proposals"][:-1] if one["reasons"]]
+    if before:
+        reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
+        said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
+    if run["degraded"]:
+        said.append("degraded: a fallback decided, or a step that others counted on was lost")
+    return said
+
+
+def limits(run: Record) -> str:
+    """What the run may use."""
+    bounds = run["limits"]
+    return (
+        f"{_count(bounds['steps'], 'step')}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
+        f"{bounds['output_tokens']:,} output tokens a call, {bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
+        f"{seconds(bounds['seconds'])}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,99 @@
+"""A run as a tree on the terminal: `draw`. Texts of callers and workers are cleaned of control characters first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+from rich.tree import Tree
+
+from app.command import story
+from app.command.terminal import clean, excerpt
+
+COLOURS: Mapping[str, str] = {
+    "succeeded": "green",
+    "done": "green",
+    "failed": "red",
+    "expired": "red",
+    "over_budget": "red",
+}
+EXCERPT = 300
+ERASED = "erased"
+
+
+def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
+    """`run` is the audit trail's record, its steps in full; `question` the caller's last words, None if erased."""
+    tree = Tree(_header(run), guide_style="dim")
+    for name, value in _facts(run, question, full):
+        tree.add(_line(name, value))
+    for one in run["proposals"]:
+        branch = tree.add(_line(f"proposal {one['number']}", story.proposal(one)))
+        for reason in one["reasons"]:
+            branch.add(_line("rejected", reason))
+        for call in one["attempts"]:
+            branch.add(_line("planning call", story.attempt(call)))
+    answer = run["end"].get("step")
+    for step in run["steps"]:
+        _step(tree, step, answers=step["n"] == answer, full=full)
+    return tree
+
+
+def _header(run: story.Record) -> Text:
+    state = run["state"]
+    words = Text(run["id"], style="bold")
+    words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
+    words.append(f"  {clean(run['tier'])}, effort {run['effort']}")
+    words.append("  degraded", style="yellow") if run["degraded"] else None
+    words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
+    words.append("  preview: planned only, nothing executed") if run["preview"] else None
+    return words
+
+
+def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
+    until = f", took {story.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
+    facts = [
+        ("asked", _shown(question, full)),
+        ("when", f"{story.moment(run['created_at'])}{until}; key {run['key']}, tenant {run['tenant']}"),
+        ("used", f"{story.tokens(run['total_usage'])}, {story.cost(run['cost_usd'])}"),
+        ("limits", story.limits(run)),
+        ("labels", ", ".join(run["labels"]) or "none"),
+        ("pool", ", ".join(run["pool"])),
+        *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
+        *[("why so", words) for words in story.why(run)],
+    ]
+    if run["ignored"]:
+        facts.append(("ignored", ", ".join(run["ignored"])))
+    if run["error"]:
+        facts.append(("error", run["error"]))
+    if run["end"].get("fell_back"):
+        facts.append(("answer", "the last step said nothing, so the last one that spoke answers"))
+    return facts
+
+
+def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool) -> None:
+    state = step["state"]
+    title = Text(f"step {step['n']}  ", style="bold")
+    title.append(clean(step["worker"]), style="bold cyan")
+    title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
+    title.append("  ★ its output is the answer", style="bold green") if answers else None
+    branch = tree.add(title)
+    lines: list[tuple[str, str | None]] = [
+        ("sees", story.sees(step["access"])),
+        ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
+        ("chosen", story.choice(step)),
+        *[(f"attempt {call['attempt']}", story.attempt(call)) for call in step["attempts"]],
+        ("error", step["error"]),
+        ("said", _shown(step["output"], full) if state == "done" else None),
+    ]
+    for name, value in lines:
+        if value is not None:
+            branch.add(_line(name, value))
+
+
+def _shown(text: str | None, full: bool) -> str:
+    if text is None:
+        return ERASED
+    return clean(text) if full else excerpt(text, EXCERPT)
+
+
+def _line(name: str, value: Any) -> Text:
+    return Text.assemble((f"{name}: ", "dim"), clean(str(value)))
