@@ -86,7 +86,7 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
     for one in state.proposals:
         opened = _of(events, Kind.PLAN_OPENED, proposal=one.number)
         planned = _of(events, Kind.PLAN_STEP, proposal=one.number)
-        calls = [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=None, attempt=one.number)]
+        calls = [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=None, attempt=one.number + 1)]
         shown.append(
             {
                 "number": one.number,
