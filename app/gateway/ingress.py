@@ -40,18 +40,22 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
     """The JSON object in a request's body; raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest`."""
     _check_headers(request, bounds)
     body = await _read(request, bounds)
-    if len(body) > YIELD_ABOVE:
-        await asyncio.sleep(0)
+    await _give_way(body)
     colons = _prescan(body, bounds)
-    if len(body) > YIELD_ABOVE:
-        await asyncio.sleep(0)
+    await _give_way(body)
     value = _parse(body)
-    if len(body) > YIELD_ABOVE:
-        await asyncio.sleep(0)
+    await _give_way(body)
     _walk(value, colons, bounds)
+    await _give_way(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     return value
+
+
+async def _give_way(body: bytes) -> None:
+    """A turn for everybody else, between two passes over a large body."""
+    if len(body) > YIELD_ABOVE:
+        await asyncio.sleep(0)
 
 
 def loads(body: bytes, bounds: Bounds) -> object:

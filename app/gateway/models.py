@@ -27,7 +27,7 @@ def routes(gate: Gate, keys: Keys) -> APIRouter:
         data = [describe(catalog, name, created) for name in _usable(catalog, caller.key)]
         return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
 
-    @router.get("/v1/models/{model}")
+    @router.get("/v1/models/{model:path}")
     async def model(model: str, caller: Annotated[Caller, Depends(anybody)]) -> Response:
         catalog = gate.catalog()
         resolve_tier(catalog, caller.key, model)

@@ -312,26 +312,23 @@ def _message(message: WireMessage, place: int) -> Message:
         return Message(message.role, (Text(content),), message.name)
     if content is None:
         if message.role != "assistant" or message.refusal is None:
-            raise _bad_content(place, "must be a text or a list of parts")
+            raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
         return Message(message.role, (Text(message.refusal),), message.name)
-    parts = tuple(_part(part, message.role, f"{place}].content[{index}") for index, part in enumerate(content))
-    return Message(message.role, parts, message.name)
+    parts = tuple(_part(part, message.role) for part in content)
+    if None in parts:
+        param = f"messages[{place}].content[{parts.index(None)}]"
+        raise _bad_content(param, "a message of this role cannot hold such a part")
+    return Message(message.role, tuple(part for part in parts if part is not None), message.name)
 
 
-def _part(part: TextPart | ImagePart | RefusalPart, role: str, place: str) -> Part:
+def _part(part: TextPart | ImagePart | RefusalPart, role: str) -> Part | None:
+    """A part, or None where the role cannot hold it."""
     if isinstance(part, TextPart):
         return Text(part.text)
-    if isinstance(part, ImagePart) and role == "user":
-        return Image(part.image_url.url, part.image_url.detail)
-    if isinstance(part, RefusalPart) and role == "assistant":
-        return Text(part.refusal)
-    raise InvalidRequest(
-        f"Invalid value for 'messages[{place}]': a message of this role cannot hold such a part.",
-        param=f"messages[{place}]",
-        code="invalid_value",
-    )
+    if isinstance(part, ImagePart):
+        return Image(part.image_url.url, part.image_url.detail) if role == "user" else None
+    return Text(part.refusal) if role == "assistant" else None
 
 
-def _bad_content(place: int, said: str) -> InvalidRequest:
-    param = f"messages[{place}].content"
+def _bad_content(param: str, said: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")

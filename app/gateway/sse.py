@@ -8,11 +8,12 @@ place that `admission.py` gave is not free before the run has ended.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.errors import BatonError, OursError, RunExpired
+from app.errors import BatonError, RunExpired
 from app.gateway import fault
 from app.gateway.admission import Permit
 from app.gateway.gate import Gate
@@ -21,6 +22,8 @@ from app.order import Driven, Ended, Noted, Said, Told
 
 UNWATCHED = 0.1
 """Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
+LINGER = 5.0
+"""Seconds for the last write to a client that reads slowly."""
 PING = b": ping\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -92,17 +95,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream."""
+        last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, self._chunks.role())
             await _watching(self._gate, self._driven.run, receive, lambda: self._relay(send))
-        except RunExpired:
-            await _write(send, failed(fault.describe(OursError())))
+        except RunExpired as error:
+            last = failed(fault.describe(error))
         finally:
             if self._ended is None:
                 self._gate.drivers.cancel(self._driven.run, "client")
             self._permit.release()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
+            async with asyncio.timeout(LINGER):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _relay(self, send: Send) -> Ended | None:
         try:

@@ -16,7 +16,7 @@ OPEN = {"/healthz", "/readyz", "/metrics"}
 NEEDS = {
     ("POST", "/v1/chat/completions"): {"runs:write"},
     ("GET", "/v1/models"): set(),
-    ("GET", "/v1/models/{model}"): set(),
+    ("GET", "/v1/models/{model:path}"): set(),
     ("GET", "/v1/runs"): {"runs:read"},
     ("GET", "/v1/runs/{run}"): {"runs:read"},
     ("GET", "/v1/runs/{run}/events"): {"runs:read"},
@@ -73,7 +73,7 @@ def gateway(gateway: House) -> House:
 
 
 async def knock(gateway: House, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
-    url = re.sub(r"\{(\w+)\}", lambda found: EXAMPLES[found[1]], path)
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
         return await client.request(method, url, headers=sent, json=ask() if method == "POST" else None)

@@ -10,9 +10,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.pool import MILLION
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
+from app.gateway.gate import Rates
 from app.mailbox import Mailbox
 from app.order import Noted, Order, Said, Told
-from tests.api.stand_ins import House, ask, ended
+from tests.api.stand_ins import House, ask, ended, say_four
 
 
 async def post(gateway: House, key: str, body: dict[str, Any]) -> httpx.Response:
@@ -286,3 +287,26 @@ async def test_a_key_narrows_what_its_requests_may_do(gateway: House) -> None:
 async def test_effort_goes_to_the_nearest_level(gateway: House, key: str, asked: str | None, got: str) -> None:
     await post(gateway, key, ask(reasoning_effort=asked))
     assert gateway.drivers.orders[0].effort == got
+
+
+async def test_a_client_that_reads_nothing_holds_no_place() -> None:
+    gateway = House(grace=0.0, rates=Rates(running=1))
+    key = gateway.add_key()
+
+    async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:
+        while True:
+            line.put(Said("x" * 100_000))
+            await asyncio.sleep(0.001)
+
+    gateway.drivers.script = script
+    async with gateway.served() as url:
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        body = orjson.dumps(ask(stream=True, baton={"budget": {"seconds": 0.5}}))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        async with asyncio.timeout(3):
+            await gateway.drivers.stopped.wait()
+        gateway.drivers.script = say_four
+        assert (await post(gateway, key, ask())).status_code == 200
+        writer.close()
