@@ -29,7 +29,8 @@ NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
 
 
-CONTENDED = frozenset({"40001", "40P01"})
+CONTENDED = frozenset({"40001", "40P01", "23505"})
+"""Serialization failure, deadlock, and a row that somebody else inserted between our look and our insert."""
 LOST = ("08", "57P01", "57P02", "25006")
 """The connection is broken, the server shuts down or crashes, or it has become a read-only standby."""
 REFUSED = ("22", "23")
@@ -39,7 +40,7 @@ class Fault(Exception):
     """The database did not do what was asked; `reason` says what may be done about it.
 
     `down`: it cannot be reached or did not answer in time. `lost`: the connection broke before COMMIT, so a new one may
-    be tried. `contended`: deadlock or serialization failure, the same work may be tried again. `refused`: it does not
+    be tried. `contended`: somebody else was in the way, the same work may be tried again. `refused`: it does not
     take these values. `undecided`: the answer to COMMIT is missing; `result` is what the work returned. But for the
     last, nothing was written.
     """

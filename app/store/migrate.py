@@ -1,5 +1,6 @@
 """Bringing a database to this version's schema. The versions stand in `migrations/` beside the package."""
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -8,6 +9,8 @@ from alembic.config import Config
 from app.store.engines import parse_url
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+ONE_AT_A_TIME = threading.Lock()
+"""Alembic keeps its context in globals. Between processes the database's own lock serves."""
 
 
 def migrate(url: str, to: str = "head") -> None:
@@ -16,10 +19,11 @@ def migrate(url: str, to: str = "head") -> None:
     Safe to call from several processes at once: the first one does the work while the others wait.
     """
     config = alembic_config(url)
-    if to == "head":
-        command.upgrade(config, to)
-    else:
-        command.downgrade(config, to)
+    with ONE_AT_A_TIME:
+        if to == "head":
+            command.upgrade(config, to)
+        else:
+            command.downgrade(config, to)
 
 
 def alembic_config(url: str) -> Config:

@@ -1,0 +1,133 @@
+"""The migrations and `app/store/tables.py` agree, both ways, on both databases."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, create_engine, inspect
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from app.errors import ConfigInvalid
+from app.store.engines import parse_url
+from app.store.migrate import MIGRATIONS, alembic_config, migrate
+from app.store.tables import METADATA
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database."""
+    given = f"sqlite:///{tmp_path}/baton.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    return str(given)
+
+
+def ask(url: str, question: Callable[[Connection], Any]) -> Any:
+    """Put a question to a database."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_engine(parsed)
+        with engine.connect() as conn:
+            answer = question(conn)
+        engine.dispose()
+        return answer
+
+    async def through_asyncpg() -> Any:
+        engine = create_async_engine(parsed)
+        async with engine.connect() as conn:
+            answer = await conn.run_sync(question)
+        await engine.dispose()
+        return answer
+
+    return asyncio.run(through_asyncpg())
+
+
+def differences(conn: Connection) -> list[Any]:
+    context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
+    return list(compare_metadata(context, METADATA))
+
+
+def tables(conn: Connection) -> set[str]:
+    return set(inspect(conn).get_table_names()) - {"alembic_version"}
+
+
+def index_conditions(conn: Connection) -> dict[str, bool]:
+    """Index names, and whether they are partial: Alembic's comparison does not look at conditions."""
+    inspector = inspect(conn)
+    found = [index for table in METADATA.tables for index in inspector.get_indexes(table)]
+    return {
+        str(index["name"]): any(name.endswith("_where") for name in index.get("dialect_options", {})) for index in found
+    }
+
+
+def test_the_migrations_make_what_the_code_expects(database: str) -> None:
+    migrate(database)
+    assert ask(database, differences) == []
+    assert ask(database, tables) == set(METADATA.tables)
+    partial = {"runs_by_lease", "runs_unhappy", "events_one_end"}
+    assert ask(database, index_conditions) == {
+        str(index.name): index.name in partial for table in METADATA.tables.values() for index in table.indexes
+    }
+
+
+def test_every_version_goes_up_and_down(database: str) -> None:
+    versions = list(ScriptDirectory.from_config(alembic_config(database)).walk_revisions())[::-1]
+    for version in versions:
+        command.upgrade(alembic_config(database), version.revision)
+    for version in reversed(versions):
+        migrate(database, str(version.down_revision or "base"))
+    assert ask(database, tables) == set()
+    migrate(database)
+    assert ask(database, differences) == []
+
+
+def test_migrating_twice_changes_nothing(database: str) -> None:
+    migrate(database)
+    migrate(database)
+    assert ask(database, differences) == []
+
+
+def test_several_processes_may_migrate_at_once(database: str) -> None:
+    program = "import sys; from app.store.migrate import migrate; migrate(sys.argv[1])"
+    racing = [subprocess.Popen([sys.executable, "-c", program, database], cwd=MIGRATIONS.parent) for _ in range(3)]
+    assert [process.wait(20) for process in racing] == [0, 0, 0]
+    assert ask(database, differences) == []
+
+
+async def test_several_threads_may_migrate_at_once(database: str) -> None:
+    await asyncio.gather(*(asyncio.to_thread(migrate, database) for _ in range(4)))
+
+
+def test_every_version_bounds_its_wait_for_locks() -> None:
+    """A migration that queues behind a long transaction makes the whole service queue behind it."""
+    template = (MIGRATIONS / "script.py.mako").read_text()
+    for text in (template, *(path.read_text() for path in (MIGRATIONS / "versions").glob("*.py"))):
+        assert "SET LOCAL lock_timeout" in text
+        assert text.count("    wait_briefly_for_locks()") == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "understood"),
+    [
+        ("sqlite:///baton.db", "sqlite+pysqlite:///baton.db"),
+        ("postgresql://u:p@h/db", "postgresql+asyncpg://u:p@h/db"),
+        ("postgres://u:p@h:5/db?sslmode=require", "postgresql+asyncpg://u:p@h:5/db?ssl=require"),
+        ("postgresql+asyncpg://u@h/db", "postgresql+asyncpg://u@h/db"),
+        ("postgresql+psycopg://u@h/db", "postgresql+asyncpg://u@h/db"),
+    ],
+)
+def test_urls_as_people_write_them(written: str, understood: str) -> None:
+    assert parse_url(written).render_as_string(hide_password=False) == understood
+
+
+@pytest.mark.parametrize("written", ["", "sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/db", "::"])
+def test_other_urls_are_refused_without_being_shown(written: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        parse_url(written)
+    assert "secret" not in str(refused.value)

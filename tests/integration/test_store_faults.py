@@ -1,0 +1,235 @@
+"""The store while its database misbehaves: gone, frozen, locked, or lost in the middle of a COMMIT."""
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from sqlalchemy.engine import make_url
+
+from app.core.journal import Draft, Kind
+from app.errors import Conflict, StoreUnavailable
+from app.store import engines
+from app.store.migrate import migrate
+from app.store.protocol import Appended, Entry, Ledger, NewRun, RunQuery
+from app.store.sql import SqlStore, open_store
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+NEW = NewRun("tenant", "key", "mini", "baton-mini", b"salt", "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
+Mood = Literal["open", "shut", "cut before commit", "cut after commit"]
+
+
+@dataclass(slots=True)
+class Proxy:
+    """A TCP proxy in front of Postgres that can be told to misbehave; a cut happens once."""
+
+    host: str
+    port: int
+    mood: Mood = "open"
+    cuts: int = 0
+    _thawed: asyncio.Event = field(default_factory=asyncio.Event)
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            if self.mood == "shut":
+                return writer.close()
+            back_reader, back_writer = await asyncio.open_connection(self.host, self.port)
+            self._writers |= {writer, back_writer}
+            await asyncio.gather(
+                self._pump(reader, back_writer, (writer,)),
+                self._pump(back_reader, writer, (back_writer,)),
+                return_exceptions=True,
+            )
+
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, others: tuple[asyncio.StreamWriter, ...]
+    ) -> None:
+        while data := await reader.read(65536):
+            await self._thawed.wait()
+            if self.mood.startswith("cut") and b"COMMIT;" in data:
+                self.cuts += 1
+                if self.mood == "cut after commit":
+                    writer.write(data)
+                    await writer.drain()
+                    await asyncio.sleep(0.1)  # Postgres commits; its answer goes nowhere
+                self.mood = "open"
+                for other in others:
+                    other.transport.abort()
+                break
+            if not (self.mood.startswith("cut") and data[:1] == b"C" and b"COMMIT" in data):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def freeze(self) -> None:
+        """Take everything and pass on nothing."""
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        self._thawed.set()
+
+    def shut(self) -> None:
+        """Break all connections and take no new ones."""
+        self.mood = "shut"
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def proxy(postgres_url: str) -> Proxy:
+    url = make_url(postgres_url)
+    await asyncio.to_thread(migrate, postgres_url)
+    opened = Proxy(str(url.host), url.port or 5432)
+    opened.thaw()
+    return opened
+
+
+@contextlib.asynccontextmanager
+async def behind(proxy: Proxy, database: str, **options: float) -> AsyncIterator[SqlStore]:
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = make_url(database).set(port=port).render_as_string(hide_password=False)
+    async with open_store(url, **options) as store:  # type: ignore[arg-type]
+        yield store
+        proxy.shut()
+    server.close()
+
+
+def admitted(run: str) -> Entry:
+    return Entry(run, 1.0, (Draft(Kind.ADMITTED, {"run": run}),), new=NEW)
+
+
+def note(run: str) -> Entry:
+    return Entry(run, 2.0, (Draft(Kind.CANCEL_ASKED, {}),), epoch=1)
+
+
+async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it_is_back(
+    proxy: Proxy, postgres_url: str
+) -> None:
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        proxy.shut()
+        started = time.monotonic()
+        calls = [store.append(note("run")) for _ in range(20)]
+        answers = await asyncio.gather(*calls, store.ready(), store.run("run"), return_exceptions=True)
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+        assert time.monotonic() - started < 2.0
+        proxy.mood = "open"
+        await store.ready()
+        assert (await store.append(note("run"))).events[0].seq == 2
+
+
+async def test_dead_connections_in_the_pool_are_nobodys_error(proxy: Proxy, postgres_url: str) -> None:
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        await asyncio.gather(*(store.runs(RunQuery()) for _ in range(8)))
+        proxy.shut()
+        proxy.mood = "open"
+        await store.append(note("run"))
+        assert (await store.run("run")).seq == 2
+
+
+async def test_a_store_opens_before_its_database_is_up(proxy: Proxy, postgres_url: str) -> None:
+    proxy.mood = "shut"
+    async with behind(proxy, postgres_url) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.ready()
+        proxy.mood = "open"
+        await store.ready()
+
+
+async def test_a_frozen_database_is_given_up_in_bounded_time(
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.6,))
+    async with behind(proxy, postgres_url, patience=0.3) as store:
+        await store.append(admitted("run"))
+        proxy.freeze()
+        started = time.monotonic()
+        first = asyncio.create_task(store.append(note("run")))
+        await asyncio.sleep(0.05)
+        later = [asyncio.create_task(store.append(note("run"))) for _ in range(5)]
+        answers = await asyncio.gather(first, *later, return_exceptions=True)
+        assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+        assert time.monotonic() - started < 4.0
+        proxy.thaw()
+        await asyncio.sleep(0.1)
+        before = (await store.run("run")).seq
+        assert (await store.append(note("run"))).events[0].seq == before + 1
+
+
+async def test_pool_exhaustion_is_unavailable_not_a_hang(
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.2)
+    async with behind(proxy, postgres_url, connections=1) as store:
+        async with store._runner._writing.connect():  # type: ignore[attr-defined]
+            with pytest.raises(StoreUnavailable):
+                await store.append(admitted("run"))
+        await store.append(admitted("run"))
+
+
+@pytest.mark.parametrize("mood", ["cut before commit", "cut after commit"])
+async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_url: str, mood: Mood) -> None:
+    """F-18: whichever way it went, each entry is written once and answered as committed."""
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        proxy.mood = mood
+        entries = [note("run"), note("run"), admitted("other")]
+        answers = await asyncio.gather(*map(store.append, entries))
+        assert proxy.cuts == 1
+        assert [[event.seq for event in answer.events] for answer in answers] == [[2], [3], [1]]
+        async with open_store(postgres_url) as direct:
+            assert [event.seq for event in (await direct.journal("run")).events] == [1, 2, 3]
+            assert len((await direct.journal("other")).events) == 1
+
+
+async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    await asyncio.to_thread(migrate, postgres_url)
+    async with open_store(postgres_url) as store:
+        await store.append(admitted("run"))
+        write, faults = store._runner.write, [engines.Fault("contended"), engines.Fault("lost")]
+
+        async def unlucky(work: object) -> object:
+            if faults:
+                raise faults.pop()
+            return await write(work)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(store._runner, "write", unlucky)
+        assert (await store.append(note("run"))).events[0].seq == 2
+        assert not faults
+
+
+async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) -> None:
+    await asyncio.to_thread(migrate, postgres_url)
+    async with open_store(postgres_url) as one, open_store(postgres_url) as other:
+        for n in range(20):
+            calls = [store.append(admitted(f"run-{n}")) for store in (one, other)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert sum(isinstance(answer, Appended) for answer in answers) == 1
+            assert sum(isinstance(answer, Conflict) for answer in answers) == 1
+
+
+async def test_a_locked_file_is_unavailable_until_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "LOCK_SECONDS", 0.2)
+    async with open_store(f"sqlite:///{tmp_path}/baton.db") as store:
+        await store.append(admitted("run"))
+        other = sqlite3.connect(tmp_path / "baton.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for call in (partial(store.append, note("run")), store.ready):
+            with pytest.raises(StoreUnavailable):
+                await call()
+        assert (await store.run("run")).seq == 1  # readers do not wait for writers
+        other.execute("ROLLBACK")
+        other.close()
+        await store.ready()
+        assert (await store.append(note("run"))).events[0].seq == 2
