@@ -11,11 +11,11 @@ and an outcome with the step's end. The order is fixed:
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from app.conductor.protocol import Conductor
 from app.core import budget
-from app.core.chat import End, Piece, Usage, Words
+from app.core.chat import End, Piece, Usage, Words, usage_to_json
 from app.core.journal import Draft, Kind
 from app.core.pool import Catalog, Tier, Worker
 from app.core.workflow import Access
@@ -185,7 +185,8 @@ class Attempt:
             return budget.estimate(self._request.messages, self.text)
         if self.outcome == "error" and not self._texts:
             return Usage()
-        return budget.broken(self._input_bound, self._max_output, self.text)
+        unheard = self._max_output if not self._request.live else 0
+        return budget.broken(self._input_bound, self._max_output, self.text, unheard)
 
     @property
     def spent(self) -> Ledger:
@@ -195,13 +196,14 @@ class Attempt:
 
     def finished(self) -> Draft:
         """The outcome, exactly one for each intent."""
-        usage, spent = self.usage, self.spent
+        usage = self.usage
+        spent = Ledger(self.worker.price.cost(usage), usage.total)
         self._count(usage, spent)
         body: dict[str, object] = {
             "call": self.call,
             "n": self.step,
             "outcome": self.outcome,
-            "usage": asdict(usage),
+            "usage": usage_to_json(usage),
             "usd": spent.usd,
             "seconds": round(self._seconds, 6),
             "first": round(self._first, 6),
@@ -229,7 +231,7 @@ def lost(call: str, step: int | None, held: Ledger) -> Draft:
         "call": call,
         "n": step,
         "outcome": "unknown",
-        "usage": asdict(Usage(input=held.tokens, estimated=True)),
+        "usage": usage_to_json(Usage(input=held.tokens, estimated=True)),
         "usd": held.usd,
         "seconds": 0.0,
         "first": 0.0,

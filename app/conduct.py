@@ -90,6 +90,8 @@ class Driver:
         self._early: dict[int, Event] = {}
         self._writing = asyncio.Lock()
         self._told = ""
+        self._text = ""
+        """The whole answer, read before the end is written."""
         self._began = means.tick()
 
     @property
@@ -111,7 +113,7 @@ class Driver:
                         await self._hear(await self.inbox.take(self._patience()))
             finally:
                 await self._planner.stop()
-        await self._tell_end()
+        self._tell_end()
 
     def _patience(self) -> float:
         return max(min(self.state.admitted.deadline - self._means.now(), PATIENCE), 0.0)
@@ -152,7 +154,8 @@ class Driver:
         events = (*first, *follows.events)
         if not events:
             return
-        await self._append(events, outbox=tuple(follows.outbox), contents=(*contents, *follows.contents))
+        contents = (*contents, *follows.contents)
+        await self._append(events, outbox=tuple(follows.outbox), contents=contents, after=follows.state)
         await self.ring(follows.outbox)
 
     async def ring(self, outbox: Iterable[Outbox]) -> None:
@@ -173,10 +176,16 @@ class Driver:
         hold: Ledger = Ledger(),
         release: Ledger = Ledger(),
         spent: Ledger = Ledger(),
+        after: RunState | None = None,
     ) -> None:
-        """One entry under our epoch; its events are folded when this returns."""
+        """One entry under our epoch; its events are folded when this returns.
+
+        `after` is the state that they lead to, if the caller has worked it out from the present one already.
+        """
         async with self._writing:
             now = self._means.now()
+            if after is None or after.seq != self.state.seq + len(events):
+                after = tentative(self.state, events)
             entry = Entry(
                 run=self.state.run,
                 at=now,
@@ -187,11 +196,11 @@ class Driver:
                 spent=spent,
                 contents=contents,
                 outbox=outbox,
-                row=projection(tentative(self.state, events), now),
+                row=projection(after, now),
                 tags=tags(events),
             )
             appended = await self._means.store.append(entry)
-            await self.fold(appended.events)
+            await self.committed(appended.events, after)
 
     # -- hearing
 
@@ -219,6 +228,14 @@ class Driver:
         if self._line.put(Said(delta.text)):
             self._told += delta.text
 
+    async def committed(self, events: tuple[Event, ...], after: RunState) -> None:
+        """Our own events came back with their numbers: `after` is the state, unless others wrote in between."""
+        if events and events[0].seq == self.state.seq + 1 and events[-1].seq == after.seq:
+            for event in events:
+                self._note(event)
+            self.state = after
+        await self.fold(events)
+
     async def fold(self, events: Iterable[Event]) -> None:
         """Fold events in the order of their numbers; one that is missing is read from the journal."""
         for event in events:
@@ -238,6 +255,9 @@ class Driver:
 
     def _advance(self, event: Event) -> None:
         self.state = advance(self.state, event)
+        self._note(event)
+
+    def _note(self, event: Event) -> None:
         if self._notes and self._line is not None and event.kind in NOTED:
             public = {name: event.body[name] for name in NOTED[event.kind] if event.body.get(name) is not None}
             self._line.put(Noted(event.kind.value, public))
@@ -294,6 +314,8 @@ class Driver:
         if self.state.open_calls:
             await self._stop([Stop(self.state.run)])
             await self._quiesce()
+        if command.step is not None:
+            self._text = await self._answer(self.state.steps[command.step].output)
         if not self.state.ended:
             skips = drafts.skipped(self.state.current, "run_ended")
             await self._append((*skips, drafts.ended(tentative(self.state, skips), command)))
@@ -312,7 +334,7 @@ class Driver:
         except QueueUnavailable:
             self._means.telemetry.log(logging.WARNING, "dispatchers could not be told to stop", run=self.state.run)
 
-    async def _tell_end(self) -> None:
+    def _tell_end(self) -> None:
         state, telemetry = self.state, self._means.telemetry
         telemetry.count("baton_runs_total", state.admitted.tier, state.state)
         telemetry.observe("baton_run_seconds", self._means.tick() - self._began, state.admitted.tier)
@@ -320,7 +342,7 @@ class Driver:
             telemetry.count("baton_degraded_total", state.admitted.tier)
         if self._line is None:
             return
-        answer, error = await self._answer(), ending_error(state)
+        answer, error = self._text, ending_error(state)
         if error is None and not answer.startswith(self._told):
             error = errors.RunFailed("The answer changed while it was streamed; GET /v1/runs/{id} has it.")
         elif error is None and len(answer) > len(self._told):
@@ -333,8 +355,7 @@ class Driver:
         if self._line is not None:
             self._line.push(Ended(self.state, "", "stop", bill(self.state), error))
 
-    async def _answer(self) -> str:
-        ref = self.state.end.get("answer")
+    async def _answer(self, ref: str) -> str:
         if not ref:
             return ""
         return (await self._means.store.contents(self.state.run, [ref]))[ref].decode()

@@ -200,7 +200,7 @@ class Execution:
             call=self._means.name("call"),
             step=step.n,
             worker=worker,
-            request=Request(worker, messages, sampling),
+            request=Request(worker, messages, sampling, live=state.admitted.streams and step.answers),
             access=step.access,
             number=number,
             salt=self._salt,

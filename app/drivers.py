@@ -11,7 +11,7 @@ import logging
 import orjson
 
 from app.attempt import Means
-from app.conduct import CancelAsked, Driver, projection, tags, tentative
+from app.conduct import CancelAsked, Driver, projection, tags
 from app.conductor.protocol import Conductor, Given
 from app.core import drafts
 from app.core.chat import task_from_json, task_to_json
@@ -166,11 +166,11 @@ class Drivers:
             epoch=driver.epoch,
             contents=(content, *follows.contents),
             outbox=tuple(follows.outbox),
-            row=projection(tentative(first, follows.events), now),
+            row=projection(follows.state, now),
             tags=(*labels, *tags(events)),
         )
         appended = await self._means.store.append(entry)
-        await driver.fold(appended.events)
+        await driver.committed(appended.events, follows.state)
         driver.planning = follows.pending if isinstance(follows.pending, Propose) else None
         await driver.ring(follows.outbox)
 
@@ -208,6 +208,7 @@ class Drivers:
             self._drivers[message.run][0].inbox.put(message)
 
     async def _renew_for_ever(self) -> None:
+        suspects: set[str] = set()
         while True:
             await asyncio.sleep(self._means.lease / 3)
             epochs = {run: driver.epoch for run, (driver, _) in self._drivers.items()}
@@ -218,9 +219,11 @@ class Drivers:
             except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "leases not renewed", error=error.public_code)
                 continue
-            for run in set(epochs) - kept:
-                if run in self._drivers and not self._drivers[run][0].state.ended:
-                    self._drivers[run][1].cancel()
+            # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
+            missing = {run for run in set(epochs) - kept if run in self._drivers}
+            for run in missing & suspects:
+                self._drivers[run][1].cancel()
+            suspects = missing - suspects
 
     # -- sweeping
 

@@ -198,13 +198,8 @@ def check_roles(loaded: Loaded, *, alone: bool) -> None:
 
 
 def name(prefix: str) -> str:
-    """A fresh id: a prefix, milliseconds since 1970 in base 32 so that ids sort by time, and 80 random bits."""
-    return f"{prefix}_{_base32(time.time_ns() // 1_000_000, 9)}{_base32(secrets.randbits(80), 16)}"
-
-
-def _base32(number: int, digits: int) -> str:
-    alphabet = "0123456789abcdefghjkmnpqrstvwxyz"
-    return "".join(alphabet[number >> 5 * place & 31] for place in reversed(range(digits)))
+    """A fresh id: a prefix, milliseconds since 1970 in hexadecimal so that ids sort by time, and 80 random bits."""
+    return f"{prefix}_{time.time_ns() // 1_000_000:011x}{secrets.token_hex(10)}"
 
 
 def _tracer(home: str) -> trace.Tracer | None:

@@ -31,7 +31,10 @@ def estimate(messages: Sequence[Message], text: str) -> Usage:
     return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
 
 
-def broken(input_tokens: int, output_tokens: int, text: str) -> Usage:
-    """An upper bound for a call that broke off: all of its input, and what was received or one token a byte."""
+def broken(input_tokens: int, output_tokens: int, text: str, unheard: int) -> Usage:
+    """An upper bound for a call that broke off: all of its input, and what was received at one token a byte.
+
+    `unheard` is what the worker may have written without our hearing of it: everything, if its reply was to come whole.
+    """
     received = len(text.encode()) + PER_MESSAGE
-    return Usage(input=input_tokens, output=min(received, output_tokens), estimated=True)
+    return Usage(input=input_tokens, output=min(max(received, unheard), output_tokens), estimated=True)

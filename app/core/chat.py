@@ -4,7 +4,7 @@ Adapters in `gateway/` and `providers/` translate to and from these records; eve
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -130,7 +130,12 @@ Piece = Words | Chosen | End
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """A task as plain JSON values, for the content store."""
-    return asdict(task)
+    return {
+        "messages": [message_to_json(message) for message in task.messages],
+        "sampling": asdict(task.sampling),
+        "user": task.user,
+        "metadata": dict(task.metadata),
+    }
 
 
 def task_from_json(value: Mapping[str, Any]) -> Task:
@@ -145,12 +150,32 @@ def task_from_json(value: Mapping[str, Any]) -> Task:
     )
 
 
+def message_to_json(message: Message) -> dict[str, Any]:
+    """A message as plain JSON values; parts by their fields."""
+    parts = [
+        {"text": part.text} if isinstance(part, Text) else {"url": part.url, "detail": part.detail}
+        for part in message.parts
+    ]
+    return {"role": message.role, "parts": parts, "name": message.name}
+
+
 def message_from_json(value: Mapping[str, Any]) -> Message:
-    """The inverse of `asdict(message)`."""
+    """The inverse of `message_to_json`."""
     parts: tuple[Part, ...] = tuple(Text(**part) if "text" in part else Image(**part) for part in value["parts"])
     return Message(role=value["role"], parts=parts, name=value["name"])
 
 
+def usage_to_json(usage: Usage) -> dict[str, Any]:
+    """A usage as plain JSON values; written out, because `asdict` copies deeply and this is on every call's path."""
+    return {
+        "input": usage.input,
+        "cached": usage.cached,
+        "output": usage.output,
+        "reasoning": usage.reasoning,
+        "estimated": usage.estimated,
+    }
+
+
 def usage_from_json(value: Mapping[str, Any]) -> Usage:
-    """The inverse of `asdict(usage)`."""
-    return Usage(**{item.name: value[item.name] for item in fields(Usage)})
+    """The inverse of `usage_to_json`."""
+    return Usage(value["input"], value["cached"], value["output"], value["reasoning"], value["estimated"])

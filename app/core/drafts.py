@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from app.core.chat import usage_to_json
 from app.core.journal import Draft, Kind
 from app.core.pool import Limits
 from app.core.progress import Finish, Propose, RunState, StepState, bill
@@ -101,8 +102,8 @@ def ended(state: RunState, command: Finish) -> Draft:
     body: dict[str, Any] = {
         "step": command.step,
         "usd": split.usd,
-        "usage": asdict(split.total),
-        "visible": asdict(split.visible),
+        "usage": usage_to_json(split.total),
+        "visible": usage_to_json(split.visible),
         "degraded": state.degraded,
     }
     if answered is not None:

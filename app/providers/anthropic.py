@@ -84,14 +84,15 @@ class AnthropicProvider:
         body |= _sampling(request.sampling, self.unsupported)
         if request.schema is not None and self._spec.structured:
             body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.schema)}}
-        if self._spec.streams:
+        if self._spec.streams and request.live:
             body["stream"] = True
         return orjson.dumps(body, default=dict)
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
-        return exchange(self._endpoint, "/v1/messages", body, deadlines, Reply(who), who, streams=self._spec.streams)
+        streams = self._spec.streams and request.live
+        return exchange(self._endpoint, "/v1/messages", body, deadlines, Reply(who), who, streams=streams)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -52,8 +52,11 @@ def rows(value: object, who: str) -> list[dict[str, Any]]:
     """A list of objects, empty where it is absent."""
     if value is None:
         return []
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+    if not isinstance(value, list):
         raise malformed(who, "a field of the wrong type")
+    for row in value:
+        if not isinstance(row, dict):
+            raise malformed(who, "a field of the wrong type")
     return value
 
 

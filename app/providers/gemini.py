@@ -83,7 +83,7 @@ class GeminiProvider:
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
-        who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams
+        who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
         return exchange(self._endpoint, path, body, deadlines, Candidate(who), who, streams=streams)

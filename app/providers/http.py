@@ -34,8 +34,9 @@ CONNECTIONS = 512
 KEEP_ALIVE = 20.0
 """Seconds; below what providers and their load balancers allow, so that we rarely send into a closing connection."""
 ERROR_BYTES = 64 << 10
+WHOLE_SHARE = 0.6
 TAIL = 5.0
-"""Seconds to wait, once the answer is complete, for what may follow it (usage, the end of the stream)."""
+"""Seconds to wait for what is only nice to know: what follows a complete answer (usage, the end), an error's body."""
 DRAIN = 0.05
 """Seconds to wait for the end of the body after the terminal marker, which saves the connection for the next call."""
 _FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
@@ -165,13 +166,14 @@ class Call:
         self, endpoint: Endpoint, path: str, body: bytes, deadlines: Deadlines, who: str, *, streams: bool
     ) -> None:
         self._endpoint, self._path, self._body, self._who = endpoint, path, body, who
-        self._streams = streams
         self._deadlines = deadlines
         self._clock = asyncio.get_running_loop().time
         started = self._clock()
         self._end = started + deadlines.total
-        # A server that does not stream says nothing until it is done, so the first byte may take all the time there is.
-        self._first = started + (deadlines.first if streams else deadlines.total)
+        # A whole reply says nothing until it is done, so its first byte may take most of the time there is; the rest is
+        # for another worker, should this one hang.
+        patience = deadlines.first if streams else max(deadlines.first, WHOLE_SHARE * deadlines.total)
+        self._first = started + patience
         self._begun = False
         self.whole = not streams
 
@@ -237,8 +239,9 @@ class Call:
         response, who = self._response, self._who
         if response.status != 200:
             try:
-                document = peek(await self.rest(ERROR_BYTES))
-            except WorkerError:
+                async with asyncio.timeout(TAIL):
+                    document = peek(await self.rest(ERROR_BYTES))
+            except (WorkerError, TimeoutError):
                 document = None
             raise by_status(who, response.status, response.headers, document)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()

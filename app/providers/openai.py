@@ -76,7 +76,7 @@ class OpenAIProvider:
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         if request.logprobs:
             body |= {"logprobs": True, "top_logprobs": min(request.logprobs, MOST_LOGPROBS)}
-        if spec.streams:
+        if spec.streams and request.live:
             body["stream"] = True
             if spec.options.get("stream_options") != "omit":
                 body["stream_options"] = {"include_usage": True}
@@ -85,7 +85,8 @@ class OpenAIProvider:
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see `protocol.Provider`."""
         who = f"{request.worker.name} at {self._spec.name}"
-        return exchange(self._endpoint, self._url, body, deadlines, Completion(who), who, streams=self._spec.streams)
+        streams = self._spec.streams and request.live
+        return exchange(self._endpoint, self._url, body, deadlines, Completion(who), who, streams=streams)
 
     async def close(self) -> None:
         """Close all connections."""

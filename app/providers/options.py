@@ -2,7 +2,8 @@
 
 `ignore` is known to all formats: a comma-separated list of sampling parameters that this endpoint does not take
 (OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
-named in the adapter's `unsupported`, so that the gateway can refuse them or record them as ignored.
+named in the adapter's `unsupported`, so that the gateway can refuse them or record them as ignored. `positional` and
+`logprobs` tell a conductor what the server can decode; the adapters let them pass.
 """
 
 from collections.abc import Mapping
@@ -12,14 +13,14 @@ from app.core.chat import Sampling
 from app.core.pool import ProviderSpec
 from app.errors import ConfigInvalid
 
+SHARED: Mapping[str, tuple[str, ...]] = {"ignore": (), "positional": ("true", "false"), "logprobs": ("true", "false")}
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 
 def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
     """Raise ConfigInvalid, with every fault, for a name or value that the adapter does not know; () allows any."""
-    faults = [
-        f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in {*known, "ignore"}
-    ]
+    known = {**SHARED, **known}
+    faults = [f"provider {spec.name}: unknown option {name!r}" for name in spec.options if name not in known]
     for name, values in known.items():
         if values and name in spec.options and spec.options[name] not in values:
             faults.append(f"provider {spec.name}: option {name!r} must be one of {', '.join(values)}")

@@ -30,6 +30,9 @@ class Request:
     schema: Mapping[str, Any] | None = None
     logprobs: int = 0
     """How many alternatives to ask for beside each token's log-probability; 0 asks for none at all."""
+    live: bool = True
+    """Whether somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
+    fraction of the work of a stream; it passes through the same code and gives the same pieces, in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
