@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -77,8 +78,19 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def raised_against(form: Format, answer: Answer, gap: float = 10) -> WorkerError:
-    """The error that a server of that behaviour causes."""
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    """The error that a server of that behaviour causes; the server closes after `answer`."""
+    finished = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer(reader, writer)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+        finally:
+            finished.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
         port = server.sockets[0].getsockname()[1]
         adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
         try:
@@ -86,6 +98,7 @@ async def raised_against(form: Format, answer: Answer, gap: float = 10) -> Worke
                 await anext(adapter.stream(request(), adapter.render(request()), replace(PATIENT, gap=gap)))
         finally:
             await adapter.close()
+        await finished.wait()
     return caught.value
 
 
@@ -373,6 +386,27 @@ async def test_a_hang_before_the_first_byte(line: Line) -> None:
     await line.stub.requests[0].gone(within=2)
 
 
+async def test_a_whole_answer_may_take_its_time(line: Line) -> None:
+    """Nothing comes before all is written, so neither the first-byte nor the gap deadline cuts it short."""
+    line.stub.script("model-a", Reply(header_delay=0.4), Hang())
+    deadlines = replace(PATIENT, first=0.2, gap=0.2, total=1)
+    asked = request(live=False)
+    assert said(await line.pieces(asked, deadlines)) == "Hello there."
+    with pytest.raises(WorkerTimeout):
+        await line.pieces(asked, replace(deadlines, total=0.3))
+
+
+async def test_an_error_that_never_finishes_its_body(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\nRetry-After: 3\r\n\r\n{")
+        await reader.read()
+
+    monkeypatch.setattr(http, "TAIL", 0.1)
+    error = await raised_against(form, answer)
+    assert (type(error), error.retry_after) == (WorkerUnavailable, 3)
+
+
 async def test_headers_are_not_yet_the_first_byte(line: Line) -> None:
     """A provider that sends its headers and then thinks is waited for as long as for the first byte, not for a gap."""
     line.stub.script("model-a", Reply(fault=Stall(after=0, seconds=0.5)))
@@ -420,7 +454,6 @@ async def test_a_server_that_does_not_speak_http(form: Format) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.9\r\n")
         await writer.drain()
-        writer.close()
 
     assert type(await raised_against(form, babble)) is WorkerMalformed
 
@@ -470,7 +503,6 @@ async def test_a_body_that_breaks_http(form: Format, rest: bytes) -> None:
         await asyncio.sleep(0.02)
         writer.write(rest)
         await writer.drain()
-        writer.close()
 
     await raised_against(form, answer, gap=0.2)
 
@@ -483,7 +515,6 @@ async def test_a_redirect_is_not_followed(form: Format) -> None:
         writer.write(f"HTTP/1.1 307 Moved\r\n{location}\r\nContent-Length: 0\r\n\r\n".encode())
         seen.append(port)
         await writer.drain()
-        writer.close()
 
     seen: list[int] = []
     assert type(await raised_against(form, redirect)) is WorkerMisconfigured

@@ -130,6 +130,16 @@ async def test_a_server_that_cannot_stream_is_not_asked_to(form: Format, stub: P
     assert not stub.requests[0].streaming
 
 
+async def test_what_nobody_watches_comes_whole_with_the_same_pieces(line: Line) -> None:
+    billed = Reply(reasoning=("hm",), usage=Billed(input=9, cached=4, output=8, reasoning=3))
+    line.stub.script("model-a", billed, billed)
+    live = await line.pieces(request())
+    batches = [batch async for batch in line.stream(request(live=False))]
+    assert len(batches) == 1
+    assert (said(batches[0]), ending(batches[0])) == (said(live), ending(live))
+    assert [received.streaming for received in line.stub.requests] == [True, False]
+
+
 async def test_pieces_of_one_read_come_together(line: Line, recorded: bytes) -> None:
     line.stub.script("model-a", Raw(body=recorded.decode()))
     batches = [batch async for batch in line.stream(request())]
@@ -289,6 +299,10 @@ def test_gemini_parts_and_configuration() -> None:
     config = body["generationConfig"]
     assert (config["maxOutputTokens"], config["seed"], config["stopSequences"]) == (99, 7, ["\n\n"])
     assert (config["responseMimeType"], config["responseJsonSchema"]) == ("application/json", SCHEMA)
+
+
+def test_what_the_conductor_is_told_passes_the_adapters(form: Format) -> None:
+    form.adapter(ProviderSpec("p", form.name, options={"positional": "true", "logprobs": "true"}), "k")
 
 
 @pytest.mark.parametrize(
