@@ -9,13 +9,11 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from app.command import loop, storage, story, terminal, tree
+from app.command import loop, record, storage, story, terminal, tree
 from app.config import Settings, read
-from app.core.chat import task_from_json
 from app.core.journal import TERMINAL, Event, Kind
-from app.core.progress import RunState, fold
 from app.gateway import audit
-from app.store.protocol import RunQuery, RunRow, Store
+from app.store.protocol import RunQuery, RunRow
 
 POLL_SECONDS = 0.25
 
@@ -83,30 +81,11 @@ def _table(rows: tuple[RunRow, ...]) -> Table:
 
 async def _show(settings: Settings, asked: argparse.Namespace) -> None:
     async with storage.opened(settings) as store:
-        record, question = await _record(store, await storage.find(store, asked.run))
+        shown, question = await record.read(store, await storage.find(store, asked.run))
     if asked.json:
-        print(orjson.dumps(record, option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
     else:
-        terminal.out().print(tree.draw(record, question, full=asked.full))
-
-
-async def _record(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
-    """The audit trail's record of a run, its steps in full; and what the caller asked last."""
-    journal = await store.journal(row.id)
-    state = fold(journal.events)
-    record = audit.whole(row, journal)
-    admitted = journal.events[0].body
-    record |= {"rehearsal": admitted["rehearsal"], "preview": admitted["preview"]}
-    record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
-    return record, await _question(store, state)
-
-
-async def _question(store: Store, state: RunState) -> str | None:
-    bodies = await store.contents(state.run, [state.admitted.task])
-    if not bodies:
-        return None
-    messages = task_from_json(orjson.loads(bodies[state.admitted.task])).messages
-    return next((message.text for message in reversed(messages) if message.role == "user"), "")
+        terminal.out().print(tree.draw(shown, question, full=asked.full))
 
 
 # -- watch

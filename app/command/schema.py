@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 from app.command import terminal
 from app.config import read
-from app.errors import StoreUnavailable
 from app.store.migrate import migrate
 
 
@@ -14,9 +13,6 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)
     with terminal.err().status("migrating the database"):
-        try:
-            migrate(settings.database_url)
-        except OSError as error:
-            raise StoreUnavailable(f"The database cannot be reached ({type(error).__name__}).") from None
+        migrate(settings.database_url)
     terminal.out().print("The database has this version's schema.")
     return 0

@@ -104,7 +104,7 @@ def why(run: Record) -> list[str]:
     if before:
         reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
         said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
-    if run["degraded"]:
+    if run["degraded"] and not run["preview"]:
         said.append("degraded: a fallback decided, or a step that others counted on was lost")
     return said
 

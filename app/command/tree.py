@@ -33,7 +33,7 @@ def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
             branch.add(_line("planning call", story.attempt(call)))
     answer = run["end"].get("step")
     for step in run["steps"]:
-        _step(tree, step, answers=step["n"] == answer, full=full)
+        _step(tree, step, answers=step["n"] == answer, full=full, planned=run["preview"])
     return tree
 
 
@@ -42,7 +42,7 @@ def _header(run: story.Record) -> Text:
     words = Text(run["id"], style="bold")
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
     words.append(f"  {clean(run['tier'])}, effort {run['effort']}")
-    words.append("  degraded", style="yellow") if run["degraded"] else None
+    words.append("  degraded", style="yellow") if run["degraded"] and not run["preview"] else None
     words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
     words.append("  preview: planned only, nothing executed") if run["preview"] else None
     return words
@@ -69,8 +69,8 @@ def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[st
     return facts
 
 
-def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool) -> None:
-    state = step["state"]
+def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned: bool) -> None:
+    state = "planned" if planned else step["state"]
     title = Text(f"step {step['n']}  ", style="bold")
     title.append(clean(step["worker"]), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
@@ -81,7 +81,7 @@ def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool) -> None:
         ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
         ("chosen", story.choice(step)),
         *[(f"attempt {call['attempt']}", story.attempt(call)) for call in step["attempts"]],
-        ("error", step["error"]),
+        ("error", None if planned else step["error"]),
         ("said", _shown(step["output"], full) if state == "done" else None),
     ]
     for name, value in lines:

@@ -1,0 +1,117 @@
+"""`baton plan`: how a question would be routed. The plan is really made and journaled; none of it is executed."""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from rich.text import Text
+from rich.tree import Tree
+
+from app.command import estimate, loop, record, story, terminal, tree
+from app.config import Loaded, configure
+from app.core.budget import input_bound
+from app.core.chat import Message, Task
+from app.core.chat import Text as Said
+from app.core.policy import Overrides
+from app.core.pool import Catalog, Limits, Tier
+from app.errors import ConfigInvalid, Overloaded, RunExpired
+from app.order import Driven, Ended, Order
+from app.wiring import House, house
+
+KEY = "baton-plan"
+"""Who asked, in the journal."""
+START_SECONDS = 5.0
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Print the plan, who was eligible and why the others were not, and an estimate; 1 if no plan came about."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("warning")
+    tier, effort = _tier(loaded.catalog, asked)
+    overrides = Overrides(frozenset(asked.allow), frozenset(asked.deny), asked.pin)
+    order = Order(
+        task=Task((Message("user", (Said(asked.question),)),)),
+        tier=tier,
+        model=asked.tier,
+        effort=effort,
+        limits=tier.efforts[effort],
+        tenant="default",
+        key=KEY,
+        labels=frozenset(asked.label),
+        overrides=overrides,
+        preview=True,
+    )
+    with terminal.err().status("planning"):
+        ended, drawn = loop.run(_preview(loaded, order))
+    terminal.out().print(drawn)
+    return 0 if ended.error is None else 1
+
+
+def _tier(catalog: Catalog, asked: argparse.Namespace) -> tuple[Tier, str]:
+    tier = catalog.tier(asked.tier)
+    if tier is None:
+        raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(catalog.tiers)}"])
+    effort = asked.effort or tier.effort
+    if effort not in tier.efforts:
+        raise ConfigInvalid([f"--effort: {tier.name} has no such level; there are {', '.join(tier.efforts)}"])
+    return tier, effort
+
+
+async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
+    # One run and no more: this process must not take over orphans that it would leave behind again.
+    settings = loaded.settings.model_copy(update={"concurrent_runs": 1})
+    async with house(replace(loaded, settings=settings)) as opened:
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(opened.drivers.run(over))
+            try:
+                ended = await _ended(await _start(opened, order), order.limits.seconds + START_SECONDS)
+            finally:
+                over.set()
+        return ended, await _drawn(opened, ended, order.limits)
+
+
+async def _start(opened: House, order: Order) -> Driven:
+    """The drivers need a moment until they hear."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                return await opened.drivers.start(order)
+            except Overloaded:
+                await asyncio.sleep(0.02)
+
+
+async def _ended(driven: Driven, patience: float) -> Ended:
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                for told in await driven.line.take(1.0):
+                    if isinstance(told, Ended):
+                        return told
+    except TimeoutError:
+        raise RunExpired() from None
+
+
+async def _drawn(opened: House, ended: Ended, limits: Limits) -> Tree:
+    store = opened.means.store
+    shown, question = await record.read(store, await store.run(ended.state.run))
+    drawn = tree.draw(shown, question, full=False)
+    if ended.error is None and ended.state.current:
+        drawn.add(_estimate(opened.pool.catalog(), ended, question or "", limits))
+    return drawn
+
+
+def _estimate(catalog: Catalog, ended: Ended, question: str, limits: Limits) -> Text:
+    steps = [
+        estimate.Planned(step.n, catalog.workers[step.worker], step.access.user, step.access.steps)
+        for step in ended.state.current
+    ]
+    size = input_bound([Message("user", (Said(question),))]) // 4
+    likely = estimate.estimate(steps, size, limits)
+    return Text.assemble(
+        ("estimate: ", "bold"),
+        f"{terminal.dollars(likely.usd)} and {story.seconds(likely.seconds)} to execute "
+        f"({estimate.OUTPUT_TOKENS} tokens a step); at most {terminal.dollars(likely.usd_most)}. "
+        f"Making the plan cost {terminal.dollars(ended.bill.usd)}.",
+    )

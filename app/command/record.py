@@ -1,0 +1,29 @@
+"""A run as `baton runs show` and `baton plan` tell it: the audit trail's record, its steps in full."""
+
+from typing import Any
+
+import orjson
+
+from app.core.chat import task_from_json
+from app.core.progress import RunState, fold
+from app.gateway import audit
+from app.store.protocol import RunRow, Store
+
+
+async def read(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
+    """The audit trail's record of a run, its steps in full; and what the caller asked last."""
+    journal = await store.journal(row.id)
+    state = fold(journal.events)
+    record = audit.whole(row, journal)
+    admitted = journal.events[0].body
+    record |= {"rehearsal": admitted["rehearsal"], "preview": admitted["preview"]}
+    record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
+    return record, await _question(store, state)
+
+
+async def _question(store: Store, state: RunState) -> str | None:
+    bodies = await store.contents(state.run, [state.admitted.task])
+    if not bodies:
+        return None
+    messages = task_from_json(orjson.loads(bodies[state.admitted.task])).messages
+    return next((message.text for message in reversed(messages) if message.role == "user"), "")
