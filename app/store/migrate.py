@@ -1,11 +1,18 @@
 """Bringing a database to this version's schema. The versions stand in `migrations/` beside the package."""
 
+import io
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.util.exc import CommandError, DatabaseNotAtHead
+from sqlalchemy.exc import SQLAlchemyError
 
+from app.errors import StoreUnavailable
 from app.store.engines import parse_url
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -16,14 +23,37 @@ ONE_AT_A_TIME = threading.Lock()
 def migrate(url: str, to: str = "head") -> None:
     """Upgrade (or, to an earlier revision, downgrade) a database. Must not be called on a thread with a running loop.
 
-    Safe to call from several processes at once: the first one does the work while the others wait.
+    Safe to call from several processes at once: the first one does the work while the others wait. Raises
+    `StoreUnavailable` if the database cannot be reached or refuses.
     """
     config = alembic_config(url)
-    with ONE_AT_A_TIME:
+    with ONE_AT_A_TIME, _told():
         if to == "head":
             command.upgrade(config, to)
         else:
             command.downgrade(config, to)
+
+
+def is_current(url: str) -> bool:
+    """Whether a database has exactly this version's schema; under the same conditions as `migrate`."""
+    config = alembic_config(url)
+    config.stdout = io.StringIO()
+    with ONE_AT_A_TIME, _told():
+        try:
+            command.current(config, check_heads=True)
+        except DatabaseNotAtHead:
+            return False
+    return True
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A driver's or Alembic's error as ours, by its type only: its text may hold an address or a statement."""
+    try:
+        yield
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, CommandError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise StoreUnavailable(f"The database cannot be reached or refuses ({type(cause).__name__}).") from error
 
 
 def alembic_config(url: str) -> Config:
