@@ -26,10 +26,9 @@ class _Counter:
 
 
 class Permit:
-    """The right to run; `headers` tell the caller what is left of its rate. `release` may be called more than once."""
+    """The right to run. `release` may be called more than once."""
 
-    def __init__(self, admission: "Admission", counter: "_Counter", headers: list[tuple[bytes, bytes]]) -> None:
-        self.headers = headers
+    def __init__(self, admission: "Admission", counter: _Counter) -> None:
         self._admission: Admission | None = admission
         self._counter = counter
 
@@ -62,9 +61,9 @@ class Admission:
             self._take_token(counter, rpm, headers)
         counter.running += 1
         self.running += 1
-        return Permit(self, counter, headers)
+        return Permit(self, counter)
 
-    def leave(self, counter: "_Counter") -> None:
+    def leave(self, counter: _Counter) -> None:
         """What `Permit.release` does."""
         counter.running -= 1
         self.running -= 1

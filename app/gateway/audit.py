@@ -1,5 +1,4 @@
-"""A run as its auditor reads it: the row, the tree of its steps, and what each worker saw, from the journal and
-nothing else.
+"""A run as its auditor reads it, from the journal and nothing else: the row, the tree of steps, what each worker saw.
 
 Ids, figures and reasons are metadata. Texts (what was asked, what was said) are content: they are looked up in the
 content store, and where they were erased the field is null and `erased` says so.

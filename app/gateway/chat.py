@@ -1,5 +1,6 @@
-"""`POST /v1/chat/completions`: key, body, admission, run, reply, in this order; nothing costs money before the last
-check.
+"""`POST /v1/chat/completions`: key, body, admission, run, reply, in this order.
+
+Nothing costs money before the last check.
 """
 
 from typing import Annotated

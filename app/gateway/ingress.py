@@ -58,14 +58,6 @@ async def _give_way(body: bytes) -> None:
         await asyncio.sleep(0)
 
 
-def loads(body: bytes, bounds: Bounds) -> object:
-    """The JSON value in `body`, or `InvalidRequest`."""
-    colons = _prescan(body, bounds)
-    value = _parse(body)
-    _walk(value, colons, bounds)
-    return value
-
-
 def _check_headers(request: Request, bounds: Bounds) -> None:
     headers = request.headers
     if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):

@@ -1,5 +1,6 @@
-"""Query strings of the audit routes: each parameter has one reader; what it cannot read is a 400 that names the
-parameter.
+"""Query strings of the audit routes: each parameter has one reader.
+
+What a reader cannot read is a 400 that names the parameter.
 """
 
 import base64

