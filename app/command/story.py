@@ -90,7 +90,7 @@ def proposal(record: Record) -> str:
     parts = [f"{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
     parts.append("conductor failed" if record["outage"] else record["state"])
     if record["topology"]:
-        parts.append(f"{record['topology']} of {_count(len(record['steps']), 'step')}")
+        parts.append(f"{record['topology']} of {count(len(record['steps']), 'step')}")
     return " · ".join(parts)
 
 
@@ -113,11 +113,12 @@ def limits(run: Record) -> str:
     """What the run may use."""
     bounds = run["limits"]
     return (
-        f"{_count(bounds['steps'], 'step')}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
+        f"{count(bounds['steps'], 'step')}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
         f"{bounds['output_tokens']:,} output tokens a call, {bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
         f"{seconds(bounds['seconds'])}"
     )
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """A number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

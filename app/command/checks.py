@@ -1,0 +1,211 @@
+"""The checks of `baton doctor`. Each has a deadline of its own and never raises what it was there to find."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.command.story import count, seconds
+from app.config import Loaded, describe
+from app.core.chat import End, Message, Sampling, Text
+from app.core.pool import Catalog, ProviderSpec, Worker
+from app.errors import (
+    BatonError,
+    OursError,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerRefused,
+    WorkerTruncated,
+)
+from app.providers.protocol import Deadlines, Request
+from app.store.migrate import is_current
+from app.wiring import House
+
+DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
+PATIENCE = 30.0
+"""Seconds for one check, whatever it waits for."""
+NOT_OURS: Mapping[str, str] = {
+    "store_unavailable": "it cannot be reached, or does not take writes",
+    "queue_unavailable": "it cannot be reached",
+}
+"""What callers are told of these, without what callers need to know of it."""
+SHORTEST = (1, 16)
+"""Tokens asked for: some providers refuse to think as briefly as the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check found, in words, and what to do about it."""
+
+    name: str
+    status: Literal["ok", "fail", "skip"]
+    words: str
+    remedy: str = ""
+
+
+def of_settings(loaded: Loaded) -> list[Verdict]:
+    """They were read, or we would not be here; what they amount to."""
+    catalog = loaded.catalog
+    size = f"{count(len(catalog.workers), 'worker')} at {count(len(catalog.providers), 'provider')}, tiers {', '.join(catalog.tiers)}"
+    found = [
+        Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
+        Verdict("pool", "ok", f"{loaded.origin}: {size}"),
+    ]
+    if catalog.rehearsal:
+        found.append(
+            Verdict(
+                "pool",
+                "ok",
+                "REHEARSAL: all workers are simulated; no language model is behind any answer",
+                "for real answers set a provider key such as OPENAI_API_KEY or ANTHROPIC_API_KEY, or BATON_POOL",
+            )
+        )
+    return found + [Verdict("pool", "ok", f"note: {note}") for note in loaded.notes]
+
+
+async def of_schema(loaded: Loaded) -> list[Verdict]:
+    """Whether the database can be reached and has this version's tables; an SQLite file gets them when it is opened."""
+    settings = loaded.settings
+    if settings.database_url.startswith("sqlite"):
+        return []
+    where = _shown(loaded, "BATON_DATABASE_URL")
+    remedy = "check BATON_DATABASE_URL, and that the server runs and lets this user in"
+
+    async def check() -> Verdict:
+        if await asyncio.to_thread(is_current, settings.database_url):
+            return Verdict("schema", "ok", "this version's")
+        return Verdict("schema", "fail", f"{where} does not have this version's tables", "run `baton migrate`")
+
+    return [await _within("schema", check, remedy)]
+
+
+async def of_house(loaded: Loaded, opened: House) -> list[Verdict]:
+    """Database, queue, conductors and providers, side by side; in this order in the report."""
+    catalog = loaded.catalog
+    conductors = _conductors(catalog)
+    pending = [
+        _database(loaded, opened),
+        _queue(loaded, opened),
+        *[_generation(f"conductor of {tiers}", catalog.workers[name], opened) for name, tiers in conductors.items()],
+        *[_provider(spec, catalog, conductors, opened) for spec in catalog.providers.values()],
+    ]
+    verdicts: list[Verdict] = list(await asyncio.gather(*pending))
+    if not conductors:
+        verdicts.insert(2, Verdict("conductor", "skip", "no tier is conducted by a model"))
+    return verdicts
+
+
+async def _database(loaded: Loaded, opened: House) -> Verdict:
+    async def check() -> Verdict:
+        await opened.means.store.ready()
+        return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
+
+    return await _within(
+        "database", check, "check BATON_DATABASE_URL and `baton migrate`; is the disk full or read-only?"
+    )
+
+
+async def _queue(loaded: Loaded, opened: House) -> Verdict:
+    if loaded.settings.redis_url is None:
+        return Verdict(
+            "redis", "skip", "not configured: the queue is in the process, which `baton serve` is enough for"
+        )
+
+    async def check() -> Verdict:
+        await opened.means.queue.ready()
+        return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
+
+    return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")
+
+
+def _shown(loaded: Loaded, variable: str) -> str:
+    return next(row.value for row in describe(loaded.settings) if row.name == variable)
+
+
+def _conductors(catalog: Catalog) -> Mapping[str, str]:
+    """Workers that conduct, with the tiers that they conduct."""
+    found: dict[str, list[str]] = {}
+    for tier in catalog.tiers.values():
+        if tier.conductor.kind == "model" and tier.conductor.worker is not None:
+            found.setdefault(tier.conductor.worker, []).append(tier.name)
+    return {name: ", ".join(tiers) for name, tiers in found.items()}
+
+
+async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: House) -> Verdict:
+    name = f"provider {spec.name}"
+    workers = [worker for worker in catalog.workers.values() if worker.provider == spec.name]
+    if not workers:
+        return Verdict(name, "skip", "no worker of the pool uses it")
+    if all(worker.name in conductors for worker in workers):
+        return Verdict(name, "skip", "checked as a conductor")
+    cheapest = min(workers, key=lambda worker: (3 * worker.price.input + worker.price.output, worker.name))
+    return await _generation(name, cheapest, opened)
+
+
+async def _generation(name: str, worker: Worker, opened: House) -> Verdict:
+    """One token from a worker."""
+    spec = opened.pool.catalog().providers[worker.provider]
+
+    async def check() -> Verdict:
+        began = opened.means.tick()
+        limited = await _answers(worker, opened)
+        simulated = " (simulated)" if spec.format == "rehearsal" else ""
+        words = f"{worker.name} answers{simulated}, {seconds(opened.means.tick() - began)}"
+        return Verdict(name, "ok", "accepts the key, but limits our requests at the moment" if limited else words)
+
+    return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)
+
+
+async def _answers(worker: Worker, opened: House) -> bool:
+    """Whether the provider is limiting us; raises why it gives no answer."""
+    for tokens in SHORTEST:
+        try:
+            await _generate(worker, opened, tokens)
+            return False
+        except WorkerRateLimited:
+            return True
+        except WorkerRefused:
+            if tokens == SHORTEST[-1]:
+                raise
+    return False
+
+
+async def _generate(worker: Worker, opened: House, tokens: int) -> None:
+    request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=tokens))
+    adapter = opened.means.provider(worker.provider)
+    ended = False
+    async for pieces in adapter.stream(request, adapter.render(request), DEADLINES):
+        ended = ended or any(isinstance(piece, End) for piece in pieces)
+    if not ended:
+        raise WorkerTruncated()
+
+
+async def _within(
+    name: str,
+    check: Callable[[], Awaitable[Verdict]],
+    remedy: str,
+    spec: ProviderSpec | None = None,
+    worker: Worker | None = None,
+) -> Verdict:
+    """The check's verdict, or its failure in words, within its time."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await check()
+    except TimeoutError:
+        return Verdict(name, "fail", f"no answer within {PATIENCE:.0f} s", remedy)
+    except OursError as error:
+        return Verdict(name, "fail", NOT_OURS.get(error.public_code or "", error.message), remedy)
+    except BatonError as error:
+        return Verdict(name, "fail", error.message, _remedy(error, remedy, spec, worker))
+
+
+def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Worker | None) -> str:
+    """What to do; a provider that can be reached and says no has a key or a model that is wrong."""
+    if spec is None or worker is None:
+        return usual
+    key = f"the key in {spec.key_variable}" if spec.key_variable else "that it wants no key"
+    if isinstance(error, WorkerMisconfigured):
+        return f"check {key}, the account behind it, and that it may use the model {worker.model}"
+    if isinstance(error, WorkerRefused):
+        return f"the endpoint is there but refuses a plain question; check the model name {worker.model} and its limits"
+    return usual

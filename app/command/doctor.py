@@ -1,0 +1,49 @@
+"""`baton doctor`: is everything there that this configuration needs? One line for each check, with a remedy."""
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from rich.text import Text
+
+from app.command import checks, loop, terminal
+from app.command.checks import Verdict
+from app.config import Loaded, configure
+from app.errors import BatonError, ConfigInvalid
+from app.wiring import house
+
+STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Check everything; 1 if a check failed."""
+    terminal.log_to_stderr("error")
+    try:
+        loaded = configure(environ)
+    except ConfigInvalid as error:
+        return _tell([Verdict("settings", "fail", fault) for fault in error.faults])
+    _tell(checks.of_settings(loaded))
+    if not loaded.catalog.rehearsal:
+        terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
+    with terminal.err().status("checking"):
+        verdicts = loop.run(_check(loaded))
+    return _tell(verdicts)
+
+
+async def _check(loaded: Loaded) -> list[Verdict]:
+    """The schema first: without it the rest of the database's checks would only say so again."""
+    schema = await checks.of_schema(loaded)
+    try:
+        async with house(loaded) as opened:
+            return [*schema, *await checks.of_house(loaded, opened)]
+    except BatonError as error:
+        return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
+
+
+def _tell(verdicts: list[Verdict]) -> int:
+    console = terminal.out()
+    for one in verdicts:
+        line = Text.assemble((f"{one.status:<4}", STYLES[one.status]), f"  {one.name}: {one.words}")
+        console.print(line, soft_wrap=True)
+        if one.remedy:
+            console.print(Text(f"      -> {one.remedy}"), soft_wrap=True)
+    return int(any(one.status == "fail" for one in verdicts))
