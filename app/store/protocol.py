@@ -31,7 +31,10 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run's row at admission. `salt` goes into every content address of the run and is erased with its content."""
+    """A run's row at admission, in epoch 1; an id that exists already is refused with `Conflict`.
+
+    `salt` goes into every content address of the run and is erased with its content.
+    """
 
     tenant: str
     key: str
@@ -49,7 +52,11 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """A ticket to be written with the event that caused it; it is rung after the commit."""
+    """A ticket to be written with the event that caused it; it is rung after the commit.
+
+    It starts at version 0. If the step still has a ticket, that one stays as it is and only reports to the new driver.
+    The end of a run deletes its tickets that were never taken; the others stay for the outcome of their call.
+    """
 
     step: int
     tier: str
@@ -60,9 +67,10 @@ class Outbox:
 class Move:
     """What a dispatcher does with its ticket's row, and by what right.
 
-    `take` needs `version` to be the row's and its claim to have lapsed by `at` (or never made); it makes the claim
-    number one higher, sets `holder` and `until`. `hold`, `finish` and `release` need `claim` to be the row's.
-    `hold` changes nothing but the version, `finish` deletes the row, `release` makes it due again at `until`.
+    `take` needs `version` to be the row's and its claim to have lapsed by `at` (or never made); it sets `holder`,
+    `until` and a claim number higher than any that was given out in this run before. `hold`, `finish` and `release`
+    need `claim` to be the row's. `hold` changes nothing but the version, `finish` deletes the row, `release` makes it
+    due again at `until`.
     """
 
     step: int
@@ -215,7 +223,11 @@ class Store(Protocol):
     """See the module docstring for what every implementation promises."""
 
     async def append(self, entry: Entry) -> Appended:
-        """Commit one entry; raises `LeaseLost`, `RunEnded`, `RunOverBudget`, `NotFound` or `StoreUnavailable`."""
+        """Commit one entry.
+
+        Raises `LeaseLost`, `RunEnded`, `RunOverBudget`, `NotFound`, `Conflict` or `StoreUnavailable`. A body
+        that is not JSON is a TypeError, and a release of more than is held a ValueError: faults of the caller.
+        """
         ...
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
@@ -224,6 +236,10 @@ class Store(Protocol):
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         """The bodies that are still stored; a missing ref was erased."""
+        ...
+
+    async def erase(self, run: str) -> bool:
+        """Forget all content of a run, and its salt; the journal stays. False if there is no such run."""
         ...
 
     async def run(self, run: str) -> RunRow:
@@ -239,7 +255,7 @@ class Store(Protocol):
         ...
 
     async def orphans(self, driver: str, now: float, until: float, limit: int) -> tuple[RunRow, ...]:
-        """Take over runs whose lease lapsed: epoch + 1, this driver; the rows as they are afterwards."""
+        """Take over runs whose lease lapsed, and their tickets: epoch + 1, this driver; the rows as they are then."""
         ...
 
     async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
@@ -251,7 +267,10 @@ class Store(Protocol):
         ...
 
     async def overdue(self, now: float, limit: int) -> tuple[Due, ...]:
-        """Outbox rows that nobody holds and that have been due for long enough to ring again."""
+        """Outbox rows that nobody holds and that have been due for long enough to ring again.
+
+        They count as rung from then on: the next call leaves them out until they went unanswered for as long again.
+        """
         ...
 
     async def key(self, public_id: str) -> KeyRow | None:
