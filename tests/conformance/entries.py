@@ -1,0 +1,53 @@
+"""Entries as the tests of the store write them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+from app.core.journal import Draft, Kind
+from app.store.protocol import (
+    Entry,
+    Ledger,
+    Move,
+    NewRun,
+    Outbox,
+    Projection,
+)
+from app.store.sql import SqlStore
+
+GRACE = 5.0
+SALT = b"salt-of-this-run"
+Opener = Callable[[], AbstractAsyncContextManager[SqlStore]]
+
+
+def new_run(**changes: Any) -> NewRun:
+    plain = NewRun("tenant", "key", "mini", "baton-mini", SALT, "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
+    return replace(plain, **changes)
+
+
+def admitted(run: str, at: float = 1.0, row: Projection | None = None, **changes: Any) -> Entry:
+    event = Draft(Kind.ADMITTED, {"tier": "mini"})
+    return Entry(run, at, (event,), new=new_run(**changes), row=row or Projection())
+
+
+def note(run: str, **fields: Any) -> Entry:
+    """Any event that asks for no right."""
+    return Entry(run, 2.0, (Draft(Kind.CANCEL_ASKED, {}),), **fields)
+
+
+def queued(run: str, step: int = 0, at: float = 2.0) -> Entry:
+    return Entry(run, at, (Draft(Kind.STEP_QUEUED, {"step": step}),), epoch=1, outbox=(Outbox(step, "mini", "driver"),))
+
+
+def take(run: str, version: int, holder: str, at: float = 3.0, until: float = 10.0) -> Entry:
+    return Entry(run, at, move=Move(0, "take", version=version, holder=holder, until=until))
+
+
+def moved(run: str, verb: Any, claim: int, until: float = 0.0) -> Entry:
+    return Entry(run, 4.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, verb, claim=claim, until=until))
+
+
+async def settled(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
