@@ -46,7 +46,8 @@ class Verdict:
 def of_settings(loaded: Loaded) -> list[Verdict]:
     """They were read, or we would not be here; what they amount to."""
     catalog = loaded.catalog
-    size = f"{count(len(catalog.workers), 'worker')} at {count(len(catalog.providers), 'provider')}, tiers {', '.join(catalog.tiers)}"
+    workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
+    size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
     found = [
         Verdict("settings", "ok", f"{len(loaded.settings.given)} set by the environment"),
         Verdict("pool", "ok", f"{loaded.origin}: {size}"),

@@ -1,0 +1,35 @@
+# One image, several commands: serve (default), gateway, dispatcher, migrate, keys, runs, doctor, probe.
+# Nothing is compiled: every dependency is a wheel, pinned by hash. Runs as a user without rights, on a read-only root.
+
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /opt/baton
+COPY requirements.txt ./
+RUN python -m venv /opt/venv \
+ && /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --only-binary=:all: --require-hashes -r requirements.txt
+COPY pyproject.toml LICENSE ./
+COPY app ./app
+COPY migrations ./migrations
+# In place, so that the migrations stand beside the package; bytecode now, because the root is read-only later.
+RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation -e . \
+ && /opt/venv/bin/python -m compileall -q /opt/venv/lib app migrations \
+ && /opt/venv/bin/python -m pip uninstall --yes --quiet setuptools pip
+
+FROM python:3.11-slim-bookworm
+RUN groupadd --gid 10001 baton \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin baton \
+ && install -d -o baton -g baton -m 0700 /var/lib/baton
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/baton /opt/baton
+ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
+    BATON_HOST=0.0.0.0 \
+    BATON_PORT=8080 \
+    BATON_DATA_DIR=/var/lib/baton
+WORKDIR /var/lib/baton
+USER 10001:10001
+VOLUME /var/lib/baton
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 \
+    CMD ["/opt/venv/bin/python", "-I", "-m", "app", "probe"]
+ENTRYPOINT ["/opt/venv/bin/python", "-I", "-m", "app"]
+CMD ["serve"]
