@@ -33,12 +33,16 @@ class Dispatcher:
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
         async with self._means.queue.hear(DISPATCHERS, self._hear), asyncio.TaskGroup() as group:
-            renewing = group.create_task(self._renew_for_ever())
-            while not stopping.is_set():
-                for ticket in await self._take():
-                    self._start(group, ticket)
+            chores = [group.create_task(self._take_for_ever(group)), group.create_task(self._renew_for_ever())]
+            await stopping.wait()
+            chores[0].cancel()  # a ticket that is just being handed over is rung again
             await self._drain()
-            renewing.cancel()
+            chores[1].cancel()
+
+    async def _take_for_ever(self, group: asyncio.TaskGroup) -> None:
+        while True:
+            for ticket in await self._take():
+                self._start(group, ticket)
 
     def _start(self, group: asyncio.TaskGroup, ticket: Ticket) -> None:
         if (ticket.run, ticket.step) in self._works:

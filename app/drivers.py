@@ -41,7 +41,8 @@ class Drivers:
         self._means = means
         self._home = home
         self._bound = bound
-        self._drivers: dict[str, tuple[Driver, asyncio.Task[None]]] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -51,7 +52,7 @@ class Drivers:
             chores = [group.create_task(self._renew_for_ever()), group.create_task(self._sweep_for_ever())]
             await stopping.wait()
             self._group = None
-            for task in (*chores, *(task for _, task in self._drivers.values())):
+            for task in (*chores, *self._tasks.values()):
                 task.cancel()
 
     def __len__(self) -> int:
@@ -81,14 +82,19 @@ class Drivers:
             line=line,
             notes=order.stream_steps,
         )
-        await self._admit(driver, order, admitted, salt, (address(salt, body), body))
-        self._drive(driver)
+        self._drivers[name] = driver  # from now on it hears: a dispatcher may be done before `_admit` returns
+        try:
+            await self._admit(driver, order, admitted, salt, (address(salt, body), body))
+            self._drive(driver)
+        except BaseException:
+            del self._drivers[name]
+            raise
         return Driven(name, line)
 
     def cancel(self, run: str, by: str) -> None:
         """Ask a run of this process to stop; it reaches its terminal state within about two seconds."""
         if run in self._drivers:
-            self._drivers[run][0].inbox.push(CancelAsked(by))
+            self._drivers[run].inbox.push(CancelAsked(by))
 
     # -- admission
 
@@ -179,8 +185,9 @@ class Drivers:
     def _drive(self, driver: Driver) -> None:
         if self._group is None:
             raise Overloaded(retry_after=1.0)
-        task = self._group.create_task(self._guard(driver))
-        self._drivers[driver.state.run] = (driver, task)
+        run = driver.state.run
+        self._drivers[run] = driver
+        self._tasks[run] = self._group.create_task(self._guard(driver))
         self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
 
     async def _guard(self, driver: Driver) -> None:
@@ -198,20 +205,20 @@ class Drivers:
             self._means.telemetry.log(logging.ERROR, "a driver broke; the run is left to its next", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
         finally:
-            del self._drivers[run]
+            del self._drivers[run], self._tasks[run]
             self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
             if error is not None:
                 driver.tell_failure(error)
 
     def _hear(self, message: Live) -> None:
         if not isinstance(message, Stop) and message.run in self._drivers:
-            self._drivers[message.run][0].inbox.put(message)
+            self._drivers[message.run].inbox.put(message)
 
     async def _renew_for_ever(self) -> None:
         suspects: set[str] = set()
         while True:
             await asyncio.sleep(self._means.lease / 3)
-            epochs = {run: driver.epoch for run, (driver, _) in self._drivers.items()}
+            epochs = {run: self._drivers[run].epoch for run in self._tasks}
             if not epochs:
                 continue
             try:
@@ -220,9 +227,9 @@ class Drivers:
                 self._means.telemetry.log(logging.WARNING, "leases not renewed", error=error.public_code)
                 continue
             # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
-            missing = {run for run in set(epochs) - kept if run in self._drivers}
+            missing = {run for run in set(epochs) - kept if run in self._tasks}
             for run in missing & suspects:
-                self._drivers[run][1].cancel()
+                self._tasks[run].cancel()
             suspects = missing - suspects
 
     # -- sweeping

@@ -5,7 +5,10 @@ opposite order. What a process then runs is a choice of roles over the same hous
 dispatcher, or both. Clock, randomness and names enter here and travel as arguments.
 """
 
+import hashlib
+import itertools
 import os
+import random
 import secrets
 import socket
 import time
@@ -133,7 +136,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     telemetry = Telemetry(_tracer(home))
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     pool = Pool(loaded)
-    key = pepper(settings)
+    key, fresh = pepper(settings), Fresh()
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
         means = Means(
             store=store,
@@ -144,9 +147,9 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             telemetry=telemetry,
             now=now,
             tick=time.monotonic,
-            name=name,
-            chance=lambda: secrets.randbelow(1 << 30) / (1 << 30),
-            salt=lambda: secrets.token_bytes(16),
+            name=fresh.name,
+            chance=random.Random(fresh.bytes(16)).random,
+            salt=lambda: fresh.bytes(16),
             lease=settings.lease_seconds,
             code=version("baton"),
         )
@@ -160,7 +163,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             pepper=key.get_secret_value().encode(),
             now=now,
             tick=time.monotonic,
-            name=name,
+            name=fresh.name,
             bounds=Bounds(body=settings.max_body_bytes),
             rates=Rates(running=settings.concurrent_runs),
         )
@@ -197,9 +200,20 @@ def check_roles(loaded: Loaded, *, alone: bool) -> None:
         raise ConfigInvalid(faults)
 
 
-def name(prefix: str) -> str:
-    """A fresh id: a prefix, milliseconds since 1970 in hexadecimal so that ids sort by time, and 80 random bits."""
-    return f"{prefix}_{time.time_ns() // 1_000_000:011x}{secrets.token_hex(10)}"
+class Fresh:
+    """Unpredictable bytes and ids: BLAKE2 over a counter under a key of this process, so that no call asks the kernel."""
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._counter = itertools.count()
+
+    def bytes(self, size: int) -> bytes:
+        """`size` bytes, at most 64, never the same twice."""
+        return hashlib.blake2b(next(self._counter).to_bytes(8, "big"), key=self._key, digest_size=size).digest()
+
+    def name(self, prefix: str) -> str:
+        """A fresh id: a prefix, milliseconds since 1970 in hexadecimal so that ids sort by time, and 80 random bits."""
+        return f"{prefix}_{time.time_ns() // 1_000_000:011x}{self.bytes(10).hex()}"
 
 
 def _tracer(home: str) -> trace.Tracer | None:
