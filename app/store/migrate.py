@@ -10,6 +10,7 @@ import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.util.exc import CommandError, DatabaseNotAtHead
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import StoreUnavailable
@@ -28,6 +29,7 @@ def migrate(url: str, to: str = "head") -> None:
     """
     config = alembic_config(url)
     with ONE_AT_A_TIME, _told():
+        _make_folder(config.attributes["url"])
         if to == "head":
             command.upgrade(config, to)
         else:
@@ -44,6 +46,12 @@ def is_current(url: str) -> bool:
         except DatabaseNotAtHead:
             return False
     return True
+
+
+def _make_folder(url: URL) -> None:
+    """SQLite makes its file, but not the folder around it."""
+    if url.get_backend_name() == "sqlite" and url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
