@@ -24,8 +24,8 @@ SCHEMES = {
     "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
 }
-FOREIGN = re.compile(r"BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
-"""Test variables, and what Kubernetes injects into every pod beside a Service called `baton`."""
+FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
+"""A client's key, test variables, and what Kubernetes injects into every pod beside a Service called `baton`."""
 
 
 class Settings(BaseModel):
