@@ -1,0 +1,462 @@
+"""The command line as its users meet it: real processes over a data folder of the test's own, without network."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.__main__ import main
+from app.command import estimate, greeting, story, terminal
+from app.command.parser import parser
+from app.core.pool import Card, Limits, Price, Worker
+from app.errors import ConfigInvalid
+from app.gateway.auth import SCOPES
+from app.serving import Started
+
+ROOT = Path(__file__).resolve().parent.parent
+KEY = "bt_bootstrap1_0123456789abcdef0123456789abcdef"
+EASY = "What is 17 * 23?"
+HARD = "Solve 3(x + 2) = 2x + 11"
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """What a command sees: nothing of this machine's providers or settings."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
+        "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", ""),
+        "BATON_DATA_DIR": str(folder / "data"),
+        "BATON_BOOTSTRAP_KEY": KEY,
+        "BATON_REHEARSAL_DELAY": "0",
+        **more,
+    }
+
+
+@dataclass
+class Done:
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+def baton(folder: Path, *arguments: str, **more: str) -> Done:
+    """One command to its end."""
+    command = [sys.executable, "-m", "app", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=60, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass
+class Service:
+    """A `baton serve` that runs."""
+
+    folder: Path
+    url: str
+    greeting: str
+
+    def ask(self, model: str, question: str, **more: Any) -> dict[str, Any]:
+        """One question by HTTP."""
+        body = {"model": model, "messages": [{"role": "user", "content": question}], **more}
+        reply = httpx.post(
+            f"{self.url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=20
+        )
+        reply.raise_for_status()
+        found: dict[str, Any] = reply.json()
+        return found
+
+
+def started(process: "subprocess.Popen[str]") -> str:
+    """Its announcement, up to the line that ends it."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "runs show last" in line:
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("baton")
+    command = [sys.executable, "-m", "app", "serve"]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(folder, BATON_PORT="0"),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        words = started(process)
+        found = re.search(r"http://127\.0\.0\.1:\d+", words)
+        assert found
+        yield Service(folder, found[0], words)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "Traceback" not in (folder / "log").read_text()
+
+
+# -- the parser
+
+
+def test_the_version_is_printed_without_loading_the_service() -> None:
+    words = "import sys; from app.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    check = "print(sorted(set(sys.modules) & {'sqlalchemy', 'fastapi', 'pydantic', 'aiohttp', 'rich'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.splitlines() == ["baton 0.1.0", "[]"]
+
+
+@pytest.mark.parametrize("line", ["", "nothing", "keys", "keys add", "runs ls --limit 0", "keys add x --expires 3y"])
+def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(line.split(), {})
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_every_module_of_the_parser_exists() -> None:
+    names = set(re.findall(r'_command\(\s*\w+,\s*"\w+",\s*"(\w+)"', (ROOT / "app/command/parser.py").read_text()))
+    assert names
+    assert all((ROOT / f"app/command/{name}.py").exists() for name in names)
+
+
+def test_the_help_names_every_scope() -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["keys", "add", "--nothing"])
+    source = (ROOT / "app/command/parser.py").read_text()
+    assert all(scope in source for scope in SCOPES)
+
+
+# -- faults
+
+
+def test_all_faults_of_a_configuration_are_told_one_a_line(tmp_path: Path) -> None:
+    done = baton(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
+    assert done.status == 2
+    assert [line.split(":")[0] for line in done.err.splitlines()] == ["BATON_PROT", "BATON_PORT", "BATON_LOG_LEVEL"]
+
+
+@pytest.mark.parametrize("verb", ["gateway", "dispatcher"])
+def test_separate_processes_need_postgres_and_redis(tmp_path: Path, verb: str) -> None:
+    done = baton(tmp_path, verb)
+    assert done.status == 2
+    assert "BATON_REDIS_URL" in done.err
+    assert "BATON_DATABASE_URL" in done.err
+
+
+@pytest.mark.parametrize("line", ["migrate", "runs ls", "keys ls"])
+def test_a_database_that_is_down_is_a_sentence(tmp_path: Path, line: str) -> None:
+    done = baton(tmp_path, *line.split(), BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x")
+    assert done.status == 1
+    assert done.err.startswith("baton: ")
+    assert "secret" not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
+    done = baton(tmp_path, "serve", BATON_PORT=service.url.rpartition(":")[2])
+    assert done.status != 0
+    assert "address already in use" in done.err
+    assert "Traceback" not in done.err
+
+
+# -- serve
+
+
+def test_the_announcement_can_be_pasted(service: Service) -> None:
+    assert "REHEARSAL" in service.greeting
+    assert KEY not in service.greeting
+    curl = service.greeting[service.greeting.index("  curl") : service.greeting.index("Or in Python")]
+    done = subprocess.run(
+        ["bash", "-c", curl],
+        env={**os.environ, "BATON_API_KEY": KEY, "no_proxy": "*"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert "15" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_the_python_lines_of_the_announcement_compile(key: str | None) -> None:
+    words = greeting.words("serve", Started("http://127.0.0.1:1", "rehearsal", True, key), "baton")
+    lines = words[words.index("(pip install openai)") :].splitlines()[1:]
+    compile("\n".join(line.removeprefix("  ") for line in lines if line.startswith("  ")), "greeting", "exec")
+    assert ("export BATON_API_KEY" in words) == (key is not None)
+
+
+def test_a_dispatcher_announces_no_address() -> None:
+    words = greeting.words("dispatcher", Started(None, "pool file x", False, None), "baton")
+    assert "curl" not in words
+    assert "REHEARSAL" not in words
+
+
+def test_the_probe_tells_ready_from_absent(service: Service, tmp_path: Path) -> None:
+    assert baton(tmp_path, "probe", BATON_PORT=service.url.rpartition(":")[2]).status == 0
+    assert baton(tmp_path, "probe", BATON_PORT="1").status == 1
+
+
+def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", "serve"],
+        cwd=tmp_path,
+        env=environment(tmp_path, BATON_PORT="0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        started(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+# -- runs
+
+
+def test_show_explains_an_orchestrated_run(service: Service) -> None:
+    reply = service.ask("baton-ultra", HARD)
+    done = baton(service.folder, "runs", "show", reply["id"])
+    assert done.status == 0, done.err
+    for words in (
+        reply["baton"]["run"],
+        "succeeded",
+        "REHEARSAL",
+        HARD,
+        "a model planned it (rehearsal-conductor)",
+        "planning call",
+        "sees: the conversation and step 0",
+        "with probability",
+        "attempt 1: rehearsal-",
+        "its output is the answer",
+        "said: The answer is x = 5.",
+        "pool: rehearsal-sage",
+        "limits: 5 steps",
+    ):
+        assert words in done.out
+    assert f"${reply['baton']['cost_usd']:.6f}".rstrip("0") in done.out
+
+
+def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
+    run = service.ask("baton-mini", EASY)["baton"]["run"]
+    last = baton(service.folder, "runs", "show", "--json")
+    assert json.loads(last.out)["id"] == run
+    assert json.loads(baton(service.folder, "runs", "show", run[:-2], "--json").out)["id"] == run
+    assert baton(service.folder, "runs", "show", "run_zzzz").status == 1
+
+
+def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
+    plan = {"steps": [{"worker": "rehearsal-scribe", "subtask": "Answer.", "access": ["user"]}]}
+    service.ask("baton-ultra", EASY, baton={"plan": plan, "pool": {"deny": ["rehearsal-lawyer"]}})
+    shown = baton(service.folder, "runs", "show").out
+    assert "the request brought its own plan" in shown
+    assert "left out: rehearsal-lawyer: in the request's deny list" in shown
+
+
+def test_ls_filters(service: Service) -> None:
+    service.ask("baton-mini", EASY)
+    rows = json.loads(baton(service.folder, "runs", "ls", "--tier", "baton-mini", "--json", "--since", "1h").out)
+    assert rows
+    assert {row["tier"] for row in rows} == {"baton-mini"}
+    assert "succeeded" in baton(service.folder, "runs", "ls", "--worker", "rehearsal-sage").out
+    assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
+    assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
+
+
+def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
+    service.ask("baton-ultra", HARD)
+    done = baton(service.folder, "runs", "watch")
+    assert done.status == 0
+    kinds = re.findall(r" s\s+([a-z]+\.[a-z_]+)", done.out)
+    assert kinds[0] == "run.admitted"
+    assert kinds[-1] == "run.succeeded"
+
+
+def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
+    done = baton(tmp_path, "runs", "show")
+    assert done.status == 1
+    assert "no runs yet" in done.err
+
+
+# -- keys
+
+
+def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
+    made = baton(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
+    key = made.out.strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    models = httpx.get(f"{service.url}/v1/models", headers=headers).json()["data"]
+    assert {model["baton"]["tier"] for model in models} == {"baton-mini"}
+    listed = baton(service.folder, "keys", "ls").out
+    assert key.split("_")[1] in listed
+    assert key.split("_", 2)[2] not in listed
+    assert "$0.25 a run" in listed
+    assert baton(service.folder, "keys", "revoke", key).status == 0
+    assert "revoked" in baton(service.folder, "keys", "ls").out
+    deadline = time.monotonic() + 8
+    while httpx.get(f"{service.url}/v1/models", headers=headers).status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
+    assert "unknown scope" in baton(tmp_path, "keys", "add", "x", "--scope", "root").err
+    assert "no such tier" in baton(tmp_path, "keys", "add", "x", "--tier", "root").err
+    assert "no key of that id" in baton(tmp_path, "keys", "revoke", "abcd").err
+
+
+# -- plan, doctor, config, migrate
+
+
+def test_plan_executes_nothing(service: Service) -> None:
+    done = baton(service.folder, "plan", HARD)
+    assert done.status == 0, done.err
+    assert "estimate: $0.0" in done.out
+    assert "planned only, nothing executed" in done.out
+    shown = json.loads(baton(service.folder, "runs", "show", "--json").out)
+    assert shown["preview"]
+    assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(["--tier", "x"], "no such tier"), (["--effort", "x"], "no such level"), (["--label", "phi"], "not cleared")],
+)
+def test_plan_says_why_not(tmp_path: Path, more: list[str], words: str) -> None:
+    done = baton(tmp_path, "plan", EASY, *more)
+    assert done.status in (1, 2)
+    assert words in done.err
+
+
+def test_doctor_is_content_with_rehearsal_and_says_so(tmp_path: Path) -> None:
+    done = baton(tmp_path, "doctor")
+    assert done.status == 0, done.out
+    assert "REHEARSAL" in done.out
+    assert "skip  redis" in done.out
+    assert "fail" not in done.out
+
+
+def test_doctor_finds_what_is_broken(tmp_path: Path) -> None:
+    done = baton(
+        tmp_path,
+        "doctor",
+        OPENAI_API_KEY="sk-secret",
+        OPENAI_BASE_URL="http://127.0.0.1:1/v1",
+        BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x",
+        BATON_REDIS_URL="redis://127.0.0.1:1/0",
+    )
+    assert done.status == 1
+    failed = re.findall(r"^fail\s+([a-z]+)", done.out, re.MULTILINE)
+    assert failed == ["schema", "database", "redis", "conductor", "provider"]
+    assert done.out.count("->") >= 5
+    assert "secret" not in done.out + done.err
+    assert "fraction of a cent" in done.err
+
+
+def test_doctor_tells_faulty_settings(tmp_path: Path) -> None:
+    done = baton(tmp_path, "doctor", BATON_PROT="1")
+    assert done.status == 1
+    assert "fail  settings: BATON_PROT" in done.out
+
+
+def test_config_lists_everything_and_masks_secrets(tmp_path: Path) -> None:
+    done = baton(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
+    assert done.status == 0
+    for words in ("BATON_PORT", "8080", "environment", "Pool: rehearsal", "baton-ultra: rehearsal-sage"):
+        assert words in done.out
+    assert KEY not in done.out
+    assert "hush" not in done.out
+
+
+def test_migrate_makes_the_database(tmp_path: Path) -> None:
+    assert baton(tmp_path, "migrate").status == 0
+    assert baton(tmp_path, "migrate").status == 0
+    assert (tmp_path / "data" / "baton.db").exists()
+
+
+# -- words
+
+
+def test_texts_cannot_steer_the_terminal() -> None:
+    assert "\x1b" not in terminal.clean("\x1b[2J\x1b]0;owned\x07 hello\u202e")
+    assert terminal.clean("tab\tand\nline äöü ★") == "tab\tand\nline äöü ★"
+
+
+@pytest.mark.parametrize(
+    ("micro", "words"), [(0, "$0.00"), (7, "$0.000007"), (500_000, "$0.50"), (12_340_000, "$12.34"), (2e9, "$2,000.00")]
+)
+def test_dollars(micro: float, words: str) -> None:
+    assert terminal.dollars(micro) == words
+
+
+@pytest.mark.parametrize(
+    ("access", "words"),
+    [
+        (["user"], "the conversation"),
+        (["user", 0, 1], "the conversation and steps 0, 1"),
+        ([2], "step 2, not the conversation"),
+        ([], "nothing but its subtask"),
+    ],
+)
+def test_access_lists_in_words(access: list[str | int], words: str) -> None:
+    assert story.sees(access) == words
+
+
+def test_a_replaced_worker_is_explained() -> None:
+    step: Mapping[str, Any] = {
+        "probability": 0.5,
+        "planned_worker": "a",
+        "worker": "b",
+        "attempts": [{"worker": "a", "error": "worker_timeout", "outcome": "error"}],
+    }
+    assert story.choice(step) == (
+        "the conductor chose a with probability 0.50; b took over from a after worker_timeout"
+    )
+
+
+def test_an_estimate_follows_the_longest_path() -> None:
+    worker = Worker("w", "p", "m", Price(1_000_000, 2_000_000), Card(speed=100.0))
+    limits = Limits(output_tokens=400)
+    steps = [
+        estimate.Planned(0, worker, True, ()),
+        estimate.Planned(1, worker, True, ()),
+        estimate.Planned(2, worker, True, (0, 1)),
+    ]
+    found = estimate.estimate(steps, 80, limits)
+    assert found.seconds == pytest.approx(2 * (0.6 + 4.0))
+    assert found.usd == 3 * 200 + 800 + 3 * 800
+    assert found.usd <= found.usd_most <= limits.usd
+
+
+def test_config_invalid_is_not_hidden_in_a_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [ConfigInvalid(["a: wrong", "b: wrong"])])])
+
+    monkeypatch.setattr("app.command.settings.run", broken)
+    assert main(["config"], {}) == 2
+    assert capsys.readouterr().err == "a: wrong\nb: wrong\n"
