@@ -79,6 +79,7 @@ class Dispatcher:
                 work.interrupt(stopped=True)
 
     async def _renew_for_ever(self) -> None:
+        suspects: set[Held] = set()
         while True:
             await asyncio.sleep(self._means.lease / 3)
             held = {Held(w.ticket.run, w.ticket.step, w.claim): w for w in self._works.values() if w.claim}
@@ -90,9 +91,12 @@ class Dispatcher:
             except (StoreUnavailable, QueueUnavailable) as error:
                 self._means.telemetry.log(logging.WARNING, "claims not renewed", error=error.public_code)
                 continue
-            for claim in set(held) - kept:
+            # A step that was just finished is not kept either; only what is missing twice was taken over.
+            missing = {claim for claim in set(held) - kept if held[claim] in self._works.values()}
+            for claim in missing & suspects:
                 self._means.telemetry.count("baton_lease_lost_total", "step")
-                held[claim].task.cancel()
+                held[claim].interrupt(stopped=True)
+            suspects = missing - suspects
 
     async def _drain(self) -> None:
         running = [work.task for work in self._works.values()]
