@@ -34,8 +34,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
-        "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
-        "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", ""),
+        "PYTHONPYCACHEPREFIX": str(ROOT / ".pytest_cache" / "bytecode"),  # else each process compiles all over again
         "BATON_DATA_DIR": str(folder / "data"),
         "BATON_BOOTSTRAP_KEY": KEY,
         "BATON_REHEARSAL_DELAY": "0",

@@ -1,7 +1,6 @@
 """The README keeps its word: its commands are pasted against a service that was started as it says."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -57,8 +56,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     environ = {
         "PATH": f"{bin_folder}:/usr/bin:/bin",
         "PYTHONPATH": str(ROOT),
-        "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", ""),
-        "PYTHONDONTWRITEBYTECODE": os.environ.get("PYTHONDONTWRITEBYTECODE", ""),
+        "PYTHONPYCACHEPREFIX": str(ROOT / ".pytest_cache" / "bytecode"),  # else each process compiles all over again
         "HOME": str(folder),
         "BATON_PORT": "0",
     }
