@@ -291,15 +291,16 @@ class Execution:
 
     async def _write(self, entry: Entry) -> None:
         """Write the last entry of this claim, again and again while the database is away."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(StoreUnavailable),
-            wait=wait_random_exponential(0.1, max=5),
-            stop=stop_after_delay(OUTCOME_PATIENCE),
-            reraise=True,
-        )
-        async for once in retrying:
-            with once:
-                await self._append(entry)
+        try:
+            return await self._append(entry)
+        except StoreUnavailable:
+            retrying = AsyncRetrying(
+                retry=retry_if_exception_type(StoreUnavailable),
+                wait=wait_random_exponential(0.1, max=5),
+                stop=stop_after_delay(OUTCOME_PATIENCE),
+                reraise=True,
+            )
+        await retrying(self._append, entry)
 
     async def _append(self, entry: Entry) -> None:
         """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, and `RunEnded` is
