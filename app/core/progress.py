@@ -140,9 +140,12 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """Whether a fallback decided, or a step that others counted on was lost."""
-        fallback = self.proposal is not None and self.proposal.mode == "fallback"
-        return fallback or any(step.state in ("failed", "skipped") for step in self.current)
+        """Whether a fallback decided, or a step that others counted on was lost. A preview's steps are not meant to
+        run."""
+        if self.proposal is not None and self.proposal.mode == "fallback":
+            return True
+        lost = any(step.state in ("failed", "skipped") for step in self.current)
+        return lost and not self.admitted.preview
 
     @property
     def usd(self) -> int:
