@@ -16,6 +16,9 @@ from app.gateway import audit
 from app.store.protocol import RunQuery, RunRow
 
 POLL_SECONDS = 0.25
+COLUMNS = ("run", "when", "tier", "state", "shape", "took", "tokens", "cost")
+NARROW = ("run", "when", "tier", "state", "took", "cost")
+WIDE, PREFIX = 130, 20
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -53,26 +56,29 @@ async def _list(settings: Settings, asked: argparse.Namespace, now: float) -> No
     elif not rows:
         terminal.out().print("There are no such runs.")
     else:
-        terminal.out().print(_table(rows))
+        console = terminal.out()
+        console.print(_table(rows, console.width))
 
 
-def _table(rows: tuple[RunRow, ...]) -> Table:
+def _table(rows: tuple[RunRow, ...], width: int) -> Table:
+    """With everything where there is room; else with prefixes of ids, which `show` understands as well."""
+    wide = width >= WIDE
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("run", "when", "tier", "state", "shape", "took", "tokens", "cost"):
-        right = column in ("took", "tokens", "cost")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column == "run")
+    for column in COLUMNS if wide else NARROW:
+        table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
     for row in rows:
-        style = tree.COLOURS.get(row.state, "yellow")
-        table.add_row(
-            row.id,
-            story.moment(row.created_at),
-            Text(terminal.clean(row.tier)),
-            Text(row.state + (" (degraded)" if row.degraded else ""), style=style),
-            f"{row.topology or '-'} {row.steps or ''}",
-            story.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
-            f"{row.spent.tokens:,}",
-            terminal.dollars(row.spent.usd),
-        )
+        state = row.state + (" (degraded)" if row.degraded and wide else " *" if row.degraded else "")
+        cells = {
+            "run": row.id if wide else row.id[:PREFIX],
+            "when": story.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
+            "tier": terminal.clean(row.tier),
+            "state": Text(state, style="yellow" if row.degraded else tree.COLOURS.get(row.state, "yellow")),
+            "shape": f"{row.topology or '-'} {row.steps or ''}",
+            "took": story.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
+            "tokens": f"{row.spent.tokens:,}",
+            "cost": terminal.dollars(row.spent.usd),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
     return table
 
 
