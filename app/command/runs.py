@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -68,7 +69,7 @@ def _table(rows: tuple[RunRow, ...], width: int) -> Table:
         table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
     for row in rows:
         state = row.state + (" (degraded)" if row.degraded and wide else " *" if row.degraded else "")
-        cells = {
+        cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
             "when": story.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
             "tier": terminal.clean(row.tier),
