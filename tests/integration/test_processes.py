@@ -1,0 +1,328 @@
+"""The distributed set-up as real processes: one gateway and two dispatchers over Postgres and Redis, killed at will.
+
+Workers and conductor are the provider stub in a process of its own; callers use the official client. The house is
+shared by the whole file, because starting it takes longer than any test; who kills a process starts it again.
+"""
+
+import asyncio
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import httpx
+import openai
+import pytest
+from redis import Redis
+from sqlalchemy.engine import make_url
+
+from tests.processes import KEY, Caller, Process, asking, calling, command, environment, running, within
+from tests.stubs import KEYS, Hang, Reply, plan_reply
+from tests.stubs.control import StubControl, stub_process
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+
+LEASE: Final = 1.5
+WORKERS: Final = ("alpha", "beta", "gamma")
+TREE: Final = plan_reply(
+    (0, "Answer on your own.", ["user"]), (1, "Answer otherwise.", ["user"]), (2, "Combine both.", ["user", 0, 1])
+)
+CHAIN: Final = {
+    "steps": [
+        {"worker": "alpha", "subtask": "Plan it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Do it.", "access": ["user", 0]},
+    ]
+}
+
+
+def pool(stub: StubControl) -> str:
+    """Three workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
+    workers = "".join(
+        f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
+        for name in WORKERS
+    )
+    return f"""
+[providers.stub]
+format = "openai"
+base_url = "{stub.openai_url}"
+key = "STUB_KEY"
+[providers.planning]
+format = "openai"
+base_url = "{stub.vllm_url}"
+options = {{ positional = true, logprobs = true }}
+{workers}
+[workers.planner]
+provider = "planning"
+model = "planner"
+pooled = false
+[tiers.baton-mini]
+pool = "all"
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+limits = {{ seconds = 40 }}
+[tiers.baton-ultra]
+pool = "all"
+conductor = {{ kind = "model", worker = "planner" }}
+limits = {{ seconds = 40 }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """The service and its surroundings."""
+
+    stub: StubControl
+    database: str
+    redis: str
+    gateway: Process
+    dispatchers: Sequence[Process]
+
+    def holders(self) -> set[int]:
+        """The process ids of the dispatchers that hold a step now."""
+        rows = asyncio.run(execute(self.database, "SELECT DISTINCT holder FROM tickets WHERE holder IS NOT NULL"))
+        return {int(row[0].split("-")[-2]) for row in rows}
+
+    def holding(self) -> Process:
+        """The dispatcher that holds the one running step."""
+        found = within(5, self.holders, "a step is held")
+        return next(one for one in self.dispatchers if one.pid in found)
+
+
+async def execute(url: str, statement: str) -> list[Any]:
+    """One statement of SQL."""
+    connection = await asyncpg.connect(
+        make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    )
+    try:
+        return list(await connection.fetch(statement))
+    finally:
+        await connection.close()
+
+
+def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict[str, str]:
+    """What all processes of one installation are told."""
+    (folder / "pool.toml").write_text(pool(stub))
+    return environment(
+        folder,
+        BATON_DATABASE_URL=database,
+        BATON_REDIS_URL=redis,
+        BATON_POOL=str(folder / "pool.toml"),
+        BATON_BOOTSTRAP_KEY=KEY,
+        BATON_PEPPER="pepper" * 8,
+        BATON_LEASE_SECONDS=str(LEASE),
+        STUB_KEY=KEYS["openai"],
+    )
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubControl]:
+    with stub_process() as control:
+        yield control
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server_url: str) -> Iterator[str]:
+    """A database for this file; a fixture of pytest-asyncio would bind it to one test's event loop."""
+    name = f"baton_test_{uuid.uuid4().hex}"
+    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
+    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
+    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
+) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    environ = settings(folder, stub, database, redis_server_url)
+    assert command(folder, environ, "migrate").returncode == 0
+    with ExitStack() as stack:
+        gateway, *dispatchers = [
+            stack.enter_context(running(verb, folder, environ, wait=False))
+            for verb in ("gateway", "dispatcher", "dispatcher")
+        ]
+        for process in (gateway, *dispatchers):
+            process.wait_until_there()
+        within(10, gateway.ready)
+        yield House(stub, database, redis_server_url, gateway, dispatchers)
+
+
+@pytest.fixture
+def house(shared: House) -> House:
+    """The house, with a stub that plans a tree and otherwise answers at once."""
+    shared.stub.clear()
+    shared.stub.always("planner", TREE)
+    return shared
+
+
+@pytest.fixture
+def caller(house: House) -> Iterator[Caller]:
+    with calling(house.gateway.url) as made:
+        yield made
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., "Future[Any]"]]:
+    """Calls beside the test's own."""
+    with ThreadPoolExecutor(16) as threads:
+        yield threads.submit
+
+
+def outcomes(run: dict[str, Any]) -> list[list[str]]:
+    """What the attempts of each step came to."""
+    return [[attempt["outcome"] for attempt in step["attempts"]] for step in run["steps"]]
+
+
+def calls(house: House, model: str, count: int = 1) -> list[dict[str, Any]]:
+    """The stub's records of that model, as soon as there are so many."""
+    found: list[dict[str, Any]] = within(
+        5, lambda: found if len(found := house.stub.requests(model)) >= count else None, f"{model} was called"
+    )
+    return found
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("tier", "shape"), [("baton-mini", "single"), ("baton-ultra", "tree")])
+def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: str, streams: bool) -> None:
+    began = time.monotonic()
+    said, reply = (caller.streamed if streams else caller.whole)(tier, "Is anybody there?")
+    assert said == "Hello there."
+    assert time.monotonic() - began < 1.5, "somebody waited for a message that did not come"
+    assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] + reply["usage"]["completion_tokens"]
+    run = caller.run(reply["baton"]["run"])
+    assert (run["state"], run["degraded"]) == ("succeeded", False)
+    assert outcomes(run) == [["ok"]] * (3 if tier == "baton-ultra" else 1)
+
+
+def test_steps_are_shared_between_both_dispatchers(house: House, caller: Caller, aside: Any) -> None:
+    for name in WORKERS:
+        house.stub.always(name, Reply(first_delay=0.4))
+    answers = [aside(caller.whole, "baton-ultra", "Work together.") for _ in range(8)]
+    seen: set[int] = set()
+    within(10, lambda: seen.update(house.holders()) or len(seen) == 2, "both dispatchers hold a step")
+    assert seen == {one.pid for one in house.dispatchers}
+    assert {answer.result()[1]["baton"]["state"] for answer in answers} == {"succeeded"}
+
+
+def test_a_dispatcher_that_is_told_to_stop_finishes_its_steps(house: House, caller: Caller, aside: Any) -> None:
+    for name in WORKERS:
+        house.stub.always(name, Reply(first_delay=0.7))
+    answers = [aside(caller.whole, "baton-ultra", "Do not lose me.") for _ in range(6)]
+    leaving = house.dispatchers[0]
+    within(5, lambda: leaving.pid in house.holders(), "it works")
+    assert leaving.stop() == 0
+    for answer in answers:
+        run = caller.run(answer.result()[1]["baton"]["run"])
+        assert (run["state"], outcomes(run)) == ("succeeded", [["ok"]] * 3)
+    leaving.start()
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
+    house: House, caller: Caller, aside: Any, streams: bool
+) -> None:
+    house.stub.script("alpha", Hang())
+    answer = aside(caller.streamed if streams else caller.whole, "baton-mini", "Survive.")
+    calls(house, "alpha")
+    victim = house.holding()
+    victim.kill()
+    killed = time.monotonic()
+    said, reply = answer.result()
+    assert said == "Hello there."
+    assert time.monotonic() - killed < LEASE + 2
+    run = caller.run(reply["baton"]["run"])
+    assert outcomes(run) == [["unknown", "ok"]]
+    assert run["held"] == {"usd": 0.0, "tokens": 0}
+    assert run["spent"]["tokens"] == run["total_usage"]["input"] + run["total_usage"]["output"]
+    assert run["total_usage"]["estimated"] is True
+    victim.start()
+
+
+@pytest.mark.parametrize("stage", ["planning", "working"])
+def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(house: House, aside: Any, stage: str) -> None:
+    model = "planner" if stage == "planning" else "alpha"
+    house.stub.script(model, Hang(None if stage == "planning" else 2.0))
+    with calling(house.gateway.url) as caller, suppress(openai.APIError):
+        request = {"model": "baton-ultra", "messages": asking("Outlive it."), "extra_body": {}}
+        if stage == "working":
+            request["extra_body"] = {"baton": {"plan": CHAIN}}
+        lost = aside(caller.client.chat.completions.create, **request)
+        calls(house, model)
+        (name,) = [row["id"] for row in caller.read("/v1/runs", limit=1)["data"]]
+        house.gateway.kill()
+        lost.result()
+    house.gateway.start()
+    with calling(house.gateway.url) as caller:
+        within(15, lambda: caller.run(name)["ended_at"], "the run ends")
+        run, events = caller.run(name), caller.events(name)
+    assert run["state"] == "succeeded"
+    assert [event["kind"] for event in events].count("run.succeeded") == 1
+    assert all(attempts.count("ok") == 1 for attempts in outcomes(run))
+    if stage == "planning":
+        first, again = run["proposals"]
+        assert [call["outcome"] for call in first["attempts"]] == ["unknown"]
+        assert (first["outage"], again["mode"], again["state"]) == (True, "first", "accepted")
+
+
+@pytest.mark.parametrize(("tier", "model"), [("baton-mini", "alpha"), ("baton-ultra", "planner")])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_caller_who_leaves_ends_the_call_upstream(
+    house: House, caller: Caller, tier: str, model: str, streams: bool
+) -> None:
+    house.stub.script(model, Hang())
+    body = {"model": tier, "messages": asking("Never mind."), "stream": streams}
+    patience = httpx.Timeout(5, read=0.5)
+    with (
+        pytest.raises(httpx.ReadTimeout),
+        caller.http.stream("POST", "/v1/chat/completions", json=body, timeout=patience) as reply,
+    ):
+        for _ in reply.iter_raw():
+            pass
+    left = time.monotonic()
+    (record,) = within(
+        3, lambda: [one for one in house.stub.requests(model) if one["disconnected_at"]], "the call is broken off"
+    )
+    assert record["disconnected_at"] - left < 2
+    (row,) = caller.read("/v1/runs", limit=1)["data"]
+    within(3, lambda: caller.run(row["id"])["ended_at"], "the run ends")
+    run = caller.run(row["id"])
+    assert run["state"] == "cancelled"
+    assert run["held"] == {"usd": 0.0, "tokens": 0}
+
+
+def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(house: House, caller: Caller) -> None:
+    house.stub.script("alpha", Reply(endless=True, gap=0.02))
+    chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
+    for _ in range(4):
+        next(chunks)
+    chunks.close()
+    left = time.monotonic()
+    (record,) = within(3, lambda: [one for one in house.stub.requests("alpha") if one["disconnected_at"]])
+    assert record["disconnected_at"] - left < 2
+
+
+def test_an_emptied_redis_is_no_event(house: House, caller: Caller, aside: Any) -> None:
+    for name in WORKERS:
+        house.stub.always(name, Reply(first_delay=0.3))
+    answers = [aside(caller.whole, "baton-ultra", "Remember me.") for _ in range(6)]
+    with Redis.from_url(house.redis) as redis:
+        for _ in range(8):
+            time.sleep(0.15)
+            empty(redis)
+    for answer in answers:
+        run = caller.run(answer.result()[1]["baton"]["run"])
+        assert (run["state"], outcomes(run)) == ("succeeded", [["ok"]] * 3)
+
+
+def empty(redis: Redis) -> None:
+    """FLUSHALL, or as much of it as a server that is not ours allows."""
+    if "BATON_TEST_REDIS_URL" not in os.environ:
+        redis.flushall()
+    elif keys := list(redis.scan_iter("baton:*")):
+        redis.delete(*keys)
