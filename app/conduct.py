@@ -25,7 +25,7 @@ from app.conductor.protocol import Conductor
 from app.core import drafts
 from app.core.chat import Task
 from app.core.journal import Draft, Event, Kind
-from app.core.progress import DRIVER_LOST, Finish, Propose, Queue, RunState, Skip, advance, bill, decide
+from app.core.progress import DRIVER_LOST, RUN_ENDED, Finish, Propose, Queue, RunState, Skip, advance, bill, decide
 from app.errors import BatonError, PlanRejected, QueueUnavailable
 from app.mailbox import Mailbox
 from app.order import NOTED, Ended, Noted, Said, Told
@@ -81,6 +81,7 @@ class Driver:
         self._line = line
         self._notes = notes
         self.state = state
+        self.salt = salt
         self.planning: Propose | None = None
         """A proposal that was opened with the admission and waits for `drive` to begin."""
         self.inbox: Mailbox[Live | Planned | CancelAsked] = Mailbox(INBOX)
@@ -317,7 +318,7 @@ class Driver:
         if command.step is not None:
             self._text = await self._answer(self.state.steps[command.step].output)
         if not self.state.ended:
-            skips = drafts.skipped(self.state.current, "run_ended")
+            skips = drafts.skipped(self.state.current, RUN_ENDED)
             await self._append((*skips, drafts.ended(tentative(self.state, skips), command)))
 
     async def _quiesce(self) -> None:

@@ -13,7 +13,7 @@ is not tried again.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -40,17 +40,19 @@ HANDED_BACK = -1
 
 
 async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
-    """The exact messages of step `n`: what its access list grants, and nothing else. `NotFound` if content was
-    erased."""
+    """The exact messages of step `n`: what its access list grants, and nothing else. `NotFound` if content was erased."""
+    return (await see_with_task(store, state, n))[0]
+
+
+async def see_with_task(store: Store, state: RunState, n: int) -> tuple[tuple[Message, ...], Task]:
+    """The same, and the whole task, from which a step may take only how to decode."""
     step = state.steps[n]
     earlier = [state.steps[m] for m in step.access.steps if state.steps[m].state == "done"]
-    refs = {step.subtask, *(ref for one in earlier for ref in (one.subtask, one.output))}
-    if step.access.user:
-        refs.add(state.admitted.task)
+    refs = {state.admitted.task, step.subtask, *(ref for one in earlier for ref in (one.subtask, one.output))}
     texts = await texts_of(store, state.run, refs)
     done = {one.n: Seen(one.n, texts[one.subtask], texts[one.output]) for one in earlier}
-    task = task_from_json(orjson.loads(texts[state.admitted.task])) if step.access.user else None
-    return compose(task, texts[step.subtask], granted(step.access, done))
+    task = task_from_json(orjson.loads(texts[state.admitted.task]))
+    return compose(task if step.access.user else None, texts[step.subtask], granted(step.access, done)), task
 
 
 async def texts_of(store: Store, run: str, refs: set[str]) -> Mapping[str, str]:
@@ -90,12 +92,17 @@ class Work:
         self.interruptible = True
 
 
+Known = Callable[[str], tuple[RunState, bytes] | None]
+"""State and salt of a run that this very process drives: a fold of a prefix of its journal, which is never stale."""
+
+
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, ticket: Ticket, work: Work) -> None:
+    def __init__(self, means: Means, name: str, ticket: Ticket, work: Work, known: Known) -> None:
         self._means = means
         self._name = name
+        self._known = known
         self._ticket = ticket
         self._work = work
         self._version = ticket.version
@@ -121,6 +128,11 @@ class Execution:
             state = await self._fold(None)
 
     async def _fold(self, upto: int | None) -> RunState:
+        """The run's state up to `upto` at least; None for all of it, as the database has it now."""
+        known = self._known(self._ticket.run) if upto is not None else None
+        if known is not None and upto is not None and known[0].seq >= upto:
+            self._salt = known[1]
+            return known[0]
         journal = await self._means.store.journal(self._ticket.run, upto=upto)
         self._salt = journal.salt
         return fold(journal.events)
@@ -141,8 +153,7 @@ class Execution:
 
     async def _attempts(self, state: RunState) -> None:
         step = state.steps[self._ticket.step]
-        messages = await see(self._means.store, state, step.n)
-        task = await self._task(state)
+        messages, task = await see_with_task(self._means.store, state, step.n)
         number = sum(call.step == step.n for call in state.calls.values())
         candidates = Candidates(self._workers(state, step), state.admitted.limits.attempts - number)
         openers = self._lost(state, step)
@@ -168,10 +179,6 @@ class Execution:
             told = state.admitted.streams and step.answers and attempt.began_to_answer
             self._settled = (attempt,)
             await asyncio.sleep(candidates.after(attempt.error, told, self._means.chance()))
-
-    async def _task(self, state: RunState) -> Task:
-        texts = await texts_of(self._means.store, state.run, {state.admitted.task})
-        return task_from_json(orjson.loads(texts[state.admitted.task]))
 
     def _workers(self, state: RunState, step: StepState) -> list[Worker]:
         known = self._means.catalog().workers

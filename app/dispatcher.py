@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from app.attempt import Means
-from app.dispatch import Execution, Work
+from app.dispatch import Execution, Known, Work
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.stepqueue.protocol import DISPATCHERS, Live, Stop, Ticket
 from app.store.protocol import Held
@@ -21,8 +21,12 @@ IDLE_WAIT = 1.0
 class Dispatcher:
     """Takes tickets and executes their steps, at most `slots` at a time."""
 
-    def __init__(self, means: Means, *, name: str, slots: int, grace: float) -> None:
-        """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began."""
+    def __init__(self, means: Means, *, name: str, slots: int, grace: float, known: Known = lambda _run: None) -> None:
+        """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
+
+        `known` spares it folding the journals of runs that are driven beside it.
+        """
+        self._known = known
         self._means = means
         self._name = name
         self._slots = slots
@@ -109,7 +113,7 @@ class Dispatcher:
         """One ticket, whatever happens: nothing that goes wrong here may end the dispatcher."""
         key = (ticket.run, ticket.step)
         try:
-            await Execution(self._means, self._name, ticket, self._works[key]).perform()
+            await Execution(self._means, self._name, ticket, self._works[key], self._known).perform()
             await self._forget(ticket)
         except LeaseLost:
             self._means.telemetry.count("baton_lease_lost_total", "step")

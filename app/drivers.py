@@ -18,7 +18,7 @@ from app.core.chat import task_from_json, task_to_json
 from app.core.journal import Draft, Event
 from app.core.plan import by_name, read_plan
 from app.core.policy import Eligible, eligible, unknown_names
-from app.core.progress import Propose, begin, fold
+from app.core.progress import Propose, RunState, begin, fold
 from app.dispatch import texts_of
 from app.errors import BatonError, InvalidRequest, LeaseLost, Overloaded, PlanRejected, StoreUnavailable
 from app.mailbox import Mailbox
@@ -57,6 +57,11 @@ class Drivers:
 
     def __len__(self) -> int:
         return len(self._drivers)
+
+    def known(self, run: str) -> tuple[RunState, bytes] | None:
+        """State and salt of a run that is driven here."""
+        driver = self._drivers.get(run)
+        return (driver.state, driver.salt) if driver is not None else None
 
     async def start(self, order: Order) -> Driven:
         """Admit and drive a run.

@@ -167,7 +167,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             bounds=Bounds(body=settings.max_body_bytes),
             rates=Rates(running=settings.concurrent_runs),
         )
-        dispatcher = Dispatcher(means, name=home, slots=settings.concurrent_steps, grace=DRAIN_SECONDS)
+        slots = settings.concurrent_steps
+        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known)
         try:
             yield House(pool, means, drivers, dispatcher, gate)
         finally:
