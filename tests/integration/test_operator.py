@@ -1,4 +1,4 @@
-"""An operator's first hour over Postgres and Redis: doctor, migrate, doctor, three processes, an answer, its explanation."""
+"""An operator over Postgres and Redis: doctor, migrate, doctor, three processes, an answer and its explanation."""
 
 import asyncio
 import re
