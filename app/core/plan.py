@@ -9,6 +9,7 @@ or it is rejected. Text is untrusted and of any size, so the reader has a bound 
 import ast
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -173,12 +174,14 @@ class Reader:
         self._resolve = resolve
         self._max_steps = max_steps
         self._text = ""
+        self._after = 0
         self._at = 0
         self._opened: int | None = None
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._started = self._closed = False
+        self._comma = False
         self._place = 0
         self._waiting: Step | None = None
         self._reasons: list[str] = []
@@ -195,6 +198,7 @@ class Reader:
             return []
         steps: list[Step] = []
         while self._at < len(self._text) and not self._closed:
+            self._between(self._text[self._at])
             entry = self._scan(self._text[self._at])
             if self._waiting is not None and (self._closed or (self._text[self._at] == "," and not self._depth)):
                 steps.append(replace(self._waiting, answers=self._closed))
@@ -221,13 +225,28 @@ class Reader:
         return []
 
     def _find_start(self) -> bool:
-        thought = self._text.rfind("</think>")
-        found = self._START.search(self._text, thought + 8 if thought >= 0 else 0)
-        if found is None or (thought < 0 and "<think>" in self._text):
-            return False
-        self._started = True
-        self._at = found.end()
-        return True
+        """Whether the plan has begun: at its first opening that stands in no thinking block."""
+        while found := self._START.search(self._text, self._after):
+            thought = self._text.find("<think>", self._after, found.start())
+            if thought < 0:
+                self._started = True
+                self._at = found.end()
+                return True
+            ends = self._text.find("</think>", thought)
+            if ends < 0:
+                return False
+            self._after = ends + len("</think>")
+        return False
+
+    def _between(self, char: str) -> None:
+        """Outside of its entries the list has commas and spaces; anything else there would be passed over."""
+        if self._depth or self._in_string or char in " \t\r\n":
+            return
+        goes_on = "{[}" if self._comma else ",]}" if self._place else "{[]}"
+        reason = "the plan's list of steps is not valid JSON"
+        if char not in goes_on and reason not in self._reasons:
+            self._reasons.append(reason)
+        self._comma = char == ","
 
     def _scan(self, char: str) -> str | None:
         """Take one character; the text of an object when it closes."""
@@ -312,19 +331,33 @@ def _published_access(seen: object, place: int) -> object:
 def _list_after(label: re.Pattern[str], text: str) -> list[Any] | None:
     found = label.search(text)
     start = text.find("[", found.end()) if found else -1
-    if start < 0:
-        return None
-    depth = 0
-    for end, char in enumerate(text[start:], start):
-        depth += (char == "[") - (char == "]")
-        if depth == 0 and (value := _literal(text[start : end + 1])) is not None:
-            return value
-    return None
+    end = _closing(text, start) if start >= 0 else -1
+    return _literal(text[start:end]) if end >= 0 else None
+
+
+def _closing(text: str, start: int) -> int:
+    """Just behind the bracket that closes the list begun at `start`, or -1; brackets in strings do not count."""
+    depth, quote, at = 0, "", start
+    while at < len(text):
+        char = text[at]
+        if quote:
+            at += char == "\\"
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        elif char in "[]":
+            depth += 1 if char == "[" else -1
+            if not depth:
+                return at + 1
+        at += 1
+    return -1
 
 
 def _literal(text: str) -> list[Any] | None:
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an escape that Python does not know, as in "\\d"
+            value = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
     return value if isinstance(value, list) else None
