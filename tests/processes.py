@@ -94,7 +94,11 @@ class Process:
                 start_new_session=True,
             )
         if wait:
-            within(START_SECONDS, self._is_there, f"{self.verb} started")
+            self.wait_until_there()
+
+    def wait_until_there(self) -> None:
+        """Until it has announced itself; raises Unexpected with its log if it ends before."""
+        within(START_SECONDS, self._is_there, f"{self.verb} started")
 
     def ready(self) -> bool:
         """Whether `/readyz` says so."""

@@ -1,0 +1,107 @@
+"""One installation of several processes over Postgres and Redis, with the provider stub as all of its providers."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+from sqlalchemy.engine import make_url
+
+from tests.processes import KEY, Process, environment, within
+from tests.stubs import KEYS, plan_reply
+from tests.stubs.control import StubControl
+
+LEASE: Final = 1.5
+WORKERS: Final = ("alpha", "beta", "gamma")
+TREE: Final = plan_reply(
+    (0, "Answer on your own.", ["user"]), (1, "Answer otherwise.", ["user"]), (2, "Combine both.", ["user", 0, 1])
+)
+CHAIN: Final = {
+    "steps": [
+        {"worker": "alpha", "subtask": "Plan it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Do it.", "access": ["user", 0]},
+    ]
+}
+
+
+def pool(stub: StubControl) -> str:
+    """Three workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
+    workers = "".join(
+        f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
+        for name in WORKERS
+    )
+    return f"""
+[providers.stub]
+format = "openai"
+base_url = "{stub.openai_url}"
+key = "STUB_KEY"
+[providers.planning]
+format = "openai"
+base_url = "{stub.vllm_url}"
+options = {{ positional = true, logprobs = true }}
+{workers}
+[workers.planner]
+provider = "planning"
+model = "planner"
+pooled = false
+[tiers.baton-mini]
+pool = "all"
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+limits = {{ seconds = 40 }}
+[tiers.baton-ultra]
+pool = "all"
+conductor = {{ kind = "model", worker = "planner" }}
+limits = {{ seconds = 40 }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """The service and its surroundings."""
+
+    stub: StubControl
+    database: str
+    redis: str
+    gateway: Process
+    dispatchers: Sequence[Process]
+
+    def holders(self) -> set[int]:
+        """The process ids of the dispatchers that hold a step now."""
+        rows = asyncio.run(execute(self.database, "SELECT DISTINCT holder FROM tickets WHERE holder IS NOT NULL"))
+        return {int(row[0].split("-")[-2]) for row in rows}
+
+    def ended(self, run: str) -> bool:
+        """Whether a run has ended, without asking a gateway."""
+        rows = asyncio.run(execute(self.database, f"SELECT ended_at FROM runs WHERE id = '{run}'"))
+        return rows[0][0] is not None
+
+    def holding(self) -> Process:
+        """The dispatcher that holds the one running step."""
+        found = within(5, self.holders, "a step is held")
+        return next(one for one in self.dispatchers if one.pid in found)
+
+
+async def execute(url: str, statement: str) -> list[Any]:
+    """One statement of SQL."""
+    connection = await asyncpg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
+    try:
+        return list(await connection.fetch(statement))
+    finally:
+        await connection.close()
+
+
+def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict[str, str]:
+    """What all processes of one installation are told."""
+    (folder / "pool.toml").write_text(pool(stub))
+    return environment(
+        folder,
+        BATON_DATABASE_URL=database,
+        BATON_REDIS_URL=redis,
+        BATON_POOL=str(folder / "pool.toml"),
+        BATON_BOOTSTRAP_KEY=KEY,
+        BATON_PEPPER="pepper" * 8,
+        BATON_LEASE_SECONDS=str(LEASE),
+        STUB_KEY=KEYS["openai"],
+    )
