@@ -94,24 +94,25 @@ class Attempt:
         self.error: BatonError | None = None
 
     def intended(self) -> Draft:
-        """The intent: worker, access list, hash of the exact bytes, and what is reserved."""
-        return Draft(
-            Kind.CALL_INTENDED,
-            {
-                "call": self.call,
-                "n": self.step,
-                "attempt": self._number,
-                "worker": self.worker.name,
-                "provider": self.worker.provider,
-                "model": self.worker.model,
-                "access": self._access.as_list(),
-                "request": address(self._salt, self._body),
-                "bytes": len(self._body),
-                "max_tokens": self._max_output,
-                "usd_held": self.hold.usd,
-                "tokens_held": self.hold.tokens,
-            },
-        )
+        """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
+        body: dict[str, object] = {
+            "call": self.call,
+            "n": self.step,
+            "attempt": self._number,
+            "worker": self.worker.name,
+            "provider": self.worker.provider,
+            "model": self.worker.model,
+            "access": self._access.as_list(),
+            "request": address(self._salt, self._body),
+            "bytes": len(self._body),
+            "max_tokens": self._max_output,
+            "usd_held": self.hold.usd,
+            "tokens_held": self.hold.tokens,
+        }
+        lost_ones = [name for name in sorted(self._provider.unsupported) if getattr(self._request.sampling, name)]
+        if lost_ones:
+            body["ignored"] = lost_ones
+        return Draft(Kind.CALL_INTENDED, body)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it."""

@@ -48,6 +48,11 @@ class Deadlines:
 class Provider(Protocol):
     """One authenticated endpoint."""
 
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """Names of `Sampling` fields that are left out of its requests; each call's intent names those it lost."""
+        ...
+
     def render(self, request: Request) -> bytes:
         """The exact request body; deterministic, so that an auditor can render it again and compare hashes."""
         ...

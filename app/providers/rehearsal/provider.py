@@ -31,6 +31,10 @@ PAUSES = {
 """Milliseconds to the first token and between chunks."""
 
 
+UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty"})
+"""A simulated worker's dice are dealt by the seed alone."""
+
+
 class RehearsalProvider:
     """Simulated workers."""
 
@@ -38,6 +42,7 @@ class RehearsalProvider:
         """`key` is taken for the sake of the seam and never looked at."""
         self._options = spec.options
         self._seed = spec.options.get("seed", "")
+        self.unsupported = UNSUPPORTED
 
     def render(self, request: Request) -> bytes:
         """Canonical JSON of the request."""
