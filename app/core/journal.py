@@ -1,10 +1,15 @@
 """The journal's words: event kinds, states, and every legal arrow between states.
 
     run      admitted -> planned -> running <-> awaiting_tool
+             admitted -> running, if steps were queued while the plan still streamed
              any of these -> succeeded | failed | cancelled | expired | over_budget
     step     waiting -> queued -> running <-> awaiting_tool; running -> done
              any open state -> skipped | failed
     attempt  intended -> ok | error | truncated | cancelled | unknown
+    plan     open -> accepted | rejected; the next one opens after a rejected one
+
+`progress.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: the driver and a
+dispatcher may each write about it without having heard of the other, and then the first fact counts.
 
 An event is a fact with a number inside its run: `seq` starts at 1 and has no gaps, because every write to a run
 takes its numbers under that run's row lock. A prefix of a journal is never stale. `body` holds ids, hashes, sizes
@@ -50,7 +55,7 @@ ENDED: frozenset[str] = frozenset(TERMINAL.values())
 RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", *sorted(ENDED))
 
 RUN_ARROWS: Mapping[str, frozenset[str]] = {
-    "admitted": frozenset({"planned"}) | ENDED,
+    "admitted": frozenset({"planned", "running"}) | ENDED,
     "planned": frozenset({"running"}) | ENDED,
     "running": frozenset({"awaiting_tool"}) | ENDED,
     "awaiting_tool": frozenset({"running"}) | ENDED,

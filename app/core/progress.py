@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.core.chat import Usage, usage_from_json
-from app.core.journal import TERMINAL, Event, Kind
+from app.core.journal import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Event, Kind
 from app.core.pool import Limits
 from app.core.workflow import Access, access_from_list
 
@@ -140,12 +140,11 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """Whether a fallback decided, or a step that others counted on was lost. A preview's steps are not meant to
-        run."""
+        """Whether a fallback decided, or a step that others counted on was lost; not: never run, because the run was
+        a preview or ended early."""
         if self.proposal is not None and self.proposal.mode == "fallback":
             return True
-        lost = any(step.state in ("failed", "skipped") for step in self.current)
-        return lost and not self.admitted.preview
+        return any(step.state in ("failed", "skipped") and step.error != RUN_ENDED for step in self.current)
 
     @property
     def usd(self) -> int:
@@ -215,13 +214,18 @@ def fold(events: tuple[Event, ...]) -> RunState:
 
 
 def advance(state: RunState, event: Event) -> RunState:
-    """The state after one more event; one that was folded before changes nothing."""
+    """The state after one more event; one that was folded before changes nothing.
+
+    Raises ValueError for a gap, and for an arrow that `journal.py` does not draw.
+    """
     if event.seq <= state.seq:
         return state
     if event.seq != state.seq + 1:
         raise ValueError(f"event {event.seq} does not follow event {state.seq}")
     if event.kind in TERMINAL:
-        return replace(state, seq=event.seq, state=TERMINAL[event.kind], end=event.body)
+        return replace(state, seq=event.seq, state=_run_arrow(state, TERMINAL[event.kind]), end=event.body)
+    if state.ended and event.kind not in AFTER_THE_END:
+        raise ValueError(f"{event.kind} comes after the run's end")
     return replace(_ADVANCE[event.kind](state, event.body), seq=event.seq)
 
 
@@ -230,11 +234,14 @@ def _cancel_asked(state: RunState, _body: Mapping[str, Any]) -> RunState:
 
 
 def _plan_opened(state: RunState, body: Mapping[str, Any]) -> RunState:
+    if state.proposal is not None and state.proposal.state != "rejected":
+        raise ValueError("a plan is opened while there is another one")
     proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"])
     return replace(state, proposals=(*state.proposals, proposal))
 
 
 def _plan_step(state: RunState, body: Mapping[str, Any]) -> RunState:
+    _open_proposal(state)
     step = StepState(
         n=body["n"],
         proposal=body["proposal"],
@@ -243,18 +250,21 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> RunState:
         access=access_from_list(body["access"]),
         answers=body["answers"],
     )
+    if step.n in state.steps:
+        raise ValueError(f"step {step.n} is planned twice")
     return replace(state, steps={**state.steps, step.n: step})
 
 
 def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> RunState:
-    accepted = replace(state.proposals[-1], state="accepted", call=body["call"], topology=body["topology"])
+    accepted = replace(_open_proposal(state), state="accepted", call=body["call"], topology=body["topology"])
     started = any(step.state != "waiting" for step in state.current)
-    return replace(state, proposals=(*state.proposals[:-1], accepted), state="running" if started else "planned")
+    moved = _run_arrow(state, "running" if started else "planned")
+    return replace(state, proposals=(*state.proposals[:-1], accepted), state=moved)
 
 
 def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> RunState:
     rejected = replace(
-        state.proposals[-1],
+        _open_proposal(state),
         state="rejected",
         outage=body["outage"],
         reasons=tuple(body["reasons"]),
@@ -272,12 +282,16 @@ def _call_intended(state: RunState, body: Mapping[str, Any]) -> RunState:
     call = Call(
         body["call"], body["n"], body["worker"], "user" in body["access"], body["usd_held"], body["tokens_held"]
     )
+    if call.id in state.calls:
+        raise ValueError(f"{call.id} is intended twice")
     state = replace(state, calls={**state.calls, call.id: call})
     return state if call.step is None else _set_step(state, call.step, state="running", worker=call.worker)
 
 
 def _call_finished(state: RunState, body: Mapping[str, Any]) -> RunState:
     known = state.calls[body["call"]]
+    if known.outcome is not None:
+        raise ValueError(f"{known.id} has its outcome already")
     call = replace(
         known,
         outcome=body["outcome"],
@@ -301,11 +315,31 @@ def _step_skipped(state: RunState, body: Mapping[str, Any]) -> RunState:
     return _set_step(state, body["n"], state="skipped", error=body["reason"])
 
 
-def _set_step(run: RunState, n: int, /, **changes: Any) -> RunState:
-    return replace(run, steps={**run.steps, n: replace(run.steps[n], **changes)})
+def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> RunState:
+    step = run.steps[n]
+    if step.settled:
+        return run
+    again = state == step.state == "running"  # another attempt
+    if state not in STEP_ARROWS[step.state] and not again:
+        raise ValueError(f"step {n} cannot go from {step.state} to {state}")
+    return replace(run, steps={**run.steps, n: replace(step, state=state, **changes)})
+
+
+def _run_arrow(run: RunState, to: str) -> str:
+    if to not in RUN_ARROWS[run.state]:
+        raise ValueError(f"the run cannot go from {run.state} to {to}")
+    return to
+
+
+def _open_proposal(state: RunState) -> Proposal:
+    if state.proposal is None or state.proposal.state != "open":
+        raise ValueError("no plan is open")
+    return state.proposal
 
 
 def _admitted(state: RunState, _body: Mapping[str, Any]) -> RunState:
+    if state.seq:
+        raise ValueError("a run is admitted once")
     return state
 
 
@@ -356,12 +390,14 @@ def _propose(state: RunState) -> Command:
     return Propose(number, base, "repair" if last.mode == "first" and not last.outage else "fallback")
 
 
+RUN_ENDED = "run_ended"
+"""Why steps that were not settled are skipped at the end of their run."""
 DRIVER_LOST = "the driver was lost while the plan was made"
 """The reason of a proposal that is made again because nobody is left to finish it."""
 
 
 def _schedule(state: RunState) -> tuple[Command, ...]:
-    """Steps to queue or to skip. A failed input is left out; a step is skipped only when nothing is left to see.
+    """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
 
     While a plan still streams, its steps start as they come; the one that answers waits until the plan is accepted.
     """
@@ -373,7 +409,7 @@ def _schedule(state: RunState) -> tuple[Command, ...]:
         known = state.accepted or not step.answers
         if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
             continue
-        if inputs and not step.access.user and all(earlier.state != "done" for earlier in inputs):
+        if inputs and not step.access.user and not any(earlier.chars for earlier in inputs):
             skips.append(Skip(step.n))
         else:
             ready.append(step.n)

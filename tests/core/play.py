@@ -1,0 +1,235 @@
+"""A run played by chance: a driver, a conductor and dispatchers that do anything they may do, in any order.
+
+Every event goes through `advance`, and every invariant that must hold at every moment is asserted on the way. Events
+are written by the product's own drafts; what is played here is who writes when.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from app.core import drafts
+from app.core.chat import Usage, usage_to_json
+from app.core.journal import Draft, Event, Kind
+from app.core.pool import Limits
+from app.core.progress import (
+    RUN_ENDED,
+    Call,
+    Finish,
+    Propose,
+    Queue,
+    RunState,
+    Skip,
+    StepState,
+    advance,
+    begin,
+    bill,
+    decide,
+)
+from app.core.workflow import Access, Step
+
+POOL = ("ada", "bob", "cyd")
+DEADLINE = 1_000.0
+
+
+def admission(**changes: Any) -> Draft:
+    """`run.admitted` of a plain run."""
+    plain: dict[str, Any] = {
+        "task": "task-ref",
+        "tier": "mini",
+        "model": "baton-mini",
+        "effort": "medium",
+        "limits": Limits(fan_out=2),
+        "deadline": DEADLINE,
+        "pool": POOL,
+        "excluded": {},
+        "labels": ["phi"],
+        "conductor": "model",
+        "catalog": "digest",
+        "rehearsal": False,
+        "streams": False,
+        "preview": False,
+        "ignored": (),
+    }
+    return drafts.admitted(**plain | changes)
+
+
+def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Draft:
+    """`call.intended`."""
+    body = {"call": call, "n": n, "worker": worker, "access": list(access), "usd_held": 9, "tokens_held": 90}
+    return Draft(Kind.CALL_INTENDED, body)
+
+
+def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, kind: str = "ok") -> Draft:
+    """`call.finished`."""
+    usage_json = usage_to_json(usage)
+    return Draft(
+        Kind.CALL_FINISHED, {"call": call, "n": n, "outcome": kind, "usage": usage_json, "usd": usd, "seconds": 0.5}
+    )
+
+
+def done(n: int, call: str, chars: int = 5) -> Draft:
+    """`step.done`."""
+    body = {"n": n, "call": call, "output": f"ref-{n}" if chars else "", "chars": chars, "finish": "stop"}
+    return Draft(Kind.STEP_DONE, body)
+
+
+def failed(n: int, error: str = "worker_failed") -> Draft:
+    """`step.failed`."""
+    return Draft(Kind.STEP_FAILED, {"n": n, "error": error})
+
+
+def numbered(*written: Draft) -> tuple[Event, ...]:
+    """A journal of these."""
+    return tuple(Event("run", seq, draft.kind, 0.0, draft.body) for seq, draft in enumerate(written, 1))
+
+
+@dataclass
+class Play:
+    """One run. `play` goes on until it has ended and every call has its outcome."""
+
+    random: Random
+    preview: bool = False
+    now: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    state: RunState = field(init=False)
+    queued: list[int] = field(default_factory=list)
+    forgiving: float = 0.9
+    """How likely a proposal or a call is a good one."""
+
+    def __post_init__(self) -> None:
+        self.forgiving = self.random.choice((0.5, 0.9, 1.0))
+        limits = Limits(steps=5, fan_out=self.random.randint(1, 4))
+        draft = admission(preview=self.preview, limits=limits)
+        self.events.append(Event("run", 1, draft.kind, 0.0, draft.body))
+        self.state = begin(self.events[0])
+
+    def play(self) -> RunState:
+        """To the end."""
+        for _ in range(500):
+            if self.state.ended and not self.state.open_calls:
+                return self.state
+            moves = list(self.moves())
+            assert moves, "a run that has not ended can always go on"
+            self.write(*self.random.choice(moves))
+        raise AssertionError("the run does not end")
+
+    def write(self, *written: Draft) -> None:
+        """Commit one entry."""
+        for draft in written:
+            event = Event("run", len(self.events) + 1, draft.kind, self.now, draft.body)
+            self.events.append(event)
+            self.state = advance(self.state, event)
+            self.check(draft)
+
+    def check(self, draft: Draft) -> None:
+        """What must hold after every event."""
+        state, body = self.state, draft.body
+        if draft.kind is Kind.STEP_QUEUED:
+            step = state.steps[body["n"]]
+            assert step.n not in self.queued, "a step is queued once"
+            self.queued.append(step.n)
+            assert all(state.steps[n].settled for n in step.access.steps), "inputs are settled"
+            inputs = [state.steps[n] for n in step.access.steps]
+            assert step.access.user or not inputs or any(one.chars for one in inputs), "there is something to see"
+            assert state.accepted or not step.answers, "the answering step waits for the whole plan"
+        busy = [step for step in state.current if step.state in ("queued", "running")]
+        assert len(busy) <= state.admitted.limits.fan_out
+        split = bill(state)
+        assert split.visible + split.orchestration == split.total
+        assert split.total == sum((call.usage for call in state.calls.values()), Usage())
+        assert split.usd == state.usd == sum(call.usd for call in state.calls.values())
+
+    # -- who may do what
+
+    def moves(self) -> Iterator[tuple[Draft, ...]]:
+        """Every entry that somebody could write next."""
+        state, random = self.state, self.random
+        for call in state.open_calls:
+            yield self._end(call)
+        if state.ended:
+            return
+        yield from self._driver()
+        for step in state.steps.values():
+            if step.state == "queued" or (step.state == "running" and not self._called(step)):
+                yield (intent(self._name(), step.n, access=tuple(step.access.as_list()), worker=step.worker),)
+                if random.random() > self.forgiving:
+                    yield (failed(step.n, random.choice(("worker_failed", "run_over_budget"))),)
+        if random.random() < 0.02:
+            yield (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)
+        if random.random() < 0.02:
+            self.now += DEADLINE / 3
+
+    def _driver(self) -> Iterator[tuple[Draft, ...]]:
+        commands = decide(self.state, self.now)
+        assert commands == decide(self.state, self.now)
+        written: list[Draft] = []
+        for command in commands:
+            written += self._obey(command)
+        if written:
+            yield tuple(written)
+        proposal = self.state.proposal
+        if proposal is not None and proposal.state == "open" and not self._over(commands):
+            yield self._plan()
+
+    def _over(self, commands: tuple[Any, ...]) -> bool:
+        return any(isinstance(command, Finish) for command in commands)
+
+    def _obey(self, command: Propose | Queue | Skip | Finish) -> tuple[Draft, ...]:
+        if isinstance(command, Propose):
+            assert command.number == len(self.state.proposals)
+            return (drafts.opened(command, "model", POOL, instant=False),)
+        if isinstance(command, Queue):
+            assert command.steps
+            return tuple(Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps)
+        if isinstance(command, Skip):
+            return drafts.skipped([self.state.steps[command.step]], "inputs_lost")
+        skips = drafts.skipped(self.state.current, RUN_ENDED)
+        return (*skips, drafts.ended(self._after(skips), command))
+
+    def _after(self, written: tuple[Draft, ...]) -> RunState:
+        state = self.state
+        for draft in written:
+            state = advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+        return state
+
+    def _plan(self) -> tuple[Draft, ...]:
+        """One more step of the open proposal, or its end."""
+        state, random = self.state, self.random
+        proposal, place = state.proposals[-1], len(state.current)
+        if random.random() < 0.2:
+            return (intent(self._name(), None),)
+        if random.random() > self.forgiving and proposal.mode != "fallback":
+            return self._reject(outage=random.random() < 0.3)
+        if place and state.current[-1].answers:
+            inputs = [[n - proposal.base for n in step.access.steps] for step in state.current]
+            return (drafts.accepted(proposal.number, "", inputs),)
+        seen = tuple(n for n in range(place) if random.random() < 0.5)
+        subtask = random.choice(("ref", ""))
+        access = Access(random.random() < 0.5 or not subtask, seen)
+        last = place == 4 or proposal.mode == "fallback" or random.random() < 0.4
+        step = Step(random.choice(POOL), subtask, access, answers=last, probability=random.choice((None, 0.5)))
+        return (drafts.planned(proposal.number, proposal.base, place, step, subtask),)
+
+    def _reject(self, *, outage: bool) -> tuple[Draft, ...]:
+        skips = drafts.skipped(self.state.current, "plan_rejected")
+        reason = self.random.choice(("no", "run_over_budget" if outage else "never"))
+        return (*skips, drafts.rejected(self.state.proposals[-1].number, "", [reason], outage))
+
+    def _end(self, call: Call) -> tuple[Draft, ...]:
+        """A call's outcome, and what follows for its step; a step that was settled meanwhile is written about too."""
+        random, n = self.random, call.step
+        good = random.random() < self.forgiving
+        usage = Usage(random.randint(5, 50), random.randint(0, 5), random.randint(2, 9), random.randint(0, 2), not good)
+        kind = "ok" if good else random.choice(("error", "truncated", "cancelled", "unknown"))
+        written = (outcome(call.id, n, usage, usd=random.randint(0, 99), kind=kind),)
+        if self.state.ended or n is None:
+            return written
+        return (*written, done(n, call.id, random.choice((0, 7)))) if good else written
+
+    def _called(self, step: StepState) -> bool:
+        return any(call.step == step.n for call in self.state.open_calls)
+
+    def _name(self) -> str:
+        return f"call-{len(self.events)}"

@@ -1,0 +1,166 @@
+"""All pairs of a state and an event: every arrow that `journal.py` draws happens, and no other."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from app.core import drafts, journal
+from app.core.chat import Usage
+from app.core.journal import (
+    AFTER_THE_END,
+    ENDED,
+    OUTCOMES,
+    RUN_ARROWS,
+    RUN_STATES,
+    STEP_ARROWS,
+    TERMINAL,
+    Draft,
+    Event,
+    Kind,
+)
+from app.core.progress import Call, Proposal, Propose, RunState, StepState, advance, fold
+from app.core.workflow import Access, Step
+from tests.core.play import POOL, admission, done, failed, intent, numbered, outcome
+
+STEP_KINDS = {
+    Kind.STEP_QUEUED: "queued",
+    Kind.CALL_INTENDED: "running",
+    Kind.STEP_DONE: "done",
+    Kind.STEP_FAILED: "failed",
+    Kind.STEP_SKIPPED: "skipped",
+}
+SETTLED = {"done", "failed", "skipped"}
+AWAITING = "awaiting_tool"
+"""Its arrows are drawn already; the event that leads to it comes with tool calls."""
+DRAFTS = {
+    Kind.ADMITTED: admission(),
+    Kind.CANCEL_ASKED: Draft(Kind.CANCEL_ASKED, {"by": "client"}),
+    Kind.PLAN_OPENED: drafts.opened(Propose(1, 1, "repair"), "model", POOL, instant=False),
+    Kind.PLAN_STEP: drafts.planned(0, 0, 1, Step("ada"), ""),
+    Kind.PLAN_ACCEPTED: drafts.accepted(0, "", [()]),
+    Kind.PLAN_REJECTED: drafts.rejected(0, "", ["no"], outage=False),
+    Kind.STEP_QUEUED: Draft(Kind.STEP_QUEUED, {"n": 0}),
+    Kind.CALL_INTENDED: intent("fresh", 0),
+    Kind.CALL_FINISHED: outcome("open", 0),
+    Kind.STEP_DONE: done(0, "open"),
+    Kind.STEP_FAILED: failed(0),
+    Kind.STEP_SKIPPED: Draft(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
+    **{kind: Draft(kind, {"step": None}) for kind in TERMINAL},
+}
+
+
+def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "accepted") -> RunState:
+    """A run that stands like this, with one step, one proposal and one open call."""
+    begun = fold(numbered(admission()))
+    plan = Proposal(0, 0, "first", "model", state=proposal)  # type: ignore[arg-type]
+    return replace(
+        begun,
+        seq=9,
+        state=run,
+        proposals=(plan,),
+        steps={0: StepState(0, 0, "ada", "", Access(), True, state=step)},
+        calls={"open": Call("open", 0, "ada", True, 9, 90)},
+    )
+
+
+def after(state: RunState, draft: Draft) -> RunState | None:
+    """The next state, or None if the event is refused."""
+    try:
+        return advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+    except ValueError:
+        return None
+
+
+def test_every_kind_is_walked() -> None:
+    assert set(DRAFTS) == set(Kind)
+
+
+def test_steps_take_every_legal_arrow_and_no_other() -> None:
+    seen = set()
+    for (kind, target), start in product(STEP_KINDS.items(), STEP_ARROWS):
+        came = after(in_state(step=start), DRAFTS[kind])
+        if start in SETTLED:
+            assert came is not None, "what comes too late is no fault"
+            assert came.steps[0] == in_state(step=start).steps[0]
+        elif target in STEP_ARROWS[start]:
+            assert came is not None
+            assert came.steps[0].state == target
+            seen.add((start, target))
+        else:
+            assert came is None or (start, came.steps[0].state) == ("running", "running"), (start, kind)
+    drawn = {(start, end) for start, ends in STEP_ARROWS.items() for end in ends if end != AWAITING}
+    assert seen == drawn
+
+
+def test_other_kinds_leave_a_step_alone() -> None:
+    for kind, start in product(set(Kind) - set(STEP_KINDS), STEP_ARROWS):
+        came = after(in_state(step=start, proposal="open"), DRAFTS[kind])
+        assert came is None or came.steps[0].state == start
+
+
+def test_runs_take_every_legal_arrow_and_no_other() -> None:
+    seen = set()
+    for kind, start, step, plan in product(Kind, RUN_STATES, ("waiting", "queued"), ("open", "accepted", "rejected")):
+        came = after(in_state(start, step=step, proposal=plan), DRAFTS[kind])
+        if came is None or came.state == start:
+            continue
+        assert came.state in RUN_ARROWS[start], (start, kind)
+        seen.add((start, came.state))
+    drawn = {(start, end) for start, ends in RUN_ARROWS.items() for end in ends}
+    assert seen == drawn - {("running", AWAITING)}
+
+
+def test_a_terminal_event_ends_any_open_run_once() -> None:
+    for (kind, name), start in product(TERMINAL.items(), RUN_STATES):
+        came = after(in_state(start), DRAFTS[kind])
+        assert (came is None) == (start in ENDED)
+        assert came is None or (came.state, came.ended) == (name, True)
+
+
+def test_nothing_but_outcomes_comes_after_the_end() -> None:
+    for kind, end in product(Kind, sorted(ENDED)):
+        came = after(in_state(end, proposal="open"), DRAFTS[kind])
+        assert (came is not None) == (kind in AFTER_THE_END)
+        assert came is None or came.state == end
+
+
+def test_a_run_is_admitted_once() -> None:
+    fresh = replace(in_state("admitted"), seq=0)
+    assert after(fresh, admission()) == replace(fresh, seq=1)
+    assert after(in_state("admitted"), admission()) is None
+
+
+@pytest.mark.parametrize("plan", ["none", "open", "accepted", "rejected"])
+def test_plans_open_one_after_the_other(plan: str) -> None:
+    state = in_state("admitted", proposal=plan)
+    state = replace(state, proposals=()) if plan == "none" else state
+    assert (after(state, DRAFTS[Kind.PLAN_OPENED]) is not None) == (plan in {"none", "rejected"})
+    for kind in (Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
+        assert (after(state, DRAFTS[kind]) is not None) == (plan == "open")
+    assert after(state, drafts.planned(0, 0, 0, Step("ada"), "")) is None, "a step is planned once"
+
+
+@pytest.mark.parametrize("kind", sorted(OUTCOMES))
+def test_a_call_has_one_intent_and_one_outcome(kind: str) -> None:
+    ended = after(in_state(), outcome("open", 0, Usage(3), kind=kind))
+    assert ended is not None
+    assert ended.calls["open"].outcome == kind
+    assert ended.open_calls == ()
+    assert after(ended, outcome("open", 0)) is None
+    assert after(ended, intent("open", None)) is None
+
+
+def test_a_running_step_may_be_tried_again_by_another_worker() -> None:
+    again = after(in_state(step="running"), intent("second", 0, worker="bob"))
+    assert again is not None
+    assert (again.steps[0].state, again.steps[0].worker) == ("running", "bob")
+
+
+def test_the_arrows_are_drawn_for_every_state() -> None:
+    assert tuple(RUN_ARROWS) == ("admitted", "planned", "running", AWAITING, *[s for s in RUN_ARROWS if s in ENDED])
+    assert set(RUN_ARROWS) == set(RUN_STATES)
+    drawing = str(journal.__doc__)
+    assert all(word in drawing for word in {*RUN_STATES, *STEP_ARROWS, *OUTCOMES})
+    assert not any(RUN_ARROWS[end] for end in ENDED)
+    assert {state for state, ends in STEP_ARROWS.items() if not ends} == SETTLED

@@ -1,0 +1,312 @@
+"""A run is the fold of its journal: random legal histories, and each decision on its own."""
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core import drafts
+from app.core.chat import Usage
+from app.core.journal import ENDED, TERMINAL, Draft, Kind
+from app.core.pool import Limits
+from app.core.progress import (
+    DRIVER_LOST,
+    RUN_ENDED,
+    Finish,
+    Mode,
+    Propose,
+    Queue,
+    RunState,
+    Skip,
+    advance,
+    bill,
+    decide,
+    fold,
+)
+from app.core.workflow import Access, Step, topology
+from tests.core.play import DEADLINE, POOL, Play, admission, done, failed, intent, numbered, outcome
+
+OVER = "run_over_budget"
+
+
+def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Draft]:
+    """A proposal of these steps; the last one answers."""
+    written = [drafts.opened(Propose(number, base, mode), "model", POOL, instant=False)]
+    for place, step in enumerate(steps):
+        answers = place == len(steps) - 1
+        written.append(drafts.planned(number, base, place, replace(step, answers=answers), "ref"))
+    return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])] if close else written
+
+
+def seeing(*seen: int, user: bool = True) -> Step:
+    """A step with this access list."""
+    return Step("ada", "do it", Access(user, seen))
+
+
+def state_of(*written: Draft, **changes: Any) -> RunState:
+    """The state after these."""
+    return fold(numbered(admission(**changes), *written))
+
+
+def queued(*steps: int) -> list[Draft]:
+    """`step.queued` of each."""
+    return [Draft(Kind.STEP_QUEUED, {"n": n}) for n in steps]
+
+
+def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Draft]:
+    """A step from its ticket to its answer."""
+    call = f"call-{n}"
+    return [*queued(n), intent(call, n, access=access), outcome(call, n, usage), done(n, call, chars)]
+
+
+def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Draft]:
+    """A proposal that came to nothing."""
+    opened = drafts.opened(Propose(number, 0, mode), "model", POOL, instant=False)
+    return [opened, drafts.rejected(number, "", [reason], outage)]
+
+
+# -- random histories
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0))
+def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
+    played = Play(Random(seed))
+    end = played.play()
+    assert end.state in ENDED
+    assert sum(event.kind in TERMINAL for event in played.events) == 1
+    assert end == fold(tuple(played.events)) == fold(tuple(played.events))
+    assert decide(end, 0.0) == decide(end, DEADLINE) == ()
+    assert all(call.outcome for call in end.calls.values())
+    if end.state == "succeeded":
+        answer = end.steps[end.end["step"]]
+        assert answer.state == "done"
+        assert end.end["answer"] == answer.output
+        assert end.end["fell_back"] == (answer is not end.answering)
+    for proposal in end.proposals:
+        access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
+        assert all(proposal.base <= n < proposal.base + place for place, seen in enumerate(access) for n in seen)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0))
+def test_a_journal_can_be_heard_twice_but_not_with_gaps(seed: int) -> None:
+    played = Play(Random(seed))
+    end = played.play()
+    events = tuple(played.events)
+    for cut in range(1, len(events)):
+        state = fold(events[:cut])
+        for event in events[:cut]:
+            assert advance(state, event) is state
+        for event in events[cut + 1 : cut + 2]:
+            with pytest.raises(ValueError, match="does not follow"):
+                advance(state, event)
+        state = advance(state, events[cut])
+    assert state == end
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0))
+def test_a_preview_ends_with_its_plan_and_executes_nothing(seed: int) -> None:
+    end = Play(Random(seed), preview=True).play()
+    assert end.state in ENDED
+    assert {step.state for step in end.current} <= {"skipped"}
+    assert not any(call.step is not None for call in end.calls.values())
+    if end.state == "succeeded":
+        assert end.end["step"] is None
+        assert end.degraded == (end.proposals[-1].mode == "fallback")
+
+
+# -- planning
+
+
+def test_a_run_begins_with_a_proposal() -> None:
+    assert decide(state_of(), 0.0) == (Propose(0, 0, "first"),)
+    assert decide(state_of(*planned(seeing(), close=False)[:1]), 0.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("journal", "command"),
+    [
+        (rejected(), Propose(1, 0, "repair")),
+        (rejected(outage=True), Propose(1, 0, "fallback")),
+        (rejected(reason=DRIVER_LOST, outage=True), Propose(1, 0, "first")),
+        (rejected(reason=DRIVER_LOST, outage=True, mode="repair"), Propose(1, 0, "repair")),
+        (rejected(mode="repair"), Propose(1, 0, "fallback")),
+        (rejected(mode="fallback"), Finish(Kind.FAILED, error="plan_rejected")),
+        (rejected(reason=OVER, outage=True), Finish(Kind.OVER_BUDGET, error=OVER)),
+    ],
+)
+def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Draft], command: Any) -> None:
+    assert decide(state_of(*journal), 0.0) == (command,)
+
+
+def test_a_new_proposal_counts_its_steps_on() -> None:
+    first = planned(seeing(), seeing(0), close=False)
+    skips = drafts.skipped(state_of(*first).current, "plan_rejected")
+    state = state_of(*first, *skips, rejected()[1])
+    assert decide(state, 0.0) == (Propose(1, 2, "repair"),)
+    again = state_of(*first, *skips, rejected()[1], *planned(seeing(), seeing(0), mode="repair", number=1, base=2))
+    assert [(step.n, step.access.steps) for step in again.current] == [(2, ()), (3, (2,))]
+    assert decide(again, 0.0) == (Queue((2,)),)
+    assert not again.degraded
+
+
+def test_steps_start_while_the_plan_streams_but_the_answer_waits() -> None:
+    opened = planned(seeing(), seeing(), close=False)
+    assert decide(state_of(*opened[:2]), 0.0) == (Queue((0,)),)
+    assert decide(state_of(*opened), 0.0) == (Queue((0,)),)
+    running = state_of(*opened, *queued(0))
+    assert (decide(running, 0.0), running.state, running.answering) == ((), "admitted", None)
+    accepted = advance(running, numbered(*[admission()] * running.seq, planned(seeing(), seeing())[-1])[-1])
+    assert (accepted.state, decide(accepted, 0.0)) == ("running", (Queue((1,)),))
+
+
+def test_a_plan_that_starts_after_its_end_passes_through_planned() -> None:
+    state = state_of(*planned(seeing()))
+    assert (state.state, state.accepted) == ("planned", True)
+    assert state_of(*planned(seeing()), *queued(0)).state == "running"
+
+
+# -- scheduling
+
+
+def test_steps_run_as_soon_as_their_inputs_are_settled() -> None:
+    plan = planned(seeing(), seeing(), seeing(0), seeing(0, 1, 2))
+    assert decide(state_of(*plan), 0.0) == (Queue((0, 1)),)
+    assert decide(state_of(*plan, *queued(1), *answered(0)), 0.0) == (Queue((2,)),)
+    rest = [*answered(0), *answered(1), *answered(2)]
+    assert decide(state_of(*plan, *rest), 0.0) == (Queue((3,)),)
+
+
+def test_no_more_steps_run_at_once_than_the_limit_says() -> None:
+    plan = planned(*[seeing()] * 5)
+    assert decide(state_of(*plan, limits=Limits(fan_out=3)), 0.0) == (Queue((0, 1, 2)),)
+    assert decide(state_of(*plan, *queued(0, 1), limits=Limits(fan_out=3)), 0.0) == (Queue((2,)),)
+    assert decide(state_of(*plan, *queued(0, 1), limits=Limits(fan_out=1)), 0.0) == ()
+
+
+def test_a_failed_input_is_left_out() -> None:
+    plan = planned(seeing(), seeing(), seeing(0, 1, user=False))
+    state = state_of(*plan, *queued(0), failed(0), *answered(1))
+    assert decide(state, 0.0) == (Queue((2,)),)
+    assert state.degraded
+
+
+@pytest.mark.parametrize("lost", [[*queued(0), failed(0)], answered(0, chars=0)])
+def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: list[Draft]) -> None:
+    blind = planned(seeing(), seeing(0, user=False), seeing(1, user=False), seeing(2))
+    assert decide(state_of(*blind, *lost), 0.0) == (Skip(1),)
+    skip = drafts.skipped([state_of(*blind).steps[1]], "inputs_lost")
+    assert decide(state_of(*blind, *lost, *skip), 0.0) == (Skip(2),)
+    assert decide(state_of(*planned(seeing(), seeing(0)), *lost), 0.0) == (Queue((1,)),)
+    assert decide(state_of(*planned(seeing(user=False))), 0.0) == (Queue((0,)),)
+
+
+# -- the end
+
+
+@pytest.mark.parametrize(
+    ("chars", "finish"),
+    [
+        ((5, 5), Finish(Kind.SUCCEEDED, 1)),
+        ((5, 0), Finish(Kind.SUCCEEDED, 0, fell_back=True)),
+        ((0, 0), Finish(Kind.SUCCEEDED, 1)),
+        ((0, 5), Finish(Kind.SUCCEEDED, 1)),
+    ],
+)
+def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int], finish: Finish) -> None:
+    journal = [*planned(seeing(), seeing()), *answered(0, chars[0]), *answered(1, chars[1])]
+    state = state_of(*journal)
+    assert decide(state, 0.0) == (finish,)
+    body = drafts.ended(state, finish).body
+    assert (body["answer"], body["fell_back"]) == (state.steps[finish.step or 0].output, finish.fell_back)
+    assert not state.degraded
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(failed(0, "worker_timeout"), "worker_timeout"), (failed(0, ""), "run_failed")]
+)
+def test_without_its_answering_step_a_run_fails(end: Draft, error: str) -> None:
+    assert decide(state_of(*planned(seeing()), *queued(0), end), 0.0) == (Finish(Kind.FAILED, error=error),)
+
+
+def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_else() -> None:
+    cancel = Draft(Kind.CANCEL_ASKED, {"by": "client"})
+    running = [*planned(seeing()), *queued(0)]
+    assert decide(state_of(*running, cancel), DEADLINE) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
+    assert decide(state_of(*running), DEADLINE) == (Finish(Kind.EXPIRED, error="run_expired"),)
+    assert decide(state_of(*running), DEADLINE - 0.1) == ()
+    assert decide(state_of(), DEADLINE) == (Finish(Kind.EXPIRED, error="run_expired"),)
+
+
+def test_a_step_over_budget_ends_the_run() -> None:
+    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, OVER))
+    assert decide(state, 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+
+
+def test_only_what_was_lost_degrades_a_run() -> None:
+    running = state_of(*planned(seeing()), *queued(0))
+    ended = [*planned(seeing()), *queued(0), *drafts.skipped(running.current, RUN_ENDED)]
+    assert not state_of(*ended).degraded
+    assert state_of(*planned(seeing(), mode="fallback")).degraded
+    assert not state_of().degraded
+
+
+# -- the bill
+
+SEEN, HIDDEN, PLAN = Usage(10, 2, 5, 1), Usage(100, 20, 50, 10), Usage(7, 0, 3)
+
+
+def split_of(*written: Draft, step: int | None) -> tuple[Usage, Usage]:
+    """What the caller sees, and the rest; asserts that nothing is lost between them."""
+    state = state_of(*written)
+    split = bill(replace(state, end={"step": step}))
+    assert split.visible + split.orchestration == split.total
+    return split.visible, split.orchestration
+
+
+def test_a_single_step_has_no_orchestration() -> None:
+    journal = [*planned(seeing()), *answered(0, usage=SEEN)]
+    assert split_of(*journal, step=0) == (SEEN, Usage())
+
+
+def test_an_answer_that_saw_no_user_counts_the_input_of_the_first_that_did() -> None:
+    plan = planned(seeing(user=False), seeing(), seeing(1, user=False))
+    steps = [
+        *answered(0, usage=HIDDEN, access=()),
+        *answered(1, usage=SEEN),
+        *answered(2, usage=HIDDEN, access=(1,)),
+    ]
+    visible, rest = split_of(*plan, *steps, step=2)
+    assert visible == Usage(SEEN.input, SEEN.cached, HIDDEN.output, HIDDEN.reasoning)
+    assert rest == Usage(200, 40, 55, 11)
+
+
+def test_where_no_step_saw_the_user_the_first_good_call_counts() -> None:
+    call = [intent("plan", None), outcome("plan", None, PLAN)]
+    journal = [*planned(seeing(user=False), close=False)[:1], *call, *planned(seeing(user=False))[1:]]
+    assert split_of(*journal, *answered(0, usage=SEEN, access=()), step=0) == (Usage(7, 0, 5, 1), Usage(10, 2, 3, 0))
+
+
+def test_failed_calls_are_orchestration_and_estimates_mark_everything() -> None:
+    broken = Usage(50, 0, 9, 0, estimated=True)
+    lost = [*queued(0), intent("lost", 0), outcome("lost", 0, broken, kind="error")]
+    retried = [intent("again", 0), outcome("again", 0, SEEN), done(0, "again")]
+    visible, rest = split_of(*planned(seeing()), *lost, *retried, step=0)
+    assert (visible, rest) == (replace(SEEN, estimated=True), broken)
+
+
+def test_a_run_without_calls_costs_nothing() -> None:
+    assert split_of(step=None) == (Usage(), Usage())
+    assert bill(state_of()).usd == 0
+
+
+def test_topology_and_the_rest_of_a_run_are_kept() -> None:
+    state = state_of(*planned(seeing(), seeing(0)), intent("plan", None))
+    assert state.proposals[0].topology == topology([(), (0,)]) == "chain"
+    assert [call.id for call in state.open_calls] == ["plan"]
+    assert state.admitted.pool == POOL
