@@ -21,9 +21,10 @@ def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
-    """(micro-dollars, tokens) to reserve before a call."""
-    usage = Usage(input=input_tokens, output=output_tokens)
-    return worker.price.cost(usage), usage.total
+    """(micro-dollars, tokens) to reserve before a call: nobody promises that cached input is the cheaper one."""
+    fresh = Usage(input=input_tokens, output=output_tokens)
+    cached = Usage(input=input_tokens, cached=input_tokens, output=output_tokens)
+    return max(worker.price.cost(fresh), worker.price.cost(cached)), fresh.total
 
 
 def estimate(messages: Sequence[Message], text: str) -> Usage:

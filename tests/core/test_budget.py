@@ -1,0 +1,72 @@
+"""Money: prices are exact integers rounded up, and what is reserved covers whatever a call may report."""
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
+from app.core.chat import Image, Message, Text, Usage
+from app.core.pool import MILLION, Price, Worker
+
+RATES = st.integers(0, 200 * MILLION)
+TOKENS = st.integers(0, 2_000_000)
+TALK = (Message("system", (Text("é"),)), Message("user", (Text("hello"), Image("data:x"), Text("!")), name="bob"))
+
+
+@given(RATES, RATES, RATES, TOKENS, TOKENS, TOKENS)
+def test_a_cost_is_the_exact_fraction_rounded_up(
+    into: int, out: int, cached: int, fresh: int, kept: int, said: int
+) -> None:
+    cost = Price(into, out, cached).cost(Usage(fresh + kept, kept, said))
+    exact = Fraction(fresh * into + kept * cached + said * out, MILLION)
+    assert 0 <= cost - exact < 1
+    assert isinstance(cost, int)
+
+
+@given(RATES, RATES, RATES, st.lists(st.tuples(TOKENS, TOKENS), max_size=5))
+def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
+    into: int, out: int, cached: int, calls: list[tuple[int, int]]
+) -> None:
+    price = Price(into, out, cached)
+    usages = [Usage(read, read // 2, said) for read, said in calls]
+    assert sum(map(price.cost, usages)) >= price.cost(sum(usages, Usage()))
+
+
+@given(RATES, RATES, RATES, st.data())
+def test_the_worst_case_covers_every_usage_within_its_bounds(
+    into: int, out: int, cached: int, data: st.DataObject
+) -> None:
+    worker = Worker("ada", "stub", "ada", Price(into, out, cached))
+    most_in, most_out = data.draw(TOKENS), data.draw(TOKENS)
+    usd, tokens = worst_case(worker, most_in, most_out)
+    read, said = data.draw(st.integers(0, most_in)), data.draw(st.integers(0, most_out))
+    usage = Usage(read, data.draw(st.integers(0, read)), said, data.draw(st.integers(0, said)))
+    assert worker.price.cost(usage) <= usd
+    assert usage.total <= tokens
+
+
+def test_more_cached_than_input_costs_no_less_than_nothing() -> None:
+    assert Price(MILLION, MILLION, 0).cost(Usage(5, 9, 1)) == 1
+
+
+def test_the_bound_counts_bytes_names_images_and_what_the_provider_adds() -> None:
+    assert input_bound(TALK, 100) == 2 + 6 + 3 + 3 * PER_MESSAGE + PER_IMAGE + 100
+    assert input_bound(()) == PER_MESSAGE
+
+
+@given(st.text())
+def test_the_bound_is_never_below_one_token_per_byte(text: str) -> None:
+    assert input_bound([Message("user", (Text(text),))]) > len(text.encode())
+
+
+def test_an_unreported_usage_is_estimated_and_marked() -> None:
+    talk = [Message("user", (Text("x" * 68),))]
+    assert estimate(talk, "12345") == Usage(input=25, output=2, estimated=True)
+    assert estimate(talk, "") == Usage(input=25, output=0, estimated=True)
+
+
+def test_a_broken_call_is_counted_from_above_but_not_above_what_was_reserved() -> None:
+    assert broken(50, 1000, "é" * 10, 0) == Usage(input=50, output=20 + PER_MESSAGE, estimated=True)
+    assert broken(50, 30, "x" * 100, 0).output == 30
+    assert broken(50, 1000, "", 1000).output == 1000
