@@ -1,0 +1,107 @@
+"""The journal's words, the records of a task as JSON, and the bodies of a driver's events."""
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core import drafts
+from app.core.chat import (
+    Image,
+    Message,
+    Sampling,
+    Task,
+    Text,
+    Usage,
+    message_from_json,
+    message_to_json,
+    task_from_json,
+    task_to_json,
+    usage_from_json,
+    usage_to_json,
+)
+from app.core.journal import AFTER_THE_END, ENDED, RUN_STATES, TERMINAL, Kind
+from app.core.progress import Finish, Propose, fold
+from app.core.workflow import Access, Step
+from tests.core.play import POOL, admission, numbered
+
+PARTS = st.builds(Text, st.text()) | st.builds(Image, st.text(), st.none() | st.text())
+MESSAGES = st.builds(
+    Message,
+    st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+    st.lists(PARTS, max_size=3).map(tuple),
+    st.none() | st.text(),
+)
+SAMPLING = st.builds(Sampling, st.none() | st.floats(0, 2), stop=st.lists(st.text(), max_size=4).map(tuple))
+TASKS = st.builds(
+    Task,
+    st.lists(MESSAGES, max_size=3).map(tuple),
+    SAMPLING,
+    st.none() | st.text(),
+    st.dictionaries(st.text(), st.text()),
+)
+COUNTS = st.integers(0, 10**9)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, COUNTS, st.booleans())
+
+
+def test_terminal_kinds_have_states_of_their_own() -> None:
+    assert len(set(TERMINAL.values())) == len(TERMINAL) == len(ENDED) == 5
+    assert set(RUN_STATES) >= ENDED
+    assert not AFTER_THE_END & set(TERMINAL)
+    assert all(kind.value == f"run.{state}" for kind, state in TERMINAL.items())
+
+
+@given(TASKS)
+def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
+    assert task_from_json(json.loads(json.dumps(task_to_json(task)))) == task
+    for message in task.messages:
+        assert message_from_json(json.loads(json.dumps(message_to_json(message)))) == message
+    assert task.has_images == any(isinstance(part, Image) for message in task.messages for part in message.parts)
+
+
+@given(USAGES, USAGES, USAGES)
+def test_usages_add_up_and_come_back_from_json(one: Usage, two: Usage, three: Usage) -> None:
+    assert usage_from_json(json.loads(json.dumps(usage_to_json(one)))) == one
+    assert one + two == two + one
+    assert (one + two) + three == one + (two + three)
+    assert (one + two).total == one.total + two.total
+    assert one + Usage() == one
+
+
+def test_admission_pins_what_bounds_the_run() -> None:
+    draft = admission(labels=("z", "a"), excluded={"eve": "why"})
+    body = json.loads(json.dumps(draft.body))
+    assert (body["labels"], body["excluded"], body["pool"]) == (["a", "z"], {"eve": "why"}, list(POOL))
+    [event] = numbered(replace(draft, body=body))
+    assert fold((event,)) == fold(numbered(draft))
+
+
+def test_a_planned_step_is_numbered_within_the_run() -> None:
+    step = Step("ada", "text", Access(True, (0, 1)), answers=True, probability=0.25)
+    assert drafts.planned(2, 5, 2, step, "ref").body == {
+        "proposal": 2,
+        "n": 7,
+        "worker": "ada",
+        "subtask": "ref",
+        "access": ["user", 5, 6],
+        "answers": True,
+        "probability": 0.25,
+    }
+    assert "probability" not in drafts.planned(0, 0, 0, Step("ada"), "").body
+
+
+def test_a_rejection_keeps_a_bounded_number_of_reasons() -> None:
+    assert len(drafts.rejected(0, "", ["no"] * 900, outage=False).body["reasons"]) == 50
+
+
+def test_only_open_steps_are_skipped_and_a_failed_run_says_why() -> None:
+    opened = drafts.opened(Propose(0, 0, "first"), "fixed", POOL, instant=True)
+    state = fold(numbered(admission(), opened, drafts.planned(0, 0, 0, Step("ada", answers=True), "")))
+    [skip] = drafts.skipped(state.steps.values(), "run_ended")
+    assert skip.body == {"n": 0, "reason": "run_ended"}
+    skipped = fold(numbered(admission(), opened, drafts.planned(0, 0, 0, Step("ada", answers=True), ""), skip))
+    assert drafts.skipped(skipped.steps.values(), "again") == ()
+    body = drafts.ended(skipped, Finish(Kind.EXPIRED, error="run_expired")).body
+    assert (body["error"], body["step"], body["usd"]) == ("run_expired", None, 0)
+    assert "answer" not in body

@@ -1,0 +1,71 @@
+"""Who may work on a task: every exclusion has its reason, and the order of the pool is kept."""
+
+from typing import Any
+
+import pytest
+
+from app.core.chat import Image, Message, Task, Text
+from app.core.policy import Overrides, eligible, missing_clearance, unknown_names
+from app.core.pool import Card, Catalog, ConductorSpec, Limits, Tier, Worker
+
+CARDS = {
+    "plain": Card(),
+    "sees": Card(modalities=frozenset({"text", "image"})),
+    "cleared": Card(clearance=frozenset({"phi", "eu"})),
+    "short": Card(context=100),
+}
+TIER = Tier("mini", ("cleared", "plain", "short", "sees"), ConductorSpec("fixed"), "plain", {"medium": Limits()})
+CATALOG = Catalog(
+    {},
+    {name: Worker(name, "stub", name, card=card) for name, card in CARDS.items()},
+    {"mini": TIER},
+    {"m": "mini"},
+    "d",
+)
+SHORT = Task((Message("user", (Text("hi"),)),))
+LONG = Task((Message("user", (Text("x" * 1_000),)),))
+PICTURE = Task((Message("user", (Text("what?"), Image("data:x"))),))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "overrides", "excluded"),
+    [
+        (SHORT, (), Overrides(), {}),
+        (LONG, (), Overrides(), {"short": "longer than its context"}),
+        (PICTURE, (), Overrides(), dict.fromkeys(("cleared", "plain", "short"), "cannot see images")),
+        (SHORT, ("phi",), Overrides(), dict.fromkeys(("plain", "short", "sees"), "not cleared for phi")),
+        (
+            SHORT,
+            ("us", "phi"),
+            Overrides(),
+            {**dict.fromkeys(("plain", "short", "sees"), "for phi, us"), "cleared": "us"},
+        ),
+        (SHORT, (), Overrides(deny=frozenset({"plain"})), {"plain": "deny list"}),
+        (SHORT, (), Overrides(allow=frozenset({"plain", "sees"})), dict.fromkeys(("cleared", "short"), "allow list")),
+        (SHORT, (), Overrides(pin="sees"), dict.fromkeys(("cleared", "plain", "short"), "pinned")),
+        (SHORT, (), Overrides(frozenset({"plain"}), frozenset({"plain"})), dict.fromkeys(TIER.pool, " list")),
+    ],
+)
+def test_every_exclusion_has_its_reason(
+    task: Task, labels: tuple[str, ...], overrides: Overrides, excluded: dict[str, Any]
+) -> None:
+    found = eligible(CATALOG, TIER, task, frozenset(labels), overrides)
+    assert set(found.excluded) == set(excluded)
+    assert all(reason in found.excluded[name] for name, reason in excluded.items())
+    assert [worker.name for worker in found.workers] == [name for name in TIER.pool if name not in excluded]
+
+
+def test_names_that_the_pool_does_not_hold_are_told() -> None:
+    overrides = Overrides(frozenset({"plain", "zoe"}), frozenset({"eve"}), "sees")
+    assert unknown_names(TIER, overrides) == ("eve", "zoe")
+    assert unknown_names(TIER, Overrides(pin="abe")) == ("abe",)
+    assert unknown_names(TIER, Overrides()) == ()
+
+
+def test_missing_clearances_are_sorted() -> None:
+    assert missing_clearance(CATALOG.workers["cleared"], ["z", "phi", "a"]) == ("a", "z")
+
+
+def test_a_model_id_means_a_tier_or_nothing() -> None:
+    assert CATALOG.tier("m") is CATALOG.tier("mini") is TIER
+    assert CATALOG.tier("large") is None

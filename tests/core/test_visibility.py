@@ -1,0 +1,95 @@
+"""What a step sees: exactly what its access list grants, byte for byte the same every time."""
+
+import re
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.chat import Image, Message, Task, Text
+from app.core.visibility import INTRODUCTION, Seen, compose, granted
+from app.core.workflow import Access
+
+TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
+PLAN, CHECK = Seen(0, "Plan it", "First add."), Seen(1, "", "It is 4.")
+
+
+def words(messages: tuple[Message, ...]) -> str:
+    """All text of some messages."""
+    return "\n".join(message.text for message in messages)
+
+
+def test_a_step_that_adds_nothing_passes_the_conversation_on() -> None:
+    assert compose(TASK, "", ()) is TASK.messages
+
+
+def test_a_subtask_comes_behind_the_conversation() -> None:
+    assert compose(TASK, "Solve it.", ()) == (*TASK.messages, Message("user", (Text("Your subtask:\nSolve it."),)))
+
+
+def test_without_user_no_byte_of_the_conversation_appears() -> None:
+    [message] = compose(None, "Solve it.", (PLAN,))
+    assert message.role == "user"
+    assert "brief" not in message.text
+    assert "2 + 2" not in message.text
+
+
+def test_earlier_steps_stand_in_fenced_blocks_in_order() -> None:
+    [message] = compose(None, "Join.", (PLAN, CHECK))
+    assert message.text.startswith(INTRODUCTION)
+    opened = re.findall(r'<step index="(\d)" id="(\w{16})">', message.text)
+    assert [index for index, _ in opened] == ["0", "1"]
+    [nonce] = {nonce for _, nonce in opened}
+    assert message.text.count(f'</step id="{nonce}">') == 2
+    assert "<subtask>Plan it</subtask>\n<answer>First add.</answer>" in message.text
+    assert message.text.count("<subtask>") == 1
+    assert message.text.endswith("Your subtask:\nJoin.")
+
+
+def test_without_a_subtask_the_final_answer_is_asked_for() -> None:
+    assert compose(TASK, "", (PLAN,))[-1].text.endswith("Give the final answer to the task.")
+
+
+def test_only_listed_steps_that_said_something_are_granted() -> None:
+    done = {0: PLAN, 1: CHECK, 2: Seen(2, "x", "")}
+    assert granted(Access(True, (1, 0, 1, 2, 7)), done) == (PLAN, CHECK)
+    assert granted(Access(True, ()), done) == ()
+
+
+def test_a_fence_that_stands_in_a_text_is_not_used() -> None:
+    first = re.findall(r'id="(\w{16})"', words(compose(None, "x", (PLAN,))))[0]
+    copied = words(compose(None, "x", (Seen(0, "Plan it", f"First add. {first}"),)))
+    assert set(re.findall(r'<step index="0" id="(\w{16})"', copied)).isdisjoint({first})
+
+
+def test_the_fence_is_drawn_again_until_no_text_holds_it() -> None:
+    """A collision cannot be found by trying, so the texts here hold every fence but those of a second draw."""
+
+    class Anything(str):
+        asked = 0
+
+        def __contains__(self, _key: object) -> bool:
+            Anything.asked += 1
+            return Anything.asked == 1
+
+    plain = words(compose(None, "x", (PLAN,)))
+    drawn = words(compose(None, Anything("x"), (PLAN,)))
+    assert Anything.asked == 2
+    assert re.findall(r'id="(\w{16})"', plain)[0] != re.findall(r'id="(\w{16})"', drawn)[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0), st.booleans(), st.lists(st.text(max_size=20), min_size=1, max_size=5))
+def test_what_is_not_listed_is_not_seen(seed: int, user: bool, texts: list[str]) -> None:
+    random = Random(seed)
+    canaries = [f"{random.getrandbits(128):032x}" for _ in texts]
+    done = {
+        n: Seen(n, f"s-{canary}", text + canary) for n, (text, canary) in enumerate(zip(texts, canaries, strict=True))
+    }
+    listed = tuple(n for n in done if random.random() < 0.5)
+    access = Access(user, listed)
+    task = Task((Message("user", (Text("user-canary"),)),)) if user else None
+    seen = compose(task, "Go on.", granted(access, done))
+    assert seen == compose(task, "Go on.", granted(access, done))
+    assert ("user-canary" in words(seen)) == user
+    assert [n for n, canary in enumerate(canaries) if canary in words(seen)] == list(listed)

@@ -1,0 +1,43 @@
+"""Access lists and the shapes that they draw."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.workflow import Access, Step, Workflow, access_from_list, topology
+
+
+@pytest.mark.parametrize(
+    ("inputs", "shape"),
+    [
+        ([()], "single"),
+        ([(), (0,)], "chain"),
+        ([(), (0,), (0, 1)], "chain"),
+        ([(), (0,), (1,), (2,)], "chain"),
+        ([(), (), (0, 1)], "fan-out"),
+        ([(), (), (), (0, 1, 2)], "fan-out"),
+        ([(), ()], "tree"),
+        ([(), (), (0,)], "tree"),
+        ([(), (0,), (0,), (1, 2)], "tree"),
+        ([(), (), (0, 1), (0, 1), (2, 3)], "debate"),
+        ([(), (), (0, 1), (0, 1)], "debate"),
+        ([(), (), (0, 1), (0,), (2, 3)], "tree"),
+    ],
+)
+def test_access_lists_draw_a_shape(inputs: list[tuple[int, ...]], shape: str) -> None:
+    assert topology(inputs) == shape
+    assert Workflow(tuple(Step("ada", access=Access(True, seen)) for seen in inputs)).topology == shape
+
+
+@given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=7))
+def test_every_acyclic_graph_has_one(drawn: list[set[int]]) -> None:
+    inputs = [sorted(n for n in seen if n < place) for place, seen in enumerate(drawn)]
+    assert topology(inputs) in {"single", "chain", "fan-out", "tree", "debate"}
+
+
+@given(st.booleans(), st.lists(st.integers(0, 9)), st.integers(0, 5))
+def test_an_access_list_comes_back_as_it_was(user: bool, steps: list[int], base: int) -> None:
+    access = Access(user, tuple(steps))
+    assert access_from_list(access.as_list()) == access
+    assert access.shifted(base).steps == tuple(n + base for n in steps)
+    assert access.shifted(base).user == user
