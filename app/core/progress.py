@@ -223,24 +223,45 @@ def advance(state: RunState, event: Event) -> RunState:
     if event.seq != state.seq + 1:
         raise ValueError(f"event {event.seq} does not follow event {state.seq}")
     if event.kind in TERMINAL:
-        return replace(state, seq=event.seq, state=_run_arrow(state, TERMINAL[event.kind]), end=event.body)
+        ended = _run_arrow(state, TERMINAL[event.kind])
+        return _changed(state, event.seq, {"state": ended, "end": event.body})
     if state.ended and event.kind not in AFTER_THE_END:
         raise ValueError(f"{event.kind} comes after the run's end")
-    return replace(_ADVANCE[event.kind](state, event.body), seq=event.seq)
+    return _changed(state, event.seq, _ADVANCE[event.kind](state, event.body))
 
 
-def _cancel_asked(state: RunState, _body: Mapping[str, Any]) -> RunState:
-    return replace(state, cancel_asked=True)
+Changes = dict[str, Any]
+"""Fields of `RunState` with their new values."""
 
 
-def _plan_opened(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
+    """Written out: `dataclasses.replace` costs four times as much, and every event of every run comes by here."""
+    take = changes.get
+    return RunState(
+        state.run,
+        state.admitted,
+        seq,
+        take("state", state.state),
+        take("proposals", state.proposals),
+        take("steps", state.steps),
+        take("calls", state.calls),
+        take("cancel_asked", state.cancel_asked),
+        take("end", state.end),
+    )
+
+
+def _cancel_asked(_state: RunState, _body: Mapping[str, Any]) -> Changes:
+    return {"cancel_asked": True}
+
+
+def _plan_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
     if state.proposal is not None and state.proposal.state != "rejected":
         raise ValueError("a plan is opened while there is another one")
     proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"])
-    return replace(state, proposals=(*state.proposals, proposal))
+    return {"proposals": (*state.proposals, proposal)}
 
 
-def _plan_step(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
     _open_proposal(state)
     step = StepState(
         n=body["n"],
@@ -252,17 +273,17 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> RunState:
     )
     if step.n in state.steps:
         raise ValueError(f"step {step.n} is planned twice")
-    return replace(state, steps={**state.steps, step.n: step})
+    return {"steps": {**state.steps, step.n: step}}
 
 
-def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> Changes:
     accepted = replace(_open_proposal(state), state="accepted", call=body["call"], topology=body["topology"])
     started = any(step.state != "waiting" for step in state.current)
     moved = _run_arrow(state, "running" if started else "planned")
-    return replace(state, proposals=(*state.proposals[:-1], accepted), state=moved)
+    return {"proposals": (*state.proposals[:-1], accepted), "state": moved}
 
 
-def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> Changes:
     rejected = replace(
         _open_proposal(state),
         state="rejected",
@@ -270,25 +291,25 @@ def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> RunState:
         reasons=tuple(body["reasons"]),
         call=body["call"],
     )
-    return replace(state, proposals=(*state.proposals[:-1], rejected))
+    return {"proposals": (*state.proposals[:-1], rejected)}
 
 
-def _step_queued(state: RunState, body: Mapping[str, Any]) -> RunState:
-    moved = _set_step(state, body["n"], state="queued")
-    return replace(moved, state="running") if moved.state == "planned" else moved
+def _step_queued(state: RunState, body: Mapping[str, Any]) -> Changes:
+    changes = _set_step(state, body["n"], state="queued")
+    return changes | {"state": "running"} if state.state == "planned" else changes
 
 
-def _call_intended(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _call_intended(state: RunState, body: Mapping[str, Any]) -> Changes:
     call = Call(
         body["call"], body["n"], body["worker"], "user" in body["access"], body["usd_held"], body["tokens_held"]
     )
     if call.id in state.calls:
         raise ValueError(f"{call.id} is intended twice")
-    state = replace(state, calls={**state.calls, call.id: call})
-    return state if call.step is None else _set_step(state, call.step, state="running", worker=call.worker)
+    changes: Changes = {"calls": {**state.calls, call.id: call}}
+    return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
-def _call_finished(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _call_finished(state: RunState, body: Mapping[str, Any]) -> Changes:
     known = state.calls[body["call"]]
     if known.outcome is not None:
         raise ValueError(f"{known.id} has its outcome already")
@@ -299,30 +320,30 @@ def _call_finished(state: RunState, body: Mapping[str, Any]) -> RunState:
         usd=body["usd"],
         seconds=body["seconds"],
     )
-    return replace(state, calls={**state.calls, call.id: call})
+    return {"calls": {**state.calls, call.id: call}}
 
 
-def _step_done(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _step_done(state: RunState, body: Mapping[str, Any]) -> Changes:
     picked = {name: body[name] for name in ("output", "chars", "finish", "call")}
     return _set_step(state, body["n"], state="done", **picked)
 
 
-def _step_failed(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _step_failed(state: RunState, body: Mapping[str, Any]) -> Changes:
     return _set_step(state, body["n"], state="failed", error=body["error"])
 
 
-def _step_skipped(state: RunState, body: Mapping[str, Any]) -> RunState:
+def _step_skipped(state: RunState, body: Mapping[str, Any]) -> Changes:
     return _set_step(state, body["n"], state="skipped", error=body["reason"])
 
 
-def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> RunState:
+def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Changes:
     step = run.steps[n]
     if step.settled:
-        return run
+        return {}
     again = state == step.state == "running"  # another attempt
     if state not in STEP_ARROWS[step.state] and not again:
         raise ValueError(f"step {n} cannot go from {step.state} to {state}")
-    return replace(run, steps={**run.steps, n: replace(step, state=state, **changes)})
+    return {"steps": {**run.steps, n: replace(step, state=state, **changes)}}
 
 
 def _run_arrow(run: RunState, to: str) -> str:
@@ -337,13 +358,13 @@ def _open_proposal(state: RunState) -> Proposal:
     return state.proposal
 
 
-def _admitted(state: RunState, _body: Mapping[str, Any]) -> RunState:
+def _admitted(state: RunState, _body: Mapping[str, Any]) -> Changes:
     if state.seq:
         raise ValueError("a run is admitted once")
-    return state
+    return {}
 
 
-_ADVANCE: Mapping[Kind, Callable[[RunState, Mapping[str, Any]], RunState]] = {
+_ADVANCE: Mapping[Kind, Callable[[RunState, Mapping[str, Any]], Changes]] = {
     Kind.ADMITTED: _admitted,
     Kind.CANCEL_ASKED: _cancel_asked,
     Kind.PLAN_OPENED: _plan_opened,
