@@ -168,13 +168,14 @@ class Reader:
     is invalid, no later one is given, and `finish` raises `PlanRejected` with the reasons of all of them.
     """
 
-    _START = re.compile(r'\{\s*"steps"\s*:\s*\[')
+    _START = re.compile(r'\{\s{0,99}"steps"\s{0,99}:\s{0,99}\[')
+    _LONGEST_START = 320
 
     def __init__(self, resolve: Resolve, max_steps: int) -> None:
         self._resolve = resolve
         self._max_steps = max_steps
         self._text = ""
-        self._after = 0
+        self._after = self._sought = 0
         self._at = 0
         self._opened: int | None = None
         self._depth = 0
@@ -226,7 +227,7 @@ class Reader:
 
     def _find_start(self) -> bool:
         """Whether the plan has begun: at its first opening that stands in no thinking block."""
-        while found := self._START.search(self._text, self._after):
+        while found := self._START.search(self._text, max(self._after, self._sought)):
             thought = self._text.find("<think>", self._after, found.start())
             if thought < 0:
                 self._started = True
@@ -236,6 +237,7 @@ class Reader:
             if ends < 0:
                 return False
             self._after = ends + len("</think>")
+        self._sought = max(len(self._text) - self._LONGEST_START, 0)
         return False
 
     def _between(self, char: str) -> None:

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
@@ -14,6 +14,7 @@ TOKENS = st.integers(0, 2_000_000)
 TALK = (Message("system", (Text("é"),)), Message("user", (Text("hello"), Image("data:x"), Text("!")), name="bob"))
 
 
+@settings(max_examples=40, deadline=None)
 @given(RATES, RATES, RATES, TOKENS, TOKENS, TOKENS)
 def test_a_cost_is_the_exact_fraction_rounded_up(
     into: int, out: int, cached: int, fresh: int, kept: int, said: int
@@ -24,6 +25,7 @@ def test_a_cost_is_the_exact_fraction_rounded_up(
     assert isinstance(cost, int)
 
 
+@settings(max_examples=40, deadline=None)
 @given(RATES, RATES, RATES, st.lists(st.tuples(TOKENS, TOKENS), max_size=5))
 def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
     into: int, out: int, cached: int, calls: list[tuple[int, int]]
@@ -33,6 +35,7 @@ def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
     assert sum(map(price.cost, usages)) >= price.cost(sum(usages, Usage()))
 
 
+@settings(max_examples=40, deadline=None)
 @given(RATES, RATES, RATES, st.data())
 def test_the_worst_case_covers_every_usage_within_its_bounds(
     into: int, out: int, cached: int, data: st.DataObject
@@ -55,6 +58,7 @@ def test_the_bound_counts_bytes_names_images_and_what_the_provider_adds() -> Non
     assert input_bound(()) == PER_MESSAGE
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.text())
 def test_the_bound_is_never_below_one_token_per_byte(text: str) -> None:
     assert input_bound([Message("user", (Text(text),))]) > len(text.encode())

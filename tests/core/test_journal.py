@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core import drafts
@@ -52,6 +52,7 @@ def test_terminal_kinds_have_states_of_their_own() -> None:
     assert all(kind.value == f"run.{state}" for kind, state in TERMINAL.items())
 
 
+@settings(max_examples=40, deadline=None)
 @given(TASKS)
 def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
     assert task_from_json(json.loads(json.dumps(task_to_json(task)))) == task
@@ -60,6 +61,7 @@ def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
     assert task.has_images == any(isinstance(part, Image) for message in task.messages for part in message.parts)
 
 
+@settings(max_examples=40, deadline=None)
 @given(USAGES, USAGES, USAGES)
 def test_usages_add_up_and_come_back_from_json(one: Usage, two: Usage, three: Usage) -> None:
     assert usage_from_json(json.loads(json.dumps(usage_to_json(one)))) == one

@@ -69,7 +69,7 @@ def test_enumerations_of_access_lists_stay_small() -> None:
     assert last["maxItems"] == 8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
@@ -80,7 +80,7 @@ def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> 
     assert all(n < place for place, one in enumerate(steps) for n in one.access.steps)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_a_flat_schema_lets_through_is_accepted_or_rejected(data: st.DataObject) -> None:
     value = data.draw(drawn_from(plan.schema(len(NAMES), 4, 30, positional=False)))
@@ -92,7 +92,7 @@ def test_what_a_flat_schema_lets_through_is_accepted_or_rejected(data: st.DataOb
 # -- the reader
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 400), max_size=12),
     st.sampled_from(["", "Here it is:\n```json\n", '<think>{"steps": [</think>']),
@@ -288,7 +288,7 @@ def test_no_text_keeps_the_parser_busy(piece: str) -> None:
 # -- anything at all
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=85, deadline=None)
 @given(st.integers(0), st.sampled_from([TWO, text_of(*[step()] * 5), lists([0, 1], ["a", "b"], [[], ["all"]])]))
 def test_a_mutated_plan_is_a_plan_or_rejected(seed: int, text: str) -> None:
     random = Random(seed)
@@ -313,7 +313,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(JSON, st.lists(JSON, max_size=6))
 def test_no_json_value_breaks_the_parser(value: Any, entries: list[Any]) -> None:
     for whole in (value, {"steps": entries}):

@@ -71,7 +71,7 @@ def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode:
 # -- random histories
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0))
 def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
     played = Play(Random(seed))

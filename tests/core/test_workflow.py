@@ -1,7 +1,7 @@
 """Access lists and the shapes that they draw."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.workflow import Access, Step, Workflow, access_from_list, topology
@@ -29,12 +29,14 @@ def test_access_lists_draw_a_shape(inputs: list[tuple[int, ...]], shape: str) ->
     assert Workflow(tuple(Step("ada", access=Access(True, seen)) for seen in inputs)).topology == shape
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=7))
 def test_every_acyclic_graph_has_one(drawn: list[set[int]]) -> None:
     inputs = [sorted(n for n in seen if n < place) for place, seen in enumerate(drawn)]
     assert topology(inputs) in {"single", "chain", "fan-out", "tree", "debate"}
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.booleans(), st.lists(st.integers(0, 9)), st.integers(0, 5))
 def test_an_access_list_comes_back_as_it_was(user: bool, steps: list[int], base: int) -> None:
     access = Access(user, tuple(steps))
