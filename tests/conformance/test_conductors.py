@@ -1,0 +1,277 @@
+"""One suite for the conductor seam over its three implementations, and what only the model one does."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from app.conductor.fixed import SHAPES, FixedConductor
+from app.conductor.model import ModelConductor
+from app.conductor.prompt import messages
+from app.conductor.protocol import Brief, Conductor, Given
+from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Usage, Words
+from app.core.pool import Card, ConductorSpec, Limits, Price, Worker
+from app.core.workflow import Access, Step
+from app.errors import PlanRejected, WorkerUnavailable
+
+NAMES = ("ada-large", "bob-mini", "cyd-vision")
+WORKERS = tuple(
+    Worker(name, "stub", f"{name}-2026", Price(1_000_000, 2_500_000), Card(strengths=("code",), speed=80.0))
+    for name in NAMES
+)
+TASK = Task(
+    (
+        Message("system", (Text("Be brief."),)),
+        Message("user", (Text("What is this?"), Image("data:image/png;base64,AA"))),
+    )
+)
+BRIEF = Brief(TASK, WORKERS, Limits(), usd_left=123_400)
+
+
+@dataclass
+class Asked:
+    """A scripted `ask`: gives the pieces, then raises, and remembers how it was called."""
+
+    reads: Sequence[list[Piece]] = ()
+    error: Exception | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    async def __call__(
+        self, worker: str, messages: tuple[Message, ...], *, schema: Mapping[str, Any] | None, **options: Any
+    ) -> AsyncIterator[list[Piece]]:
+        self.calls.append({"worker": worker, "messages": messages, "schema": schema, **options})
+        for pieces in self.reads:
+            yield pieces
+        if self.error is not None:
+            raise self.error
+
+
+def plan_of(*steps: tuple[int, list[str | int]]) -> str:
+    """A plan's text."""
+    return json.dumps({"steps": [{"worker": n, "subtask": f"Do {n}.", "access": seen} for n, seen in steps]})
+
+
+def saying(*texts: str, error: Exception | None = None) -> Asked:
+    """A model that says this, one read for each text."""
+    return Asked([*([Words(text)] for text in texts), [End("stop", Usage(9, 0, 9))]], error)
+
+
+def chain(steps: int) -> str:
+    """A plan of so many steps, each seeing all before it."""
+    return plan_of(*[(place % len(NAMES), ["user", *range(place)]) for place in range(steps)])
+
+
+def model(*, positional: bool = True, logprobs: bool = True) -> ModelConductor:
+    """The model conductor."""
+    return ModelConductor("planner", positional=positional, logprobs=logprobs, temperature=0.7)
+
+
+def given_steps(limits: Limits) -> Given:
+    """A caller's plan as long as the limit."""
+    steps = [Step(NAMES[0], "x", Access(True, tuple(range(place)))) for place in range(limits.steps)]
+    return Given((*steps[:-1], replace(steps[-1], answers=True)))
+
+
+async def proposed(conductor: Conductor, brief: Brief, ask: Asked) -> list[Step]:
+    """All steps."""
+    return [step async for step in conductor.propose(brief, ask)]
+
+
+MAKERS: dict[str, Callable[[Limits], Conductor]] = {
+    "model": lambda _limits: model(),
+    "given": given_steps,
+    **{shape: lambda _limits, shape=shape: FixedConductor(ConductorSpec("fixed", shape=shape)) for shape in SHAPES},  # type: ignore[misc]
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def maker(request: pytest.FixtureRequest) -> Callable[[Limits], Conductor]:
+    """Makes each conductor in turn."""
+    return MAKERS[request.param]
+
+
+# -- what every conductor promises
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+async def test_a_workflow_keeps_to_the_limits(maker: Callable[[Limits], Conductor], most: int, workers: int) -> None:
+    limits = Limits(steps=most)
+    brief = replace(BRIEF, limits=limits, workers=WORKERS[:workers])
+    plan = plan_of(*[(place % workers, ["user", *range(place)]) for place in range(most)])
+    steps = await proposed(maker(limits), brief, saying(plan))
+    assert 1 <= len(steps) <= most
+    assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert {step.worker for step in steps} <= set(NAMES[:workers])
+    assert all(n < place for place, step in enumerate(steps) for n in step.access.steps)
+    assert all(step.subtask or step.access.user for step in steps)
+    assert steps[-1].access.steps == tuple(range(len(steps) - 1)), "the answer sees what was done for it"
+
+
+async def test_only_a_conductor_that_waits_asks_and_only_once(maker: Callable[[Limits], Conductor]) -> None:
+    conductor, ask = maker(Limits()), saying(chain(3))
+    await proposed(conductor, BRIEF, ask)
+    assert len(ask.calls) == (0 if conductor.instant else 1)
+
+
+async def test_no_state_is_kept_between_proposals(maker: Callable[[Limits], Conductor]) -> None:
+    conductor = maker(Limits())
+    first = await proposed(conductor, BRIEF, saying(chain(2)))
+    assert await proposed(conductor, BRIEF, saying(chain(2))) == first
+
+
+# -- fixed
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "drawn"),
+    [
+        ("single", 5, [()]),
+        ("chain", 5, [(), (0,), (0, 1)]),
+        ("chain", 2, [(), (0,)]),
+        ("chain", 1, [()]),
+        ("fan_out", 5, [(), (), (), (0, 1, 2)]),
+        ("fan_out", 2, [(), (0,)]),
+        ("fan_out", 1, [()]),
+        ("self_consistency", 3, [(), (), (0, 1)]),
+    ],
+)
+async def test_a_shape_is_cut_to_the_limit(shape: Any, steps: int, drawn: list[tuple[int, ...]]) -> None:
+    conductor = FixedConductor(ConductorSpec("fixed", shape=shape, workers=("bob-mini", "gone")))
+    found = await proposed(conductor, replace(BRIEF, limits=Limits(steps=steps)), saying())
+    assert [step.access.steps for step in found] == drawn
+    assert {step.worker for step in found} == {"bob-mini"}, "preferred workers that are eligible"
+
+
+async def test_shapes_spread_over_workers_and_one_asks_itself() -> None:
+    spread = await proposed(FixedConductor(ConductorSpec("fixed", shape="fan_out")), BRIEF, saying())
+    assert [step.worker for step in spread] == [*NAMES, NAMES[0]]
+    alone = await proposed(FixedConductor(ConductorSpec("fixed", shape="self_consistency")), BRIEF, saying())
+    assert {step.worker for step in alone} == {NAMES[0]}
+    assert [step.subtask for step in await proposed(FixedConductor(ConductorSpec("fixed")), BRIEF, saying())] == [""]
+
+
+# -- model
+
+
+async def test_each_step_comes_before_the_next_is_read() -> None:
+    text, reads = chain(3), []
+
+    async def ask(*_arguments: Any, **_options: Any) -> AsyncIterator[list[Piece]]:
+        for char in text:
+            reads.append(char)
+            yield [Words(char)]
+
+    heard = [(step.worker, len(reads)) async for step in model().propose(BRIEF, ask)]
+    assert [worker for worker, _ in heard] == list(NAMES)
+    assert heard[0][1] < heard[1][1] < heard[2][1] == len(text) - 1
+
+
+async def test_the_model_is_asked_under_the_schema_and_a_bound() -> None:
+    ask = saying(chain(1))
+    await proposed(model(), replace(BRIEF, limits=Limits(steps=2)), ask)
+    [call] = ask.calls
+    assert call["worker"] == "planner"
+    assert call["schema"]["properties"]["steps"]["maxItems"] == 2
+    assert (call["temperature"], call["logprobs"]) == (0.7, 10)
+    assert 2 * 600 < call["max_tokens"] < 2_000
+    await proposed(model(positional=False, logprobs=False), BRIEF, ask)
+    assert "prefixItems" not in ask.calls[1]["schema"]["properties"]["steps"]
+    assert ask.calls[1]["logprobs"] == 0
+
+
+async def test_garbage_is_rejected_with_all_reasons() -> None:
+    text = plan_of((7, ["user"]), (0, [3]), (1, ["user"]))
+    with pytest.raises(PlanRejected) as caught:
+        await proposed(model(), BRIEF, saying(text[:40], text[40:]))
+    assert [reason[:6] for reason in caught.value.reasons] == ["step 0", "step 1"]
+    for garbage in ("", "I would rather not.", chain(2)[:-20], "\x00" * 99):
+        with pytest.raises(PlanRejected):
+            await proposed(model(), BRIEF, saying(garbage))
+
+
+async def test_a_fault_of_the_model_passes_through_as_it_is() -> None:
+    fault = WorkerUnavailable()
+    with pytest.raises(WorkerUnavailable) as caught:
+        await proposed(model(), BRIEF, saying(chain(2)[:30], error=fault))
+    assert caught.value is fault
+
+
+async def test_the_published_three_lists_are_read() -> None:
+    text = 'First one, then another.\nmodel_id = [2, 0]\nsubtasks = ["Plan", "Solve"]\naccess_list = [[], ["all"]]'
+    steps = await proposed(model(), BRIEF, saying(*text))
+    assert [(step.worker, step.access.steps, step.answers) for step in steps] == [
+        (NAMES[2], (), False),
+        (NAMES[0], (0,), True),
+    ]
+
+
+# -- probabilities
+
+
+def decoded(*tokens: tuple[str, float]) -> list[list[Piece]]:
+    """One read for each token, its text and its log-probability together."""
+    return [[Words(token), Chosen(token, math.log(chance))] for token, chance in tokens]
+
+
+async def test_a_choice_is_as_likely_as_all_tokens_of_its_digits() -> None:
+    many = replace(BRIEF, workers=tuple(replace(WORKERS[0], name=f"w{n}") for n in range(120)))
+    reads = decoded(
+        ('{"steps": [{"worker"', 0.9),
+        (": ", 0.9),
+        ("1", 0.5),
+        ("1", 0.25),
+        ("7", 0.8),
+        (', "subtask": "Do worker 3: 5.', 0.1),
+        ('", "access": ["user"]}', 0.9),
+        (', {"worker": 4', 0.3),
+        (', "subtask": "x", "access": [0', 0.9),
+        ("]}]}", 0.9),
+    )
+    steps = await proposed(model(), many, Asked(reads))
+    assert [(step.worker, step.probability) for step in steps] == [("w117", 0.1), ("w4", 0.3)]
+
+
+async def test_one_read_may_hold_the_whole_plan() -> None:
+    tokens = [('{"steps": [{"worker": ', 1.0), ("2", 0.5), (', "subtask": "x", "access": ["user"]}]}', 1.0)]
+    whole = [piece for read in decoded(*tokens) for piece in read]
+    [step] = await proposed(model(), BRIEF, Asked([whole]))
+    assert (step.worker, step.probability) == (NAMES[2], 0.5)
+
+
+async def test_without_logprobs_no_probability_is_claimed() -> None:
+    assert [step.probability for step in await proposed(model(), BRIEF, saying(chain(2)))] == [None, None]
+
+
+# -- the prompt
+
+
+def test_workers_are_ordinals_with_cards_and_without_names() -> None:
+    system, user = messages(BRIEF)
+    text = system.text + user.text
+    assert not any(word in text for worker in WORKERS for word in (worker.name, worker.model, worker.provider))
+    assert "Worker 2: strengths: code; price per million tokens: $1 in, $2.5 out" in system.text
+    assert "speed: 80 tokens/s" in system.text
+    assert "1 to 5 steps" in " ".join(system.text.split())
+    assert "Budget left: $0.1234." in user.text
+    slow = replace(BRIEF, workers=(replace(WORKERS[0], card=Card()),))
+    assert "strengths: general" in messages(slow)[0].text
+    assert "tokens/s" not in messages(slow)[0].text
+
+
+def test_the_conversation_stands_between_question_lines() -> None:
+    question = messages(BRIEF)[1].text.partition("<question>\n")[2].partition("\n</question>")[0]
+    assert question == "system: Be brief.\n\nuser: What is this? [1 image(s) attached]"
+    assert "data:image" not in messages(BRIEF)[1].text
+
+
+def test_the_repair_has_every_objection_and_what_was_rejected() -> None:
+    objections = tuple(f"reason {n}" for n in range(20))
+    asked = messages(replace(BRIEF, objections=objections, rejected="the old plan"))
+    assert asked[:2] == messages(BRIEF)
+    assert all(f"- {reason}\n" in asked[2].text for reason in objections)
+    assert "the old plan" in asked[2].text
+    assert "(nothing)" in messages(replace(BRIEF, objections=("no plan",)))[2].text
