@@ -40,7 +40,7 @@ HANDED_BACK = -1
 
 
 async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
-    """The exact messages of step `n`: what its access list grants, and nothing else. `NotFound` if content was erased."""
+    """The exact messages of step `n`: what its access list grants, nothing else. `NotFound` if content was erased."""
     return (await see_with_task(store, state, n))[0]
 
 

@@ -2,7 +2,7 @@
 
     start   house open -> drivers and dispatcher -> first key -> listening -> announced
     stop    SIGTERM or SIGINT: no new connections, requests finish within the drain time
-            -> dispatcher drains (outcomes written, tickets handed back) -> drivers let go of their leases -> house closed
+            -> dispatcher drains (outcomes written, tickets handed back) -> drivers let go of leases -> house closed
 
 SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
 """
@@ -19,7 +19,7 @@ import uvicorn
 
 from app.config import Loaded, reload
 from app.errors import OursError
-from app.gateway.app import create_app
+from app.gateway.app import create_app, create_probes
 from app.gateway.auth import SCOPES, adopt, mint
 from app.wiring import DRAIN_SECONDS, House, check_roles, house
 
@@ -42,7 +42,7 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What there is to announce: where it listens (None: nowhere), where its pool came from, and a key made just now."""
+    """What there is to announce: where it listens (None: nowhere), where its pool came from, and a key just made."""
 
     url: str | None
     origin: str
@@ -61,7 +61,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         driving = group.create_task(opened.drivers.run(runs_end))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
-            if roles.gateway:
+            if roles.gateway or loaded.settings.metrics_port is not None:
                 await _listen(opened, roles, stopping, announce)
             else:
                 announce(Started(None, loaded.origin, loaded.catalog.rehearsal, None))
@@ -84,9 +84,9 @@ def _settle_memory() -> None:
 async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
     settings = opened.pool.loaded.settings
     config = uvicorn.Config(
-        create_app(opened.gate),
+        create_app(opened.gate) if roles.gateway else create_probes(opened.gate),
         host=settings.host,
-        port=settings.port,
+        port=settings.port if roles.gateway else settings.metrics_port or 0,
         http="httptools",
         log_config=None,
         access_log=False,
@@ -98,19 +98,24 @@ async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce
     async with asyncio.TaskGroup() as group:
         key = group.create_task(_first_key(opened, roles))
         stopper = group.create_task(_stop(server, stopping))
-        announcer = group.create_task(_announce(server, key, opened.pool.loaded, announce))
+        announcer = group.create_task(_announce(server, roles, key, opened.pool.loaded, announce))
         await server.serve()
         for task in (key, stopper, announcer):
             task.cancel()
 
 
 async def _announce(
-    server: "Server", key: asyncio.Task[str | None], loaded: Loaded, announce: Callable[[Started], None]
+    server: "Server",
+    roles: Roles,
+    key: asyncio.Task[str | None],
+    loaded: Loaded,
+    announce: Callable[[Started], None],
 ) -> None:
     await server.listening.wait()
     await asyncio.wait([key], timeout=RETRY_SECONDS)
     made = key.result() if key.done() else None
-    announce(Started(server.url, loaded.origin, loaded.catalog.rehearsal, made))
+    url = server.url if roles.gateway else None
+    announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made))
 
 
 class Server(uvicorn.Server):

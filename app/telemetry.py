@@ -38,7 +38,6 @@ HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_run_seconds": ("From admission to the terminal state.", ("tier",)),
     "baton_first_delta_seconds": ("From admission to the first delta of the answer.", ("tier",)),
     "baton_call_seconds": ("One provider call.", ("worker",)),
-    "baton_step_wait_seconds": ("From a step's queueing to its first intent.", ("tier",)),
 }
 SPAN_RUN, SPAN_PLAN, SPAN_CALL = "invoke_workflow", "plan", "chat"
 LOG_FIELDS = frozenset(

@@ -202,7 +202,7 @@ def check_roles(loaded: Loaded, *, alone: bool) -> None:
 
 
 class Fresh:
-    """Unpredictable bytes and ids: BLAKE2 over a counter under a key of this process, so that no call asks the kernel."""
+    """Unpredictable bytes and ids: BLAKE2 over a counter under a key of this process; no call asks the kernel."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

@@ -35,6 +35,9 @@ class Settings(BaseModel):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port where a dispatcher answers probes and /metrics; unset: none."
+    )
     pool: Path | None = Field(
         default=None, description="Pool file (TOML); unset: the pool is built from the provider keys found."
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import MutableMapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -24,19 +24,24 @@ from app.gateway.gate import Gate
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-__all__ = ["Gate", "create_app"]
+__all__ = ["Gate", "create_app", "create_probes"]
 
 
 def create_app(gate: Gate) -> FastAPI:
     """Every public route over the given dependencies, which the caller opens and closes."""
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     keys, admission = Keys(gate), Admission(gate)
-    for router in (
-        chat.routes(gate, keys, admission),
-        models.routes(gate, keys),
-        runs.routes(gate, keys),
-        health.routes(gate),
-    ):
+    public = (chat.routes(gate, keys, admission), models.routes(gate, keys), runs.routes(gate, keys))
+    return _app(gate, *public, health.routes(gate))
+
+
+def create_probes(gate: Gate) -> FastAPI:
+    """Only probes and metrics: what a dispatcher answers."""
+    return _app(gate, health.routes(gate))
+
+
+def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    for router in routers:
         app.include_router(router)
     app.add_exception_handler(BatonError, _baton_error)
     app.add_exception_handler(HTTPException, _http_error)
