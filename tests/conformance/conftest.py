@@ -1,4 +1,4 @@
-"""Stores over an empty SQLite file and over an empty Postgres database."""
+"""Stores over an empty SQLite file and over an empty Postgres database; provider adapters over their stub."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -9,6 +9,8 @@ import pytest
 from app.store.migrate import migrate
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import GRACE, Opener
+from tests.conformance.wire_formats import FORMATS, Format, Line, connected
+from tests.stubs import ProviderStub
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -29,3 +31,20 @@ def opener(database: str) -> Opener:
 async def store(opener: Opener) -> AsyncIterator[SqlStore]:
     async with opener() as opened:
         yield opened
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Format:
+    return FORMATS[request.param]
+
+
+@pytest.fixture
+async def line(form: Format) -> AsyncIterator[Line]:
+    async with ProviderStub() as stub, connected(form, stub) as line:
+        yield line
+
+
+@pytest.fixture
+async def openai() -> AsyncIterator[Line]:
+    async with ProviderStub() as stub, connected(FORMATS["openai"], stub) as line:
+        yield line

@@ -1,17 +1,9 @@
 """The provider seam under faults (F-21 to F-25): each failure has its class, its deadline, and no secret to tell."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from yarl import URL
 
-from app.core.chat import Piece
-from app.core.pool import ProviderSpec
 from app.errors import (
     WorkerError,
     WorkerMalformed,
@@ -24,11 +16,8 @@ from app.errors import (
 )
 from app.providers import http
 from app.providers.faults import by_status, in_stream
+from tests.conformance.failures import failure
 from tests.conformance.wire_formats import (
-    FORMATS,
-    HURRIED,
-    PATIENT,
-    QUESTION,
     Format,
     Line,
     connected,
@@ -41,7 +30,6 @@ from tests.stubs import (
     DuplicateFinish,
     Fail,
     Garbage,
-    Hang,
     HugeLine,
     ProviderStub,
     Raw,
@@ -49,78 +37,11 @@ from tests.stubs import (
     Reset,
     Stall,
     StreamError,
-    Trickle,
     Truncate,
     WrongSchema,
 )
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(params=FORMATS)
-def form(request: pytest.FixtureRequest) -> Format:
-    return FORMATS[request.param]
-
-
-@pytest.fixture
-async def line(form: Format) -> AsyncIterator[Line]:
-    async with ProviderStub() as stub, connected(form, stub) as line:
-        yield line
-
-
-@pytest.fixture
-async def openai() -> AsyncIterator[Line]:
-    async with ProviderStub() as stub, connected(FORMATS["openai"], stub) as line:
-        yield line
-
-
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-async def raised_against(form: Format, answer: Answer, gap: float = 10) -> WorkerError:
-    """The error that a server of that behaviour causes; the server closes after `answer`."""
-    finished = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-        finally:
-            finished.set()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
-        port = server.sockets[0].getsockname()[1]
-        adapter = form.adapter(ProviderSpec("stub", form.name, f"http://127.0.0.1:{port}"), form.key)
-        try:
-            with pytest.raises(WorkerError) as caught:
-                await anext(adapter.stream(request(), adapter.render(request()), replace(PATIENT, gap=gap)))
-        finally:
-            await adapter.close()
-        await finished.wait()
-    return caught.value
-
-
-async def failure(line: Line, *behaviours: Any, deadlines: Any = PATIENT) -> tuple[WorkerError, str]:
-    """The error of one call and the text that came before it; no secret may stand in the error."""
-    if behaviours:
-        line.stub.script("model-a", *behaviours)
-    pieces: list[Piece] = []
-
-    async def collect() -> None:
-        async for batch in line.stream(request(), deadlines):
-            pieces.extend(batch)
-
-    with pytest.raises(WorkerError) as caught:
-        await collect()
-    error = caught.value
-    shown = f"{error} {error.__cause__}"
-    for secret in (line.format.key, QUESTION, "provider-body-canary", line.stub.url):
-        assert secret not in shown
-    assert "w at stub" in str(error)
-    assert len(line.stub.requests) == 1, "an adapter retries nothing"
-    return error, said(pieces)
 
 
 # --- HTTP errors
@@ -373,149 +294,3 @@ async def test_usage_as_compatible_servers_write_it(
     told = ending(await openai.pieces(request())).usage
     assert told is not None
     assert (told.input, told.cached, told.output, told.reasoning) == expected
-
-
-# --- time
-
-
-async def test_a_hang_before_the_first_byte(line: Line) -> None:
-    began = time.monotonic()
-    error, _ = await failure(line, Hang(), deadlines=HURRIED)
-    assert type(error) is WorkerTimeout
-    assert time.monotonic() - began < 2
-    await line.stub.requests[0].gone(within=2)
-
-
-async def test_a_whole_answer_may_take_its_time(line: Line) -> None:
-    """Nothing comes before all is written, so neither the first-byte nor the gap deadline cuts it short."""
-    line.stub.script("model-a", Reply(header_delay=0.4), Hang())
-    deadlines = replace(PATIENT, first=0.2, gap=0.2, total=1)
-    asked = request(live=False)
-    assert said(await line.pieces(asked, deadlines)) == "Hello there."
-    with pytest.raises(WorkerTimeout):
-        await line.pieces(asked, replace(deadlines, total=0.3))
-
-
-async def test_an_error_that_never_finishes_its_body(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\nRetry-After: 3\r\n\r\n{")
-        await reader.read()
-
-    monkeypatch.setattr(http, "TAIL", 0.1)
-    error = await raised_against(form, answer)
-    assert (type(error), error.retry_after) == (WorkerUnavailable, 3)
-
-
-async def test_headers_are_not_yet_the_first_byte(line: Line) -> None:
-    """A provider that sends its headers and then thinks is waited for as long as for the first byte, not for a gap."""
-    line.stub.script("model-a", Reply(fault=Stall(after=0, seconds=0.5)))
-    deadlines = replace(PATIENT, gap=0.2)
-    if line.format.name == "gemini":  # The others send a preamble at once, and then stall.
-        assert said(await line.pieces(request(), deadlines)) == "Hello there."
-
-
-async def test_a_hang_between_two_reads(line: Line) -> None:
-    error, text = await failure(line, Reply(fault=Stall(after=1)), deadlines=replace(PATIENT, gap=0.2))
-    assert type(error) is WorkerTimeout
-    assert text == "Hello"
-    await line.stub.requests[0].gone(within=2)
-
-
-async def test_an_endless_stream_ends_at_the_total_deadline(line: Line) -> None:
-    began = time.monotonic()
-    error, text = await failure(line, Reply(endless=True, gap=0.001), deadlines=replace(PATIENT, total=0.5))
-    assert type(error) is WorkerTimeout
-    assert text.startswith("Hello there.")
-    assert time.monotonic() - began < 3
-    await line.stub.requests[0].gone(within=2)
-
-
-async def test_a_slow_drip_ends_at_the_total_deadline(line: Line) -> None:
-    error, _ = await failure(line, Reply(trickle=Trickle(1, 0.05)), deadlines=replace(PATIENT, total=0.5))
-    assert type(error) is WorkerTimeout
-
-
-async def test_an_endless_stream_ends_at_its_size(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.providers.sse.STREAM_BYTES", 1 << 18)
-    error, _ = await failure(line, Reply(chunks=("x" * 4096,), endless=True))
-    assert type(error) is WorkerMalformed
-    await line.stub.requests[0].gone(within=2)
-
-
-async def test_a_port_that_nobody_listens_on(form: Format) -> None:
-    adapter = form.adapter(ProviderSpec("stub", form.name, "http://127.0.0.1:9"), form.key)
-    with pytest.raises(WorkerUnavailable):
-        await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
-    await adapter.close()
-
-
-async def test_a_server_that_does_not_speak_http(form: Format) -> None:
-    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.9\r\n")
-        await writer.drain()
-
-    assert type(await raised_against(form, babble)) is WorkerMalformed
-
-
-# --- who stops, and who may see the key
-
-
-async def test_closing_the_stream_closes_the_connection(line: Line) -> None:
-    line.stub.script("model-a", Reply(endless=True, gap=0.005))
-    stream: Any = line.stream(request())
-    await anext(stream)
-    await stream.aclose()
-    await line.stub.requests[0].gone(within=2)
-
-
-@pytest.mark.parametrize("act", [Hang(), Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.005)])
-async def test_cancelling_the_consumer_closes_the_connection(line: Line, act: Any) -> None:
-    line.stub.script("model-a", act)
-    task = asyncio.create_task(line.pieces(request()))
-    await line.stub.wait_for(1)
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await line.stub.requests[0].gone(within=2)
-
-
-async def test_the_key_stays_with_its_origin(line: Line) -> None:
-    endpoint = line.adapter._endpoint
-    for url in ("https://evil.example/v1", line.stub.url.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1/v1"):
-        with pytest.raises(WorkerMisconfigured) as caught:
-            await endpoint.post(URL(url), b"{}", 1, "w at stub")
-        assert line.format.key not in str(caught.value)
-    assert line.format.key not in repr(endpoint)
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [b"zz\r\nnot a chunk\r\n", b"ffffffffffffffffffffff\r\n", b"5\r\nabcdefgh", b"\x00\x00", b"-1\r\n\r\n"],
-)
-async def test_a_body_that_breaks_http(form: Format, rest: bytes) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(head + b"4\r\n: x\n\r\n")
-        await writer.drain()
-        await asyncio.sleep(0.02)
-        writer.write(rest)
-        await writer.drain()
-
-    await raised_against(form, answer, gap=0.2)
-
-
-async def test_a_redirect_is_not_followed(form: Format) -> None:
-    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        port = writer.get_extra_info("sockname")[1]
-        location = f"Location: http://127.0.0.1:{port}/elsewhere"
-        writer.write(f"HTTP/1.1 307 Moved\r\n{location}\r\nContent-Length: 0\r\n\r\n".encode())
-        seen.append(port)
-        await writer.drain()
-
-    seen: list[int] = []
-    assert type(await raised_against(form, redirect)) is WorkerMisconfigured
-    assert len(seen) == 1

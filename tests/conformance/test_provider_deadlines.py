@@ -1,0 +1,181 @@
+"""The provider seam in time (F-23): deadlines, cancellation, and who may see the key."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from yarl import URL
+
+from app.core.pool import ProviderSpec
+from app.errors import (
+    WorkerMalformed,
+    WorkerMisconfigured,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
+from app.providers import http
+from tests.conformance.failures import failure, raised_against
+from tests.conformance.wire_formats import (
+    HURRIED,
+    PATIENT,
+    Format,
+    Line,
+    request,
+    said,
+)
+from tests.stubs import (
+    Hang,
+    Reply,
+    Stall,
+    Trickle,
+)
+
+pytestmark = pytest.mark.faults
+
+
+# --- time
+
+
+async def test_a_hang_before_the_first_byte(line: Line) -> None:
+    began = time.monotonic()
+    error, _ = await failure(line, Hang(), deadlines=HURRIED)
+    assert type(error) is WorkerTimeout
+    assert time.monotonic() - began < 2
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_a_whole_answer_may_take_its_time(line: Line) -> None:
+    """Nothing comes before all is written, so neither the first-byte nor the gap deadline cuts it short."""
+    line.stub.script("model-a", Reply(header_delay=0.4), Hang())
+    deadlines = replace(PATIENT, first=0.2, gap=0.2, total=1)
+    asked = request(live=False)
+    assert said(await line.pieces(asked, deadlines)) == "Hello there."
+    with pytest.raises(WorkerTimeout):
+        await line.pieces(asked, replace(deadlines, total=0.3))
+
+
+async def test_an_error_that_never_finishes_its_body(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 100\r\nRetry-After: 3\r\n\r\n{")
+        await reader.read()
+
+    monkeypatch.setattr(http, "TAIL", 0.1)
+    error = await raised_against(form, answer)
+    assert (type(error), error.retry_after) == (WorkerUnavailable, 3)
+
+
+async def test_headers_are_not_yet_the_first_byte(line: Line) -> None:
+    """A provider that sends its headers and then thinks is waited for as long as for the first byte, not for a gap."""
+    line.stub.script("model-a", Reply(fault=Stall(after=0, seconds=0.5)))
+    deadlines = replace(PATIENT, gap=0.2)
+    if line.format.name == "gemini":  # The others send a preamble at once, and then stall.
+        assert said(await line.pieces(request(), deadlines)) == "Hello there."
+
+
+async def test_a_hang_between_two_reads(line: Line) -> None:
+    error, text = await failure(line, Reply(fault=Stall(after=1)), deadlines=replace(PATIENT, gap=0.2))
+    assert type(error) is WorkerTimeout
+    assert text == "Hello"
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_an_endless_stream_ends_at_the_total_deadline(line: Line) -> None:
+    began = time.monotonic()
+    error, text = await failure(line, Reply(endless=True, gap=0.001), deadlines=replace(PATIENT, total=0.5))
+    assert type(error) is WorkerTimeout
+    assert text.startswith("Hello there.")
+    assert time.monotonic() - began < 3
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_a_slow_drip_ends_at_the_total_deadline(line: Line) -> None:
+    error, _ = await failure(line, Reply(trickle=Trickle(1, 0.05)), deadlines=replace(PATIENT, total=0.5))
+    assert type(error) is WorkerTimeout
+
+
+async def test_an_endless_stream_ends_at_its_size(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.providers.sse.STREAM_BYTES", 1 << 18)
+    error, _ = await failure(line, Reply(chunks=("x" * 4096,), endless=True))
+    assert type(error) is WorkerMalformed
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_a_port_that_nobody_listens_on(form: Format) -> None:
+    adapter = form.adapter(ProviderSpec("stub", form.name, "http://127.0.0.1:9"), form.key)
+    with pytest.raises(WorkerUnavailable):
+        await anext(adapter.stream(request(), adapter.render(request()), PATIENT))
+    await adapter.close()
+
+
+async def test_a_server_that_does_not_speak_http(form: Format) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.9\r\n")
+        await writer.drain()
+
+    assert type(await raised_against(form, babble)) is WorkerMalformed
+
+
+# --- who stops, and who may see the key
+
+
+async def test_closing_the_stream_closes_the_connection(line: Line) -> None:
+    line.stub.script("model-a", Reply(endless=True, gap=0.005))
+    stream: Any = line.stream(request())
+    await anext(stream)
+    await stream.aclose()
+    await line.stub.requests[0].gone(within=2)
+
+
+@pytest.mark.parametrize("act", [Hang(), Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.005)])
+async def test_cancelling_the_consumer_closes_the_connection(line: Line, act: Any) -> None:
+    line.stub.script("model-a", act)
+    task = asyncio.create_task(line.pieces(request()))
+    await line.stub.wait_for(1)
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await line.stub.requests[0].gone(within=2)
+
+
+async def test_the_key_stays_with_its_origin(line: Line) -> None:
+    endpoint = line.adapter._endpoint
+    for url in ("https://evil.example/v1", line.stub.url.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1/v1"):
+        with pytest.raises(WorkerMisconfigured) as caught:
+            await endpoint.post(URL(url), b"{}", 1, "w at stub")
+        assert line.format.key not in str(caught.value)
+    assert line.format.key not in repr(endpoint)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"zz\r\nnot a chunk\r\n", b"ffffffffffffffffffffff\r\n", b"5\r\nabcdefgh", b"\x00\x00", b"-1\r\n\r\n"],
+)
+async def test_a_body_that_breaks_http(form: Format, rest: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        writer.write(head + b"4\r\n: x\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.write(rest)
+        await writer.drain()
+
+    await raised_against(form, answer, gap=0.2)
+
+
+async def test_a_redirect_is_not_followed(form: Format) -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        port = writer.get_extra_info("sockname")[1]
+        location = f"Location: http://127.0.0.1:{port}/elsewhere"
+        writer.write(f"HTTP/1.1 307 Moved\r\n{location}\r\nContent-Length: 0\r\n\r\n".encode())
+        seen.append(port)
+        await writer.drain()
+
+    seen: list[int] = []
+    assert type(await raised_against(form, redirect)) is WorkerMisconfigured
+    assert len(seen) == 1
