@@ -87,7 +87,10 @@ class StepQueue(Protocol):
         ...
 
     def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
-        """While inside, call `sink` for each message to `address`. Returns once messages are sure to arrive."""
+        """While inside, call `sink` for each message to `address`. Returns once messages are sure to arrive.
+
+        Where the server is away it returns too, within its time, and hearing begins when the server comes.
+        """
         ...
 
     async def ready(self) -> None:

@@ -139,13 +139,17 @@ class RedisQueue:
 
     @asynccontextmanager
     async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
-        """See the seam; raises `QueueUnavailable` on entering. Later interruptions mend themselves, but lose messages.
+        """See the seam. Interruptions mend themselves, but lose messages; so does a Redis that is away on entering.
 
         Each hearer has a connection of its own.
         """
         ear = Ear(self._hearing, self._keys.live(address), sink, self)
-        async with self._bounded():
-            await ear.open()
+        try:
+            async with self._bounded():
+                await ear.open()
+        except QueueUnavailable:
+            if self._closed:
+                raise
         reader = self._tasks.create_task(ear.listen())
         self._readers.add(reader)
         try:

@@ -238,19 +238,24 @@ def empty(redis: Redis) -> None:
         redis.delete(*keys)
 
 
-def test_processes_may_start_before_their_database(
-    tmp_path: Path, stub: StubControl, redis_server_url: str, shared: House
-) -> None:
+def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubControl, shared: House) -> None:
+    """In whatever order a machine comes up, and without a restart."""
     stub.clear()
-    with servers.postgres() as postgres:
+    with servers.postgres() as postgres, servers.redis() as redis:
         postgres.stop()
-        environ = settings(tmp_path, stub, postgres.url, f"{redis_server_url.rpartition('/')[0]}/1")
-        with running("gateway", tmp_path, environ, wait=False) as gateway, running("dispatcher", tmp_path, environ):
+        redis.stop()
+        environ = settings(tmp_path, stub, postgres.url, redis.url)
+        with (
+            running("gateway", tmp_path, environ, wait=False) as gateway,
+            running("dispatcher", tmp_path, environ, wait=False) as dispatcher,
+        ):
             within(20, lambda: answers(gateway, "/healthz") == 200, "it lives")
+            dispatcher.wait_until_there()
             assert answers(gateway, "/readyz") == 503
             with calling(gateway.url) as caller, pytest.raises(openai.InternalServerError):
                 caller.whole("baton-mini", "Too early?")
             postgres.start()
+            redis.start()
             assert answers(gateway, "/readyz") == 503, "it has no schema yet"
             assert command(tmp_path, environ, "migrate").returncode == 0
             within(10, gateway.ready, "it is ready")

@@ -196,11 +196,13 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 queue.done([mine]),
                 *(queue.tell("a", [Stop("lost")]) for _ in range(40)),
                 queue.ready(),
-                _hear_once(queue),
             ]
             began = time.monotonic()
+            deaf = asyncio.create_task(_end(_hear_once(queue)))
             ends = await asyncio.gather(*(_end(call) for call in calls), _end(waiting))
             assert [type(end) for end, _ in ends] == [QueueUnavailable] * len(ends)
+            ends.append(await deaf)
+            assert ends[-1][0] is None, "hearing begins when the server answers again"
             assert max(at for _, at in ends) - began <= ANSWER_SECONDS + 0.3
         await _again(lambda: queue.ring([ticket(3)]))
         taken = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
@@ -228,6 +230,14 @@ async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
     except QueueUnavailable as fault:
         return fault, time.monotonic()
     return None, time.monotonic()
+
+
+async def test_who_begins_to_hear_before_the_server_is_there_hears_it_come(server: servers.Server) -> None:
+    heard: list[Live] = []
+    server.stop()
+    async with RedisQueue(server.url, TIERS) as queue, queue.hear("a", heard.append):
+        server.start()
+        await _tell_until_heard(queue, heard)
 
 
 async def _hear_once(queue: RedisQueue) -> None:
