@@ -23,9 +23,11 @@ from app import errors
 from app.attempt import Means, lost
 from app.conductor.protocol import Conductor
 from app.core import drafts
+from app.core.bill import bill
 from app.core.chat import Task
 from app.core.journal import Draft, Event, Kind
-from app.core.progress import DRIVER_LOST, RUN_ENDED, Finish, Propose, Queue, RunState, Skip, advance, bill, decide
+from app.core.progress import Finish, Propose, Queue, Skip, advance, decide
+from app.core.state import DRIVER_LOST, RUN_ENDED, RunState
 from app.errors import BatonError, PlanRejected, QueueUnavailable
 from app.mailbox import Mailbox
 from app.order import NOTED, Ended, Noted, Said, Told

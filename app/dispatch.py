@@ -24,7 +24,8 @@ from app.attempt import Attempt, Means, lost
 from app.core.chat import Message, Sampling, Task, Words, task_from_json
 from app.core.journal import AFTER_THE_END, Draft, Kind
 from app.core.pool import Worker
-from app.core.progress import RunState, StepState, fold
+from app.core.progress import fold
+from app.core.state import RunState, StepState
 from app.core.visibility import Seen, compose, granted
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.providers.protocol import Request

@@ -17,8 +17,10 @@ from app.core import drafts
 from app.core.chat import task_from_json, task_to_json
 from app.core.journal import Draft, Event
 from app.core.plan import by_name, read_plan
-from app.core.policy import Eligible, eligible, unknown_names
-from app.core.progress import Propose, RunState, begin, fold
+from app.core.policy import Eligible, eligible, missing_clearance, unknown_names
+from app.core.progress import Propose, begin, fold
+from app.core.state import FALLBACK, RunState
+from app.core.workflow import Step
 from app.dispatch import texts_of
 from app.errors import BatonError, InvalidRequest, LeaseLost, Overloaded, PlanRejected, StoreUnavailable
 from app.mailbox import Mailbox
@@ -120,13 +122,22 @@ class Drivers:
 
     def _conductor(self, order: Order, choice: Eligible) -> tuple[Conductor, str]:
         if order.plan is None:
-            return self._means.conductor(order.tier), order.tier.conductor.kind
+            return self._policy(order, choice)
         try:
             names = [worker.name for worker in choice.workers]
             return Given(read_plan(order.plan, by_name(names), order.limits.steps)), "caller"
         except PlanRejected as rejected:
             message = "; ".join(rejected.reasons)[:3000]
             raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
+
+    def _policy(self, order: Order, choice: Eligible) -> tuple[Conductor, str]:
+        """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
+        spec = order.tier.conductor
+        if spec.worker is None or not missing_clearance(self._means.catalog().workers[spec.worker], order.labels):
+            return self._means.conductor(order.tier), spec.kind
+        names = [worker.name for worker in choice.workers]
+        worker = order.tier.fallback if order.tier.fallback in names else names[0]
+        return Given((Step(worker, answers=True),)), FALLBACK
 
     def _admitted(self, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
         catalog = self._means.catalog()
@@ -266,7 +277,8 @@ class Drivers:
         state = fold(journal.events)
         tier = self._means.catalog().tiers.get(state.admitted.tier)
         texts = await texts_of(self._means.store, row.id, {state.admitted.task})
-        conductor = self._means.conductor(tier) if tier is not None else Given(())
+        alone = Given((Step(state.admitted.pool[0], answers=True),))
+        conductor = self._means.conductor(tier) if tier is not None else alone
         driver = Driver(
             self._means,
             home=self._home,

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.core.bill import Bill
 from app.core.chat import Task
 from app.core.journal import Kind
 from app.core.policy import Overrides
 from app.core.pool import Limits, Tier
-from app.core.progress import Bill, RunState
+from app.core.state import RunState
 from app.errors import BatonError
 from app.mailbox import Mailbox
 

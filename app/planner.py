@@ -16,7 +16,8 @@ from app.core import drafts
 from app.core.chat import Message, Piece, Sampling, Task
 from app.core.journal import Draft
 from app.core.pool import Worker
-from app.core.progress import Propose, RunState
+from app.core.progress import Propose
+from app.core.state import RunState
 from app.core.workflow import Access, Step
 from app.errors import BatonError, PlanRejected
 from app.providers.protocol import Request

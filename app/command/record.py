@@ -5,7 +5,8 @@ from typing import Any
 import orjson
 
 from app.core.chat import task_from_json
-from app.core.progress import RunState, fold
+from app.core.progress import fold
+from app.core.state import RunState
 from app.gateway import audit
 from app.store.protocol import RunRow, Store
 

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from app.core.bill import bill
 from app.core.chat import usage_to_json
 from app.core.journal import Draft, Kind
 from app.core.pool import Limits
-from app.core.progress import Finish, Propose, RunState, StepState, bill
+from app.core.progress import Finish, Propose
+from app.core.state import RunState, StepState
 from app.core.workflow import Step, topology
 
 

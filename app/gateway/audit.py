@@ -7,10 +7,12 @@ content store, and where they were erased the field is null and `erased` says so
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from app.core.bill import bill
 from app.core.chat import Image, Message, Part, Text, Usage, usage_from_json
 from app.core.journal import Event, Kind
 from app.core.pool import MILLION
-from app.core.progress import RunState, bill, fold
+from app.core.progress import fold
+from app.core.state import RunState
 from app.dispatch import see
 from app.errors import NotFound
 from app.gateway.openai_reply import dollars, figures, usage_of

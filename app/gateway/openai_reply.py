@@ -9,9 +9,10 @@ from typing import Any
 
 import orjson
 
+from app.core.bill import Bill
 from app.core.chat import Usage
 from app.core.pool import MILLION
-from app.core.progress import Bill, RunState, StepState
+from app.core.state import RunState, StepState
 from app.order import Ended, Noted
 
 

@@ -12,10 +12,12 @@ import orjson
 import uvicorn
 from fastapi import FastAPI
 
+from app.core.bill import bill
 from app.core.chat import Message, Task, Text, Usage, task_to_json
 from app.core.journal import Draft, Event, Kind
 from app.core.pool import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
-from app.core.progress import RunState, bill, fold
+from app.core.progress import fold
+from app.core.state import RunState
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app

@@ -113,6 +113,22 @@ async def test_a_conductor_outage_goes_straight_to_the_fallback(stub: ProviderSt
     assert outcome.ended.state.proposals[0].outage
 
 
+async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: ProviderStub, tmp_path: Path) -> None:
+    cleared = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nclearance = ["phi"]\n')
+    async with open_house(tmp_path, cleared) as opened:
+        labelled = order(opened, "baton-ultra", labels=frozenset({"phi"}))
+        outcome = await finish(await opened.drivers.start(labelled))
+    assert outcome.ended.answer == "Hello there."
+    assert [received.model for received in stub.requests] == ["gamma"]
+    assert outcome.ended.state.degraded
+
+
+async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, opened: House) -> None:
+    with pytest.raises(InvalidRequest, match="not cleared for phi"):
+        await opened.drivers.start(order(opened, "baton-mini", labels=frozenset({"phi"})))
+    assert stub.requests == []
+
+
 async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Fail(status=503))
     outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))

@@ -17,7 +17,7 @@ import pytest
 
 from app import dispatch
 from app.core.chat import Message, Task, Text
-from app.core.progress import RunState
+from app.core.state import RunState
 from app.core.workflow import Access
 from app.store.protocol import Store
 from app.wiring import House

@@ -10,23 +10,12 @@ from random import Random
 from typing import Any
 
 from app.core import drafts
+from app.core.bill import bill
 from app.core.chat import Usage, usage_to_json
 from app.core.journal import Draft, Event, Kind
 from app.core.pool import Limits
-from app.core.progress import (
-    RUN_ENDED,
-    Call,
-    Finish,
-    Propose,
-    Queue,
-    RunState,
-    Skip,
-    StepState,
-    advance,
-    begin,
-    bill,
-    decide,
-)
+from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, decide
+from app.core.state import RUN_ENDED, Call, RunState, StepState
 from app.core.workflow import Access, Step
 
 POOL = ("ada", "bob", "cyd")

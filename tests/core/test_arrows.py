@@ -19,7 +19,8 @@ from app.core.journal import (
     Event,
     Kind,
 )
-from app.core.progress import Call, Proposal, Propose, RunState, StepState, advance, fold
+from app.core.progress import Propose, advance, fold
+from app.core.state import Call, Proposal, RunState, StepState
 from app.core.workflow import Access, Step
 from tests.core.play import POOL, admission, done, failed, intent, numbered, outcome
 

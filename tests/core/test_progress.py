@@ -9,23 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core import drafts
+from app.core.bill import bill
 from app.core.chat import Usage
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
-from app.core.progress import (
-    DRIVER_LOST,
-    RUN_ENDED,
-    Finish,
-    Mode,
-    Propose,
-    Queue,
-    RunState,
-    Skip,
-    advance,
-    bill,
-    decide,
-    fold,
-)
+from app.core.progress import Finish, Propose, Queue, Skip, advance, decide, fold
+from app.core.state import DRIVER_LOST, RUN_ENDED, Mode, RunState
 from app.core.workflow import Access, Step, topology
 from tests.core.play import DEADLINE, POOL, Play, admission, done, failed, intent, numbered, outcome
 
