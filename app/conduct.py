@@ -93,6 +93,8 @@ class Driver:
         self._early: dict[int, Event] = {}
         self._writing = asyncio.Lock()
         self._told = ""
+        self._teller = ""
+        """The call whose text is told."""
         self._text = ""
         """The whole answer, read before the end is written."""
         self._began = means.tick()
@@ -225,10 +227,13 @@ class Driver:
         answering = self.state.answering
         if self._line is None or answering is None or answering.n != delta.step or delta.offset != len(self._told):
             return
+        if self._told and delta.call != self._teller:  # another attempt, which may well say something else
+            return
         if not self._told:
             since = self._means.tick() - self._began
             self._means.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
         if self._line.put(Said(delta.text)):
+            self._teller = delta.call
             self._told += delta.text
 
     async def committed(self, events: tuple[Event, ...], after: RunState) -> None:

@@ -24,7 +24,7 @@ from app.conduct import PATIENCE
 from tests import servers
 from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, execute, settings
 from tests.processes import Caller, Process, asking, calling, command, running, within
-from tests.stubs import Hang, Reply
+from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl, stub_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
@@ -151,6 +151,21 @@ def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
     assert run["held"] == {"usd": 0.0, "tokens": 0}
     assert run["spent"]["tokens"] == run["total_usage"]["input"] + run["total_usage"]["output"]
     assert run["total_usage"]["estimated"] is True
+    victim.start()
+
+
+def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(house: House, caller: Caller, aside: Any) -> None:
+    house.stub.script("alpha", Reply(chunks=("Hello", " there"), fault=Stall(after=1)))
+    house.stub.always("alpha", Reply(chunks=("World", " over")))
+    chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
+    heard = [next(chunks).choices[0].delta.content for _ in range(2)]
+    victim = house.holding()
+    victim.kill()
+    with pytest.raises(openai.APIError, match="changed while it was streamed"):
+        heard.extend(chunk.choices[0].delta.content for chunk in chunks)
+    assert "".join(filter(None, heard)) == "Hello"
+    (row,) = caller.read("/v1/runs", limit=1)["data"]
+    assert outcomes(caller.run(row["id"])) == [["unknown", "ok"]]
     victim.start()
 
 
