@@ -259,17 +259,24 @@ class Drivers:
                 self._means.telemetry.log(logging.WARNING, "sweep failed", error=error.public_code)
 
     async def _sweep(self) -> None:
+        """Orphans first: taking them over needs no bell."""
         now = self._means.now()
+        room = min(self._bound - len(self._drivers), SWEEP)
+        for row in await self._means.store.orphans(self._home, now, now + self._means.lease, room) if room > 0 else ():
+            self._means.telemetry.count("baton_swept_total", "run")
+            try:
+                await self._adopt(row)
+            except Exception as error:  # such as a journal of a newer version: it must not keep the others waiting
+                self._means.telemetry.log(logging.ERROR, "an orphan could not be taken over", run=row.id)
+                logging.getLogger("baton").debug("orphan", exc_info=error)
+        # What is looked up counts as rung: while the bell is down it is left to the dispatchers, who look themselves.
+        await self._means.queue.ready()
         overdue = await self._means.store.overdue(now, SWEEP)
         if overdue:
             self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
             await self._means.queue.ring(
                 [Ticket(due.run, due.step, due.tier, due.driver, due.seq, due.version) for due in overdue]
             )
-        room = min(self._bound - len(self._drivers), SWEEP)
-        for row in await self._means.store.orphans(self._home, now, now + self._means.lease, room) if room > 0 else ():
-            self._means.telemetry.count("baton_swept_total", "run")
-            await self._adopt(row)
 
     async def _adopt(self, row: RunRow) -> None:
         """Fold an orphan's journal and go on where its driver stopped."""

@@ -276,7 +276,11 @@ def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubCont
             within(10, gateway.ready, "it is ready")
             with calling(gateway.url) as caller:
                 said, _ = within(10, lambda: patient(caller), "its first key is there")
-            assert said == "Hello there."
+                assert said == "Hello there."
+                redis.stop()
+                began = time.monotonic()
+                assert caller.whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
+                assert time.monotonic() - began < 2 * LEASE + PATIENCE
 
 
 def answers(process: Process, path: str) -> int:
