@@ -187,6 +187,7 @@ class Sqlite:
         event.listen(self._reading, "connect", partial(_set_pragmas, patience=LOCK_SECONDS))
         self._writer = ThreadPoolExecutor(1, "baton-store-writer")
         self._readers = ThreadPoolExecutor(READERS, "baton-store-reader")
+        self._kept: Connection | None = None
         self._unchecked = 0
         self.dialect = self._writing.dialect
 
@@ -201,14 +202,30 @@ class Sqlite:
             self._unchecked = 0
             self._writer.submit(_checkpoint, self._writing)
         try:
-            return _work(self._here, work)
+            return self._write_here(work)
         except Fault as fault:
-            if not _busy(fault):
+            if not _is_busy(fault.__cause__):
                 raise
         return await loop.run_in_executor(self._writer, _work, self._writing, work)
 
+    def _write_here(self, work: Callable[[Connection], T]) -> T:
+        """On a connection that is kept: taking one from the pool costs more than the transaction (76 us of 107)."""
+        try:
+            if self._kept is None:
+                self._kept = self._here.connect()
+            with self._kept.begin():
+                return work(self._kept)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            if self._kept is not None and not _is_busy(error):
+                self._kept.invalidate()
+                self._kept.close()
+                self._kept = None
+            raise Fault(_reason(error, self.dialect)) from error
+
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._kept is not None:
+            self._kept.close()
         self._here.dispose()
         await loop.run_in_executor(self._writer, self._writing.dispose)
         await loop.run_in_executor(self._readers, self._reading.dispose)
@@ -248,9 +265,9 @@ def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _busy(fault: Fault) -> bool:
+def _is_busy(error: BaseException | None) -> bool:
     """Whether it was only another connection's lock that was in the way."""
-    cause = getattr(fault.__cause__, "orig", None) or fault.__cause__
+    cause = getattr(error, "orig", None) or error
     return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
