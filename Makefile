@@ -11,7 +11,7 @@ run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Red
 	$(BIN)/baton serve
 
 test: .venv/dev.stamp  ## Everything but what needs a vLLM server.
-	$(BIN)/python -m pytest -m "not vllm"
+	$(BIN)/python -m pytest -m "not vllm" -n auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
