@@ -55,7 +55,7 @@ class Ear:
                     await self.open()
                 await self._read()
             except (RedisError, OSError, TimeoutError) as fault:
-                log.info("hearing was interrupted by %s", type(fault).__name__)
+                log.debug("hearing was interrupted by %s", type(fault).__name__)
                 await self.close()
                 await asyncio.sleep(PAUSE_SECONDS)
 

@@ -281,6 +281,7 @@ def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubCont
                 began = time.monotonic()
                 assert caller.whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
                 assert time.monotonic() - began < 2 * LEASE + PATIENCE
+                assert answers(gateway, "/readyz") == 200, "it serves, degraded"
 
 
 def answers(process: Process, path: str) -> int:
