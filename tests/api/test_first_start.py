@@ -16,7 +16,7 @@ from tests.processes import Caller, Process, calling, command, environment, runn
 
 pytestmark = pytest.mark.timeout(90)
 
-PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\w+)")
+PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\S+)")
 TIERS: Final = ("baton-mini", "baton-ultra")
 
 
