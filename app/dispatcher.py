@@ -33,18 +33,23 @@ class Dispatcher:
         self._grace = grace
         self._works: dict[tuple[str, int], Work] = {}
         self._freed = asyncio.Event()
+        self._drained = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
         async with self._means.queue.hear(DISPATCHERS, self._hear), asyncio.TaskGroup() as group:
-            chores = [group.create_task(self._take_for_ever(group)), group.create_task(self._renew_for_ever())]
+            taking = group.create_task(self._take_until(stopping, group))
+            renewing = group.create_task(self._renew_until(self._drained))
             await stopping.wait()
-            chores[0].cancel()  # a ticket that is just being handed over is rung again
+            taking.cancel()
+            await asyncio.wait([taking])  # what it has just been given is drained with the rest
             await self._drain()
-            chores[1].cancel()
+            self._drained.set()
+            renewing.cancel()
 
-    async def _take_for_ever(self, group: asyncio.TaskGroup) -> None:
-        while True:
+    async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
+        """The event ends it, not the cancellation: a client library may lose that to a time-out of its own."""
+        while not stopping.is_set():
             for ticket in await self._take():
                 self._start(group, ticket)
 
@@ -82,9 +87,9 @@ class Dispatcher:
             if work.ticket.run == message.run and message.step in (None, work.ticket.step):
                 work.interrupt(stopped=True)
 
-    async def _renew_for_ever(self) -> None:
+    async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()
-        while True:
+        while not drained.is_set():
             await asyncio.sleep(self._means.lease / 3)
             held = {Held(w.ticket.run, w.ticket.step, w.claim): w for w in self._works.values() if w.claim}
             if not held:

@@ -232,7 +232,7 @@ class Drivers:
 
     async def _renew_for_ever(self) -> None:
         suspects: set[str] = set()
-        while True:
+        while self._group is not None:  # as in the dispatcher, no cancellation is relied upon
             await asyncio.sleep(self._means.lease / 3)
             epochs = {run: self._drivers[run].epoch for run in self._tasks}
             if not epochs:
@@ -251,7 +251,7 @@ class Drivers:
     # -- sweeping
 
     async def _sweep_for_ever(self) -> None:
-        while True:
+        while self._group is not None:
             await asyncio.sleep(self._means.lease * (0.5 + self._means.chance()))
             try:
                 await self._sweep()

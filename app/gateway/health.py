@@ -1,7 +1,7 @@
 """`/healthz` says that the process lives, `/readyz` that it can do its work, `/metrics` what it has done.
 
 None of them needs a key. `/healthz` asks nobody, so that a database that is down does not get every gateway restarted.
-Without the queue `/readyz` says `degraded` and 200: a balancer that took the service away then would end what still works.
+Without the queue `/readyz` says `degraded` and 200: a balancer that took the service away would end what still works.
 """
 
 import asyncio
