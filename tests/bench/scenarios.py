@@ -29,6 +29,10 @@ SETTLE = 3.0
 _JOURNAL = re.compile(r"([\d,]+) events/s.*worst wait beyond one write ([\d.]+) ms", re.DOTALL)
 
 
+TALKER_CHUNKS = 100
+"""What the worker `talker` of `subject.py` says in one answer."""
+
+
 class Failed(RuntimeError):
     """The target answered with errors, so that there is no figure."""
 
@@ -101,10 +105,10 @@ def workflow_cpu(target: Target, effort: Effort) -> float:
 
 
 def stream_rate(target: Target, effort: Effort) -> float:
-    """SSE chunks per second over 128 streams."""
+    """Chunks of the upstream relayed per second over 128 streams; a busy relay may join several in one event."""
     _asked(target, one_step("talker", True), "talker", 16, 1.0)
     reports = [_asked(target, one_step("talker", True), "talker", 128, effort.seconds) for _ in range(effort.rounds)]
-    return statistics.median(report.events_per_s for report in reports)
+    return statistics.median(report.requests_per_s * TALKER_CHUNKS for report in reports)
 
 
 def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
