@@ -28,6 +28,7 @@ from app.order import Driven, Order, Told
 from app.stepqueue.protocol import Live, Stop, Ticket
 from app.store.content import address
 from app.store.protocol import Entry, Ledger, NewRun, RunRow
+from app.telemetry import SPAN_RUN
 
 LINE = 1_024
 """Messages that a slow reader may be behind; what does not fit comes at the end in one piece."""
@@ -211,7 +212,8 @@ class Drivers:
         run = driver.state.run
         error: BatonError | None = LeaseLost("This process had to let go of the run; GET /v1/runs/{id} follows it.")
         try:
-            await driver.drive()
+            with self._means.telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
+                await driver.drive()
             error = None
         except* BatonError as group:
             error = _first(group)
