@@ -104,7 +104,7 @@ Changes = dict[str, Any]
 
 
 def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
-    """Written out: `dataclasses.replace` costs four times as much, and every event of every run comes by here."""
+    """Written out: `dataclasses.replace` takes 1.7 times as long, and every event of every run comes by here."""
     take = changes.get
     return RunState(
         state.run,

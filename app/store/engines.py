@@ -175,9 +175,9 @@ class Sqlite:
     """Writes in the event loop, and reads beside it on a few threads, which write-ahead logging allows.
 
     A commit here is a copy into the page cache and takes a fraction of a millisecond, less than handing it to a thread
-    and back (measured: 3.5 instead of 5.2 ms for a whole run). What can take long goes to the writer's thread: waiting
-    for another process's lock, and the checkpoint with its fsync. A commit survives the death of the process;
-    `synchronous=NORMAL` gives up the last moments before a power cut, never consistency.
+    and back (a whole run, one caller, noisy machine: 3.5-4.5 instead of 5.0-6.0 ms). What can take long goes to the
+    writer's thread: waiting for another process's lock, and the checkpoint with its fsync. A commit survives the
+    death of the process; `synchronous=NORMAL` gives up the last moments before a power cut, never consistency.
     """
 
     def __init__(self, url: URL) -> None:
