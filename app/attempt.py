@@ -10,24 +10,45 @@ and an outcome with the step's end. The order is fixed:
     commit attempt.finished()       with attempt.spent       whatever happened, exactly once
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from app.conductor.protocol import Conductor
 from app.core import budget
-from app.core.chat import End, Piece, Usage, Words, usage_to_json
+from app.core.breaker import Verdict
+from app.core.chat import Piece, Usage, usage_to_json
 from app.core.journal import Draft, Kind
-from app.core.pool import Catalog, Tier, Worker
+from app.core.pool import Catalog, Deadlines, Tier, Worker
+from app.core.snapshot import snapshot
 from app.core.workflow import Access
-from app.errors import BatonError, WorkerMalformed, WorkerTimeout, WorkerTruncated
-from app.providers.protocol import Deadlines, Provider, Request
+from app.errors import (
+    BatonError,
+    WorkerMalformed,
+    WorkerMisconfigured,
+    WorkerRateLimited,
+    WorkerTimeout,
+    WorkerTruncated,
+    WorkerUnavailable,
+)
+from app.health import Health
+from app.providers.protocol import Provider, Request
+from app.reply import FORM_FAULT, TOOL_FAULT, Reply
 from app.stepqueue.protocol import StepQueue
 from app.store.content import address
 from app.store.protocol import Ledger, Store
 from app.telemetry import SPAN_CALL, Telemetry
 
-CONNECT, FIRST, GAP = 5.0, 120.0, 60.0
-"""Seconds a worker may take to connect, to begin, and between two reads, if the run's deadline leaves that much."""
+VERDICTS: Mapping[type, Verdict] = {
+    WorkerTimeout: "failing",
+    WorkerUnavailable: "failing",
+    WorkerMalformed: "failing",
+    WorkerTruncated: "failing",
+    WorkerRateLimited: "rate_limited",
+    WorkerMisconfigured: "misconfigured",
+}
+"""What an error says of the worker; others, such as a request that it refused, say nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +64,7 @@ class Means:
     catalog: Callable[[], Catalog]
     provider: Callable[[str], Provider]
     conductor: Callable[[Tier], Conductor]
+    health: Health
     telemetry: Telemetry
     now: Callable[[], float]
     tick: Callable[[], float]
@@ -52,6 +74,12 @@ class Means:
     lease: float
     code: str
     """Version of this code, kept with each run."""
+    notifies: bool = False
+    """Whether the operator's webhook is told of the ends of background responses."""
+
+    async def pin(self, catalog: Catalog) -> None:
+        """See to it that a pool is on record before anything that names its digest is."""
+        await self.store.pin(catalog.digest, partial(snapshot, catalog))
 
 
 class Attempt:
@@ -69,8 +97,13 @@ class Attempt:
         number: int,
         salt: bytes,
         deadline: float,
+        spare: bool,
+        facts: Mapping[str, object],
     ) -> None:
-        """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1."""
+        """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
+        something else could be done if this worker hangs; `facts` are what else belongs into the intent: what it
+        takes to compose the request again, and why this worker.
+        """
         self.call = call
         self.step = step
         self.worker = worker
@@ -80,18 +113,37 @@ class Attempt:
         self._number = number
         self._salt = salt
         self._deadline = deadline
+        self._spare = spare
+        self._facts = facts
+        self._given: Deadlines | None = None
+        self.catalog = means.catalog()
         self._provider = means.provider(worker.provider)
         self._body = self._provider.render(request)
-        schema_bytes = len(self._body) if request.schema else 0
+        schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
         self._max_output = request.sampling.max_tokens or worker.card.max_output
         self.hold = Ledger(*budget.worst_case(worker, self._input_bound, self._max_output))
-        self._texts: list[str] = []
-        self._end: End | None = None
+        decodes = request.logprobs is not None and step is not None
+        # A plan has a reader of its own, which tells every fault, so that the conductor can mend them.
+        judged = request if step is not None else replace(request, form=None)
+        self.reply = Reply(judged, self._max_output, decodes=decodes)
         self._began = self._first = 0.0
+        self._heard = 0.0
         self._seconds = 0.0
-        self.outcome = "unknown"
+        self.verdict: Verdict = "silent"
+        """What the call says of its worker."""
+        self.passed_on = False
+        """Whether anything that the worker said has been given to whoever reads the stream."""
+        self._sent = False
+        self.outcome = "cancelled"
+        """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
+        self._finished: Draft | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether its text is told as it comes."""
+        return self._request.live
 
     def intended(self) -> Draft:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
@@ -108,23 +160,43 @@ class Attempt:
             "max_tokens": self._max_output,
             "usd_held": self.hold.usd,
             "tokens_held": self.hold.tokens,
+            "catalog": self.catalog.digest,
+            **self._facts,
         }
         lost_ones = [name for name in sorted(self._provider.unsupported) if getattr(self._request.sampling, name)]
         if lost_ones:
             body["ignored"] = lost_ones
         return Draft(Kind.CALL_INTENDED, body)
 
+    @contextmanager
+    def promised(self) -> Iterator[None]:
+        """Around the commit of the intent: if that fails there is no call, and the worker's breaker must know."""
+        try:
+            yield
+        except BaseException:
+            self._means.health.forgo(self.worker)
+            raise
+
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it."""
-        self._began = self._means.tick()
+        self._began = self._heard = self._means.tick()
         attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
         try:
+            deadlines = self._deadlines()
+            self._sent = True
             with self._means.telemetry.span(SPAN_CALL, attributes):
-                async for pieces in self._provider.stream(self._request, self._body, self._deadlines()):
-                    self._note(pieces)
+                async for pieces in self._provider.stream(self._request, self._body, deadlines):
+                    self._heard = self._means.tick()
+                    began = self.reply.began
+                    self.reply.take(pieces)
+                    if self.reply.began and not began:
+                        self._first = self._heard - self._began
+                    self.passed_on = self.reply.began
                     yield pieces
-            if self._end is None:
+            if self.reply.end is None:
                 raise WorkerTruncated()
+            if self.step is not None:  # a plan is judged by its reader, so that it can be repaired with all reasons
+                self.reply.judge()
             self.outcome = "ok"
         except BatonError as error:
             self.error = error
@@ -136,58 +208,61 @@ class Attempt:
             raise
         finally:
             self._seconds = self._means.tick() - self._began
+            self._judge()
 
     def _deadlines(self) -> Deadlines:
         left = self._deadline - self._means.now()
         if left <= 0:
             raise WorkerTimeout()
-        return Deadlines(min(CONNECT, left), min(FIRST, left), min(GAP, left), left)
+        self._given = self.worker.deadlines.within(left, live=self._request.live, spare=self._spare)
+        return self._given
 
-    def _note(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if isinstance(piece, Words):
-                if not self._texts:
-                    self._first = self._means.tick() - self._began
-                self._texts.append(piece.text)
-            elif isinstance(piece, End):
-                self._end = piece
-
-    @property
-    def text(self) -> str:
-        """What the worker has said so far."""
-        return "".join(self._texts)
-
-    @property
-    def began_to_answer(self) -> bool:
-        """Whether any text has come."""
-        return bool(self._texts)
-
-    @property
-    def finish(self) -> str:
-        """The finish reason, or empty."""
-        return self._end.finish if self._end else ""
+    def _judge(self) -> None:
+        """Tell the worker's breaker what this call says of it."""
+        self.verdict = "good" if self.outcome == "ok" else VERDICTS.get(type(self.error), "silent")
+        code = self.error.public_code if self.error is not None else None
+        if code in (TOOL_FAULT, FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
+            self.verdict = "silent" if code == TOOL_FAULT else "good"
+        if isinstance(self.error, WorkerTimeout):
+            silence = self._began + self._seconds - self._heard
+            given, own = self._given, self.worker.deadlines
+            if given is None or not own.fair(given, self._seconds, silence):
+                self.verdict = "silent"
+        asked = self.error.retry_after if self.error is not None else None
+        self._means.health.settle(self.call, self.worker, self.verdict, self._began, asked)
 
     @property
     def output(self) -> str:
-        """The content address of `text`, or empty if there is none."""
-        return address(self._salt, self.text.encode()) if self._texts else ""
+        """The content address of the text, or empty if there is none."""
+        return address(self._salt, self.reply.text.encode()) if self.reply.text else ""
+
+    @property
+    def logprobs(self) -> str:
+        """The content address of the tokens with their log-probabilities, or empty if there are none."""
+        return address(self._salt, self.reply.logprobs) if self.reply.logprobs else ""
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
         """What to store beside the outcome."""
-        return ((self.output, self.text.encode()),) if self._texts else ()
+        found = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
+        return tuple((ref, body) for ref, body in found if ref)
 
     @property
     def usage(self) -> Usage:
-        """As reported; else estimated: the likely figure for a complete call, an upper bound for a broken one."""
-        if self._end is not None and self._end.usage is not None:
-            return self._end.usage
+        """As reported; else estimated: the likely figure for a complete call, an upper bound for a broken one.
+
+        A call that failed before it said anything is not billed, but one that was given up may well be.
+        """
+        written = self.reply.written
+        if self.reply.end is not None and self.reply.end.usage is not None:
+            return self.reply.end.usage
         if self.outcome == "ok":
-            return budget.estimate(self._request.messages, self.text)
-        if self.outcome == "error" and not self._texts:
+            return budget.estimate(self._request.messages, written)
+        given_up = isinstance(self.error, WorkerTimeout)
+        if not self._sent or (self.outcome == "error" and not written and not given_up):
             return Usage()
         unheard = self._max_output if not self._request.live else 0
-        return budget.broken(self._input_bound, self._max_output, self.text, unheard)
+        return budget.broken(self._input_bound, self._max_output, written, unheard)
 
     @property
     def spent(self) -> Ledger:
@@ -196,7 +271,12 @@ class Attempt:
         return Ledger(self.worker.price.cost(usage), usage.total)
 
     def finished(self) -> Draft:
-        """The outcome, exactly one for each intent."""
+        """The outcome, exactly one for each intent; it may be asked for again, where it could not be written."""
+        if self._finished is None:
+            self._finished = self._end()
+        return self._finished
+
+    def _end(self) -> Draft:
         usage = self.usage
         spent = Ledger(self.worker.price.cost(usage), usage.total)
         self._count(usage, spent)
@@ -208,13 +288,19 @@ class Attempt:
             "usd": spent.usd,
             "seconds": round(self._seconds, 6),
             "first": round(self._first, 6),
-            "finish": self.finish,
+            "finish": self.reply.finish,
             "output": self.output,
         }
-        if self._end is not None and self._end.refused:
+        if self.logprobs:
+            body["logprobs"] = self.logprobs
+        if self.reply.end is not None and self.reply.end.refused:
             body["refused"] = True
         if self.error is not None:
             body["error"] = self.error.public_code
+            if self.verdict not in ("silent", "good"):
+                body["blamed"] = self.verdict
+            if self.error.retry_after is not None:
+                body["retry_after"] = self.error.retry_after
         return Draft(Kind.CALL_FINISHED, body)
 
     def _count(self, usage: Usage, spent: Ledger) -> None:
@@ -224,19 +310,3 @@ class Attempt:
         telemetry.count("baton_tokens_total", name, "output", by=usage.output)
         telemetry.count("baton_cost_micro_usd_total", name, by=spent.usd)
         telemetry.observe("baton_call_seconds", self._seconds, name)
-
-
-def lost(call: str, step: int | None, held: Ledger) -> Draft:
-    """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
-    body: Mapping[str, object] = {
-        "call": call,
-        "n": step,
-        "outcome": "unknown",
-        "usage": usage_to_json(Usage(input=held.tokens, estimated=True)),
-        "usd": held.usd,
-        "seconds": 0.0,
-        "first": 0.0,
-        "finish": "",
-        "output": "",
-    }
-    return Draft(Kind.CALL_FINISHED, body)

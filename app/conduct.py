@@ -1,45 +1,69 @@
 """THE RUN: how one is admitted, planned, executed and ended. Read this first.
 
     order ── admit ──> run.admitted committed            (with the whole plan, if the conductor needs no model)
-               └ drive: until the run has ended
+               └ drive: until the run has ended, or waits for its caller (who then comes to drivers.start again)
                     commands = decide(state)              pure, core/progress.py
                       Propose  ask a conductor; its steps are checked one by one as they stream in (planner.py)
                       Queue    journal step.queued with a ticket in the outbox, then ring the bell
                       Skip     nothing is left for the step to see
+                      Await    the caller has to call tools first: its turn ends, and the lease goes to nobody
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that dispatchers tell of
 
 Only the holder of the run's lease gets here, and every write says so with its epoch. Whatever this process knows can be
 folded from the journal again, so a driver that dies is replaced by another that folds and goes on. What dispatchers
-tell is a courtesy: a gap in the numbers, or silence, sends the driver to the journal.
+tell is a courtesy: a gap in the numbers, or word that the journal has moved on, sends the driver there.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
-from app import errors
-from app.attempt import Means, lost
+from app import ended
+from app.attempt import Means
+from app.audience import Audience
 from app.conductor.protocol import Conductor
+from app.consequences import Consequences, ending, projection, tags, tentative
 from app.core import drafts
-from app.core.bill import bill
 from app.core.chat import Task
-from app.core.journal import Draft, Event, Kind
-from app.core.progress import Finish, Propose, Queue, Skip, advance, decide
-from app.core.state import DRIVER_LOST, RUN_ENDED, RunState
-from app.errors import BatonError, PlanRejected, QueueUnavailable
+from app.core.journal import AFTER_THE_END, Draft, Event, Kind
+from app.core.progress import Await, Finish, Propose, Queue, Skip, advance, decide
+from app.core.state import DRIVER_LOST, Call, RunState
+from app.errors import (
+    BatonError,
+    Conflict,
+    LeaseLost,
+    NotFound,
+    PlanRejected,
+    QueueUnavailable,
+    RunEnded,
+    StoreUnavailable,
+)
 from app.mailbox import Mailbox
-from app.order import NOTED, Ended, Noted, Said, Told
+from app.outage import Patient
+from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
-from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Live, Stop, Ticket
-from app.store.protocol import Entry, Ledger, Outbox, Projection
+from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop, Ticket
+from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
 
-PATIENCE = 2.0
-"""Seconds of silence after which a driver looks into the journal by itself."""
 QUIESCE = 1.5
 """Seconds that running calls get to write their outcome before the run's end is written."""
+PATIENCE = 2.0
+"""Seconds after which a process that hears of a run from its driver looks into the journal by itself."""
+LISTENING = 3 * PATIENCE
+"""Seconds for which another process is told of the answer after it asked to be."""
 INBOX = 4_096
+LATE = 15.0
+"""Seconds beyond the deadline for which a driver waits for the database to take the run's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +73,7 @@ class CancelAsked:
     by: str
 
 
-@dataclass(slots=True)
-class Consequences:
-    """What follows from a state, ready to be committed; `pending` is a command that needs waiting first."""
-
-    state: RunState
-    events: list[Draft] = field(default_factory=list)
-    outbox: list[Outbox] = field(default_factory=list)
-    contents: list[tuple[str, bytes]] = field(default_factory=list)
-    pending: Propose | Finish | None = None
+Heard = Live | Planned | CancelAsked | Moved
 
 
 class Driver:
@@ -72,32 +88,35 @@ class Driver:
         task: Task,
         salt: bytes,
         conductor: Conductor,
+        audience: Audience,
         epoch: int = 1,
-        line: Mailbox[Told] | None = None,
-        notes: bool = False,
     ) -> None:
-        """`home` is the address where dispatchers tell of this run; `line` leads to the caller, if one is waiting."""
+        """`home` is the address where dispatchers tell of this run."""
         self._means = means
         self._home = home
         self._epoch = epoch
-        self._line = line
-        self._notes = notes
+        self.audience = audience
         self.state = state
         self.salt = salt
         self.planning: Propose | None = None
         """A proposal that was opened with the admission and waits for `drive` to begin."""
-        self.inbox: Mailbox[Live | Planned | CancelAsked] = Mailbox(INBOX)
+        self.inbox: Mailbox[Heard] = Mailbox(INBOX)
         self._planner = Planner(
             means, task=task, salt=salt, conductor=conductor, append=self._append, tell=self.inbox.push
         )
+        self.fresh = False
+        """Whether its turn has just begun, so that no step runs yet."""
+        self._let_go = False
+        """Whether the run waits for its caller, and nobody drives it."""
         self._early: dict[int, Event] = {}
         self._writing = asyncio.Lock()
-        self._told = ""
-        self._teller = ""
-        """The call whose text is told."""
-        self._text = ""
-        """The whole answer, read before the end is written."""
+        self._contents: Mapping[str, bytes] = {}
+        """The answer among them, read before the end is written."""
         self._began = means.tick()
+        self._store = Patient(means.store, self._worth_waiting)
+
+    def _worth_waiting(self) -> float:
+        return self.state.deadline + LATE - self._means.now()
 
     @property
     def epoch(self) -> int:
@@ -105,32 +124,44 @@ class Driver:
         return self._epoch
 
     async def drive(self) -> None:
-        """Until the run has ended. Raises `LeaseLost` if somebody else drives it now; then this one falls silent."""
+        """Until the turn is over. Raises `LeaseLost` if somebody else drives the run; then this one falls silent."""
+        if self._epoch > 1 and not self.fresh:  # what runs already still tells its former driver
+            await self._tell_dispatchers([Listen(self.state.run, self._home)])
         async with asyncio.TaskGroup() as group:
             try:
                 if self.planning is not None:
                     self._planner.start(group, self.state, self.planning)
                 elif self.state.proposal is not None and self.state.proposal.state == "open":
-                    await self._give_up_plan()
-                while not self.state.ended:
+                    await self._reject([DRIVER_LOST], outage=True)
+                while not self._over:
                     await self._act(group)
-                    if not self.state.ended:
+                    if not self._over:
                         await self._hear(await self.inbox.take(self._patience()))
             finally:
                 await self._planner.stop()
-        self._tell_end()
+        await self._tell_end()
+
+    @property
+    def _over(self) -> bool:
+        """Whether there is nothing left for this driver to do."""
+        return self.state.ended or self._let_go
 
     def _patience(self) -> float:
-        return max(min(self.state.admitted.deadline - self._means.now(), PATIENCE), 0.0)
+        return max(self.state.deadline - self._means.now(), 0.0)
 
     async def _act(self, group: asyncio.TaskGroup) -> None:
         """Commit everything that follows from the present state, in one entry; then begin what needs waiting."""
-        follows = await self.consequences(self.state)
-        await self._commit(follows)
+        follows = await self._commit()
         if isinstance(follows.pending, Finish):
             await self._finish(follows.pending)
         elif follows.pending is not None:
             self._planner.start(group, self.state, follows.pending)
+        elif self.state.state == "awaiting_tool" and not self._let_go:  # taken over in the middle of its wait
+            until = self.state.turn.until
+            await self._means.store.append(
+                Entry(self.state.run, self._means.now(), epoch=self._epoch, lease=Lease("", until, until))
+            )
+            self._let_go = True
 
     async def consequences(self, state: RunState) -> Consequences:
         """Decide on tentative states until nothing follows any more."""
@@ -145,27 +176,120 @@ class Driver:
                     follows.pending = command if len(opened) == 1 else None
                 elif isinstance(command, Queue):
                     fresh += [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
-                    follows.outbox += [Outbox(n, state.admitted.tier, self._home) for n in command.steps]
+                    turn, sound = state.turn.number, self._means.queue.sound
+                    follows.outbox += [Outbox(n, state.admitted.tier, self._home, turn, sound) for n in command.steps]
                 elif isinstance(command, Skip):
                     fresh += drafts.skipped([follows.state.steps[command.step]], "inputs_lost")
+                elif isinstance(command, Await):
+                    until = self._means.now() + state.admitted.limits.tool_wait
+                    fresh.append(drafts.awaiting(follows.state, command, until))
+                    follows.lease = Lease("", until, until)
                 else:
                     follows.pending = command
             follows.events += fresh
             follows.state = tentative(follows.state, fresh)
         return follows
 
-    async def _commit(self, follows: Consequences, first: tuple[Draft, ...] = (), contents: Contents = ()) -> None:
-        """One entry, then the bell for the tickets in it."""
-        events = (*first, *follows.events)
-        if not events:
-            return
-        contents = (*contents, *follows.contents)
-        await self._append(events, outbox=tuple(follows.outbox), contents=contents, after=follows.state)
+    async def _commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
+        """One entry with `first` and everything that follows from it, then the bell for the tickets in it."""
+        async with self._writing:
+            if self.state.ended:  # a step's end took the run's with it: see `join`
+                return Consequences(self.state)
+            follows = await self.consequences(tentative(self.state, first))
+            if first or follows.events:
+                mine = Entry(self.state.run, self._means.now(), events=first, epoch=self._epoch, contents=contents)
+                await self._write(mine, follows)
         await self.ring(follows.outbox)
+        return follows
+
+    async def join(self, entry: Entry) -> Appended:
+        """Commit what a dispatcher of this very process wrote at a step's end together with what follows from it.
+
+        One transaction instead of two or three, and the next steps are on their way a turn of the loop earlier. The
+        entry keeps its own fence and gets the driver's beside it; if ours does not hold, it goes alone.
+        """
+        if not self._means.store.sound:  # we may be waiting for it ourselves, and whoever brings this has more patience
+            raise StoreUnavailable
+        async with self._writing:
+            after = self._after(entry.events)
+            if after is None:
+                return await self._alone(entry)
+            follows = await self.consequences(after)
+            if isinstance(follows.pending, Propose):  # nobody would begin to plan: that is for the driver's own turn
+                follows = Consequences(after)
+            follows = self._with_end(entry, follows)
+            try:
+                appended = await self._write(replace(entry, epoch=self._epoch), follows)
+            except (LeaseLost, RunEnded):
+                return await self._means.store.append(entry)
+            except Conflict:
+                return await self._alone(entry)
+        await self.ring(follows.outbox)
+        self.inbox.push(Committed(entry.run, appended.events))
+        return appended
+
+    async def _alone(self, entry: Entry) -> Appended:
+        """What follows from it is for the driver to say when it knows all that came before."""
+        appended = await self._means.store.append(entry)
+        self.inbox.push(Committed(entry.run, appended.events))
+        return appended
+
+    def heard(self, events: tuple[Event, ...]) -> None:
+        """Fold what a dispatcher of this process has committed, at once; nothing follows from it."""
+        for event in events:
+            if event.seq == self.state.seq + 1:
+                self._advance(event)
+        if events[-1].seq > self.state.seq:
+            self.inbox.push(Committed(self.state.run, events))
+
+    def _after(self, events: tuple[Draft, ...]) -> RunState | None:
+        """The state after these, or None if we have not yet heard of what they follow."""
+        try:
+            return tentative(self.state, events)
+        except (KeyError, ValueError):
+            return None
+
+    def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
+        """The run's success too, where nothing needs to be waited for and the answer is at hand."""
+        command, state = follows.pending, follows.state
+        if not isinstance(command, Finish) or command.kind is not Kind.SUCCEEDED or state.open_calls:
+            return follows
+        fresh, step = dict(entry.contents), state.steps[command.step] if command.step is not None else None
+        if step is not None and step.output in fresh and self._planner.idle:
+            self._contents = fresh
+            follows.events += ending(state, command)
+            follows.state = tentative(state, follows.events[-1:])
+        return follows
+
+    async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
+        """Commit an entry with what follows from it, and fold it. The caller holds `_writing`.
+
+        Raises `Conflict` if it ends the run and there are events that we have not heard of.
+        """
+        events = (*entry.events, *follows.events)
+        ends = follows.state.ended and not self.state.ended
+        whole = replace(
+            entry,
+            events=events,
+            contents=(*entry.contents, *follows.contents),
+            outbox=tuple(follows.outbox),
+            row=projection(follows.state, entry.at),
+            tags=tags(events),
+            lease=follows.lease,
+            seq=self.state.seq if ends else None,
+        )
+        if entry.move is None:
+            appended = await self._store.append(whole, self.state.seq, within)
+        else:  # what a dispatcher brings along has a fence of its own, and it waits by itself
+            appended = await self._means.store.append(whole)
+        await self.committed(appended.events, follows.state)
+        self._let_go = self._let_go or follows.lease is not None
+        return appended
 
     async def ring(self, outbox: Iterable[Outbox]) -> None:
-        """Tell dispatchers of committed tickets; if the bell is down they find the outbox by themselves."""
-        tickets = [Ticket(self.state.run, row.step, row.tier, row.driver, self.state.seq) for row in outbox]
+        """Tell dispatchers of committed tickets; if the bell is down they look into the outbox by themselves."""
+        run, seq = self.state.run, self.state.seq
+        tickets = [Ticket(run, row.step, row.tier, row.driver, seq, row.version) for row in outbox if row.rung]
         try:
             if tickets:
                 await self._means.queue.ring(tickets)
@@ -176,71 +300,64 @@ class Driver:
         self,
         events: tuple[Draft, ...],
         *,
-        outbox: tuple[Outbox, ...] = (),
         contents: Contents = (),
         hold: Ledger = Ledger(),
         release: Ledger = Ledger(),
         spent: Ledger = Ledger(),
-        after: RunState | None = None,
+        within: float = inf,
     ) -> None:
         """One entry under our epoch; its events are folded when this returns.
 
-        `after` is the state that they lead to, if the caller has worked it out from the present one already.
+        Nothing is written if the run has ended meanwhile, nor an outcome that was given up for lost already.
         """
         async with self._writing:
-            now = self._means.now()
-            if after is None or after.seq != self.state.seq + len(events):
-                after = tentative(self.state, events)
-            entry = Entry(
-                run=self.state.run,
-                at=now,
-                events=events,
-                epoch=self._epoch,
-                hold=hold,
-                release=release,
-                spent=spent,
-                contents=contents,
-                outbox=outbox,
-                row=projection(after, now),
-                tags=tags(events),
-            )
-            appended = await self._means.store.append(entry)
-            await self.committed(appended.events, after)
+            if self.state.ended and not all(draft.kind in AFTER_THE_END for draft in events):
+                return
+            if any(call.outcome is not None for draft in events if (call := self._finished(draft)) is not None):
+                return
+            entry = Entry(self.state.run, self._means.now(), events, None, self._epoch, None, hold, release, spent)
+            after = Consequences(tentative(self.state, events))
+            await self._write(replace(entry, contents=contents), after, within)
+
+    def _finished(self, draft: Draft) -> Call | None:
+        return self.state.calls.get(draft.body["call"]) if draft.kind is Kind.CALL_FINISHED else None
 
     # -- hearing
 
-    async def _hear(self, messages: list[Live | Planned | CancelAsked]) -> None:
-        if not messages:
-            return await self._catch_up()
+    async def _hear(self, messages: list[Heard]) -> None:
         for message in messages:
             if isinstance(message, Delta):
-                self._relay(message)
-            elif isinstance(message, Committed):
-                await self.fold(message.events)
+                await self._relay(message)
+            elif isinstance(message, Committed | Moved):
+                await self._follow(message)
             elif isinstance(message, Planned):
                 await self._planned(message)
+            elif isinstance(message, Listen):
+                self.audience.listen(message, self._means.tick() + LISTENING)
             elif isinstance(message, CancelAsked) and not self.state.ended:
                 await self._append((Draft(Kind.CANCEL_ASKED, {"by": message.by}),))
+        await self.audience.tell_far(self._means.queue, self._means.tick())
 
-    def _relay(self, delta: Delta) -> None:
-        """Pass on text of the answering step if it continues what was told; what is not passed on comes at the end."""
-        answering = self.state.answering
-        if self._line is None or answering is None or answering.n != delta.step or delta.offset != len(self._told):
-            return
-        if self._told and delta.call != self._teller:  # another attempt, which may well say something else
-            return
-        if not self._told:
+    async def _follow(self, message: Committed | Moved) -> None:
+        if isinstance(message, Committed):
+            await self.fold(message.events)
+        elif message.seq > self.state.seq:
+            await self._catch_up()
+
+    async def _relay(self, delta: Delta) -> None:
+        """Pass on text of the answering step; what is not passed on comes at the end."""
+        if delta.call not in self.state.calls:  # its intent is journaled, but the word of it got lost
+            await self._catch_up()
+        first = not self.audience.chars
+        if self.audience.hear(self.state, delta) and first:
             since = self._means.tick() - self._began
             self._means.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
-        if self._line.put(Said(delta.text)):
-            self._teller = delta.call
-            self._told += delta.text
 
     async def committed(self, events: tuple[Event, ...], after: RunState) -> None:
         """Our own events came back with their numbers: `after` is the state, unless others wrote in between."""
         if events and events[0].seq == self.state.seq + 1 and events[-1].seq == after.seq:
             for event in events:
-                self._note(event)
+                self.audience.note(event)
             self.state = after
         await self.fold(events)
 
@@ -256,19 +373,20 @@ class Driver:
 
     async def _catch_up(self) -> None:
         self._early.clear()
-        journal = await self._means.store.journal(self.state.run, after=self.state.seq)
+        journal = await self._store.journal(self.state.run, after=self.state.seq)
         for event in journal.events:
             if event.seq == self.state.seq + 1:
                 self._advance(event)
 
     def _advance(self, event: Event) -> None:
+        """What is journaled after the turn is no part of what its callers are told."""
+        if self._over:
+            return
         self.state = advance(self.state, event)
-        self._note(event)
-
-    def _note(self, event: Event) -> None:
-        if self._notes and self._line is not None and event.kind in NOTED:
-            public = {name: event.body[name] for name in NOTED[event.kind] if event.body.get(name) is not None}
-            self._line.put(Noted(event.kind.value, public))
+        if event.kind is Kind.CALL_FINISHED:
+            call = event.body["call"]
+            self._means.health.overhear(call, self.state.calls[call].worker, event.body)
+        self.audience.note(event)
 
     # -- planning
 
@@ -286,6 +404,7 @@ class Driver:
         elif isinstance(planned.error, PlanRejected):
             return await self._reject(planned.error.reasons, outage=False)
         elif planned.error is not None:
+            await self._planner.stop()  # it may be others who say so
             return await self._reject([planned.error.public_code or "conductor_failed"], outage=True)
         elif not self.state.current or not self.state.current[-1].answers:
             return await self._reject(["the plan has no answering step"], outage=False)
@@ -293,113 +412,79 @@ class Driver:
             inputs = [[n - proposal.base for n in step.access.steps] for step in self.state.current]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
             self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
-        await self._commit(await self.consequences(tentative(self.state, [draft])), (draft,), contents)
+        await self._commit((draft,), contents)
 
     async def _reject(self, reasons: Iterable[str], *, outage: bool) -> None:
-        """Journal a proposal's end without a workflow; its steps that run already are stopped."""
+        """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
+        that nobody is left to account for is unknown."""
         proposal, current = self.state.proposal, self.state.current
         if proposal is None:
             return
         self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [Stop(self.state.run, step.n) for step in current if step.state in ("queued", "running")]
         rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage)
-        await self._append((*drafts.skipped(current, "plan_rejected"), rejected))
-        await self._stop(stops)
-
-    async def _give_up_plan(self) -> None:
-        """Taken over from a driver that died while a plan was made: account for its calls, then plan anew."""
-        gone = [call for call in self.state.open_calls if call.step is None]
-        for call in gone:
-            held = Ledger(call.usd_held, call.tokens_held)
-            await self._append((lost(call.id, None, held),), release=held, spent=held)
-        await self._reject([DRIVER_LOST], outage=True)
+        gone, held = given_up(self.state.planning if self._planner.idle else ())
+        await self._append((*gone, *drafts.skipped(current, "plan_rejected"), rejected), release=held, spent=held)
+        await self._tell_dispatchers(stops)
 
     # -- the end
 
     async def _finish(self, command: Finish) -> None:
         """Stop what runs, give it time to write its outcome, then write the one terminal event."""
         await self._planner.stop()
-        if self.state.open_calls:
-            await self._stop([Stop(self.state.run)])
+        waits = any(step.state == "running" for step in self.state.current)  # for a worker, or to call one again
+        if waits or self.state.open_calls:
+            await self._tell_dispatchers([Stop(self.state.run)])
             await self._quiesce()
         if command.step is not None:
-            self._text = await self._answer(self.state.steps[command.step].output)
-        if not self.state.ended:
-            skips = drafts.skipped(self.state.current, RUN_ENDED)
-            await self._append((*skips, drafts.ended(tentative(self.state, skips), command)))
+            refs = ended.of_step(self.state.steps[command.step])
+            self._contents = await self._store.contents(self.state.run, refs)
+        while not self.state.ended:
+            try:
+                await self._end(command)
+            except Conflict:  # the end sums up all calls: those too of which we have not heard
+                await self._catch_up()
+
+    async def _end(self, command: Finish) -> None:
+        async with self._writing:
+            if not self.state.ended:
+                gone, held = given_up(self.state.planning)
+                events = (*gone, *ending(tentative(self.state, gone), command))
+                last = Entry(self.state.run, self._means.now(), events, epoch=self._epoch, release=held, spent=held)
+                await self._write(last, Consequences(tentative(self.state, events)))
 
     async def _quiesce(self) -> None:
         until = self._means.tick() + QUIESCE
         while self.state.open_calls and (left := until - self._means.tick()) > 0:
             for message in await self.inbox.take(left):
-                if isinstance(message, Committed):
-                    await self.fold(message.events)
+                if isinstance(message, Committed | Moved):
+                    await self._follow(message)
 
-    async def _stop(self, stops: list[Stop]) -> None:
+    async def _tell_dispatchers(self, messages: Sequence[Live]) -> None:
         try:
-            if stops:
-                await self._means.queue.tell(DISPATCHERS, stops)
+            if messages:
+                await self._means.queue.tell(DISPATCHERS, messages)
         except QueueUnavailable:
-            self._means.telemetry.log(logging.WARNING, "dispatchers could not be told to stop", run=self.state.run)
+            self._means.telemetry.log(logging.WARNING, "dispatchers could not be told", run=self.state.run)
 
-    def _tell_end(self) -> None:
+    async def _tell_end(self) -> None:
         state, telemetry = self.state, self._means.telemetry
+        if not state.ended:
+            telemetry.count("baton_tool_turns_total", state.admitted.tier)
+            self.audience.end(await ended.read(self._means.store, state))
+            return await self.audience.ring_far(self._means.queue, self._means.tick())
         telemetry.count("baton_runs_total", state.admitted.tier, state.state)
         telemetry.observe("baton_run_seconds", self._means.tick() - self._began, state.admitted.tier)
         if state.degraded:
             telemetry.count("baton_degraded_total", state.admitted.tier)
-        if self._line is None:
-            return
-        answer, error = self._text, ending_error(state)
-        if error is None and not answer.startswith(self._told):
-            error = errors.RunFailed("The answer changed while it was streamed; GET /v1/runs/{id} has it.")
-        elif error is None and len(answer) > len(self._told):
-            self._line.push(Said(answer[len(self._told) :]))
-        self._line.push(Ended(state, answer, state.end.get("finish") or "stop", bill(state), error))
+        try:
+            told = ended.told(state, self._contents)
+        except NotFound:  # another driver wrote the end
+            told = await ended.read(self._means.store, state)
+        self.audience.end(told)
+        await self.audience.ring_far(self._means.queue, self._means.tick())
 
     def tell_failure(self, error: BatonError) -> None:
         """This process can no longer drive the run; whoever waits for it is told so. The run itself goes on
         elsewhere."""
-        if self._line is not None:
-            self._line.push(Ended(self.state, "", "stop", bill(self.state), error))
-
-    async def _answer(self, ref: str) -> str:
-        if not ref:
-            return ""
-        return (await self._means.store.contents(self.state.run, [ref]))[ref].decode()
-
-
-def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
-    """What the state would be if these were committed next."""
-    for draft in events:
-        state = advance(state, Event(state.run, state.seq + 1, draft.kind, 0.0, draft.body))
-    return state
-
-
-def projection(state: RunState, now: float) -> Projection:
-    """The columns of the run's row that lists and filters read."""
-    return Projection(
-        state=state.state,
-        topology=state.proposal.topology or None if state.proposal else None,
-        degraded=state.degraded,
-        steps=len(state.current),
-        ended_at=now if state.ended else None,
-        error=state.end.get("error"),
-    )
-
-
-def tags(events: Iterable[Draft]) -> tuple[tuple[str, str], ...]:
-    """The filters that these events add."""
-    return tuple(("worker", draft.body["worker"]) for draft in events if draft.kind is Kind.PLAN_STEP)
-
-
-def ending_error(state: RunState) -> BatonError | None:
-    """What a caller is told of a run that did not succeed."""
-    endings: dict[str, type[BatonError]] = {
-        "cancelled": errors.RunCancelled,
-        "expired": errors.RunExpired,
-        "over_budget": errors.RunOverBudget,
-        "failed": errors.RunFailed,
-    }
-    ending = endings.get(state.state)
-    return ending(code=state.end.get("error")) if ending else None
+        self.audience.end(ended.without(self.state, error))

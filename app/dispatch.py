@@ -2,10 +2,12 @@
 
     take a ticket (a doorbell; any number of them may be lost, repeated or forged)
      └ fold the run's journal; nothing to do if the run has ended or the step is settled
-     └ compose what the access list grants             see(): the only way from the store into a provider request
+     └ rung again: claim first; a step that cost several dispatchers their lives is a dead letter
+     └ compose what the access list grants             view.look(): the only way from the store into a provider request
      └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version
      └ stream; deltas of the answering step go to the run's driver as they come
-     └ one entry: call.finished + step.done            fenced by the claim; then the driver is told
+     └ one entry: call.finished + step.done            fenced by the claim; then the driver is told, or, where it is in
+        or, where it calls tools, step.awaiting_tool   this process, it adds what follows to the same entry
 
 A worker that fails is retried once with full-jitter backoff and then replaced by the next eligible one, each time as
 a new attempt with its own intent. Once an answer has begun to stream to a caller it cannot be unsaid, so that step
@@ -13,56 +15,41 @@ is not tried again.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
 import orjson
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.attempt import Attempt, Means, lost
-from app.core.chat import Message, Sampling, Task, Words, task_from_json
-from app.core.journal import AFTER_THE_END, Draft, Kind
+from app.attempt import Attempt, Means
+from app.candidates import Candidates
+from app.core import drafts
+from app.core.chat import message_to_json
+from app.core.journal import AFTER_THE_END, Draft, Event, Kind
+from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import fold
 from app.core.state import RunState, StepState
-from app.core.visibility import Seen, compose, granted
+from app.core.tools import TOKEN_BYTES, mint
+from app.core.visibility import TEMPLATE
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
-from app.providers.protocol import Request
-from app.stepqueue.protocol import Committed, Delta, Live, Ticket
-from app.store.protocol import Entry, Ledger, Move, Store
+from app.health import Choice
+from app.outcomes import Outcomes, lost
+from app.relay import Relay
+from app.stepqueue.protocol import AGAIN, Committed, Live, Ticket
+from app.store.content import address
+from app.store.protocol import Appended, Due, Entry, Ledger, Move
+from app.view import View, look
 
-BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
-"""Seconds: the first retry waits a random time below the one, no retry waits longer than the other."""
-OUTCOME_PATIENCE = 90.0
-"""Seconds for which an outcome is kept and written again while the database is away."""
-HANDED_BACK = -1
-"""No row has this version: whoever takes such a ticket looks at the row first."""
-
-
-async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
-    """The exact messages of step `n`: what its access list grants, nothing else. `NotFound` if content was erased."""
-    return (await see_with_task(store, state, n))[0]
-
-
-async def see_with_task(store: Store, state: RunState, n: int) -> tuple[tuple[Message, ...], Task]:
-    """The same, and the whole task, from which a step may take only how to decode."""
-    step = state.steps[n]
-    earlier = [state.steps[m] for m in step.access.steps if state.steps[m].state == "done"]
-    refs = {state.admitted.task, step.subtask, *(ref for one in earlier for ref in (one.subtask, one.output))}
-    texts = await texts_of(store, state.run, refs)
-    done = {one.n: Seen(one.n, texts[one.subtask], texts[one.output]) for one in earlier}
-    task = task_from_json(orjson.loads(texts[state.admitted.task]))
-    return compose(task if step.access.user else None, texts[step.subtask], granted(step.access, done)), task
-
-
-async def texts_of(store: Store, run: str, refs: set[str]) -> Mapping[str, str]:
-    """Stored texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
-    wanted = sorted(refs - {""})
-    bodies = await store.contents(run, wanted)
-    if len(bodies) < len(wanted):
-        raise NotFound("The content of this run was erased; its journal remains.")
-    return {"": ""} | {ref: body.decode() for ref, body in bodies.items()}
+SECRET = 1.0
+"""Seconds for which an outcome may wait for the next entry of its step."""
+DELIVERIES = 3
+"""Dispatchers that may fall silent over one step before it is given up as a dead letter."""
+CLAIMS = 3
+"""Tries at a claim that others move at the same time."""
 
 
 @dataclass(slots=True)
@@ -77,6 +64,10 @@ class Work:
     """Whether the run's driver asked for the end, as opposed to this process shutting down."""
     interruptible: bool = False
     """Whether it waits for a worker. It is never interrupted while it writes to the journal."""
+    hearer: str = ""
+    """The address of the run's new driver, if it has changed since the ticket was written."""
+    behind: bool = False
+    """Whether that driver has yet to be told what the worker has said so far."""
 
     def interrupt(self, *, stopped: bool) -> None:
         """End the wait for the worker, now or as soon as there is one; its outcome is written all the same."""
@@ -86,6 +77,10 @@ class Work:
             self.interruptible = False
             self.task.cancel()
 
+    def tell_from_now_on(self, hearer: str) -> None:
+        """Another process drives the run."""
+        self.hearer, self.behind = hearer, True
+
     def waits(self) -> None:
         """From here on it may be interrupted; raises `CancelledError` if it was to be already."""
         if self.interrupted:
@@ -93,98 +88,183 @@ class Work:
         self.interruptible = True
 
 
-Known = Callable[[str], tuple[RunState, bytes] | None]
-"""State and salt of a run that this very process drives: a fold of a prefix of its journal, which is never stale."""
+class Beside(Protocol):
+    """The driver of a run, in this very process. Its state is a fold of a prefix of the journal, which is never
+    stale."""
+
+    @property
+    def state(self) -> RunState:
+        """What the run has come to."""
+        ...
+
+    @property
+    def salt(self) -> bytes:
+        """What its content addresses are made with."""
+        ...
+
+    def heard(self, events: tuple[Event, ...]) -> None:
+        """Take note of what was committed."""
+        ...
+
+    async def join(self, entry: Entry) -> Appended:
+        """Commit the entry that ends a step together with what follows from it, and let the driver know."""
+        ...
+
+
+Known = Callable[[str], Beside | None]
+
+
+def rung_again(due: Due) -> Ticket:
+    """The ticket for a row that was found by looking."""
+    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)
 
 
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, ticket: Ticket, work: Work, known: Known) -> None:
+    def __init__(self, means: Means, name: str, ticket: Ticket, work: Work, known: Known, outcomes: Outcomes) -> None:
         self._means = means
+        self._kept = outcomes
         self._name = name
         self._known = known
         self._ticket = ticket
         self._work = work
         self._version = ticket.version
         self._salt = b""
+        self._ids: list[str] = []
+        self._flawed: Attempt | None = None
+        """The attempt before, if its answer had not the form that was asked for."""
         self._settled: tuple[Attempt, ...] = ()
         """At most one attempt whose outcome travels in the next entry."""
 
     async def perform(self) -> None:
         """Claim the step and bring it to its end, unless there is nothing to do or somebody else has it."""
-        state = await self._fold(self._ticket.seq if self._version == 0 else None)
-        for _ in range(3):
-            if self._idle(state):
-                return await self._tidy(state)
+        if self._version != AGAIN:
+            state = await self._fold(self._ticket.seq)
             try:
-                return await self._attempts(state)
+                if not self._idle(state):
+                    return await self._attempts(state)
             except LeaseLost:
                 if self._work.claim:
                     raise
+        await self._again()
+
+    async def _again(self) -> None:
+        """Not its first delivery, so somebody may have died of it: claim before whatever could kill us too."""
+        if (claimed := await self._claim()) is None:
+            return
+        due, state = claimed
+        lost_calls, deliveries = self._lost(state, state.steps[due.step]), due.lost + (due.holder is not None)
+        if self._idle(state):  # nobody needs it any more: only what a lost dispatcher left open is closed
+            await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
+        elif deliveries >= DELIVERIES:
+            self._means.telemetry.count("baton_dead_letters_total", due.tier)
+            self._means.telemetry.log(logging.ERROR, "a step is a dead letter", run=due.run, step=due.step)
+            await self._fail("dead_letter", lost_calls, deliveries=deliveries)
+        else:
+            await self._attempts(state)
+
+    async def _claim(self) -> tuple[Due, RunState] | None:
+        """Take the ticket as its row is now, with the state that it is to be worked on from; None if it is not to be
+        had."""
+        for _ in range(CLAIMS):
             due = await self._means.store.due(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._means.now():
-                return
-            self._version = due.version
+                return None
+            if due.holder not in (None, self._name) and self._means.store.calm < self._means.lease:
+                return None  # nobody could prolong a claim while the database was away
             state = await self._fold(None)
+            self._version = due.version
+            with suppress(LeaseLost):
+                await self._append(self._entry(()))
+                return due, state
+        return None
 
     async def _fold(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
         known = self._known(self._ticket.run) if upto is not None else None
-        if known is not None and upto is not None and known[0].seq >= upto:
-            self._salt = known[1]
-            return known[0]
+        if known is not None and upto is not None and known.state.seq >= upto:
+            self._salt = known.salt
+            return known.state
         journal = await self._means.store.journal(self._ticket.run, upto=upto)
         self._salt = journal.salt
         return fold(journal.events)
 
     def _idle(self, state: RunState) -> bool:
         step = state.steps.get(self._ticket.step)
-        return state.ended or step is None or step.settled
-
-    async def _tidy(self, state: RunState) -> None:
-        """Close what a lost dispatcher left open on a step that nobody needs any more: its intents and its ticket."""
-        due = await self._means.store.due(self._ticket.run, self._ticket.step)
-        step = state.steps.get(self._ticket.step)
-        if due is None or due.until > self._means.now() or step is None:
-            return
-        self._version = due.version
-        await self._append(self._entry(self._lost(state, step)))
-        await self._append(self._entry((), move=Move(step.n, "finish", claim=self._work.claim)))
+        return state.ended or step is None or step.settled or step.state == "awaiting_tool"
 
     async def _attempts(self, state: RunState) -> None:
+        """No call is made that could not be recorded. What is known of the one before is kept until the database is
+        back, and then the step is left to whoever is free."""
+        try:
+            await self._calls(state)
+        except StoreUnavailable:
+            if not (self._settled and self._work.claim):
+                raise
+            await self._kept.write(self._entry(self._outcomes()), self._settle_and_release)
+
+    async def _calls(self, state: RunState) -> None:
         step = state.steps[self._ticket.step]
-        messages, task = await see_with_task(self._means.store, state, step.n)
+        try:
+            view = await look(self._means.store, state, step.n)
+        except NotFound:
+            return await self._fail("content_erased", self._lost(state, step))
         number = sum(call.step == step.n for call in state.calls.values())
-        candidates = Candidates(self._workers(state, step), state.admitted.limits.attempts - number)
+        tried = sum(call.step == step.n and call.turn == state.turn.number for call in state.calls.values())
+        attempts = state.admitted.limits.attempts - tried
+        candidates = Candidates(self._means.health, self._workers(state, step), attempts)
         openers = self._lost(state, step)
         while True:
-            worker = candidates.current
-            if worker is None:
-                return await self._fail(candidates.last_error or "run_failed", openers)
+            await self._pause(candidates, state)
             if self._work.interrupted:
-                return await self._withdraw()
-            if self._means.now() >= state.admitted.deadline:
+                return await self._withdraw(openers)
+            left = self._left(state)
+            if left <= 0:
                 return await self._fail("run_expired", openers)
+            choice = candidates.choose(left)
+            if choice.worker is None:
+                return await self._fail(candidates.error(choice), openers, left=round(left, 3), **choice.told)
             number += 1
-            attempt = self._attempt(state, step, task, messages, worker, number)
+            attempt = self._attempt(state, view, choice, number, candidates.spare)
             try:
                 await self._intend(attempt, openers)
             except RunOverBudget:
                 return await self._fail("run_over_budget", openers)
             openers = ()
             if await self._stream(state, step, attempt):
-                return await self._end(
-                    attempt, self._done(step, attempt), Move(step.n, "finish", claim=self._work.claim)
-                )
-            told = state.admitted.streams and step.answers and attempt.began_to_answer
+                return await self._end(step, attempt)
+            told = attempt.live and attempt.passed_on
             self._settled = (attempt,)
-            await asyncio.sleep(candidates.after(attempt.error, told, self._means.chance()))
+            self._flawed = attempt if attempt.reply.flaw is not None else None
+            left, chance = self._left(state), self._means.chance()
+            candidates.failed(attempt.worker, attempt.error, told=told, chance=chance, left=left)
+
+    def _left(self, state: RunState) -> float:
+        return state.deadline - self._means.now()
+
+    async def _pause(self, candidates: Candidates, state: RunState) -> None:
+        """Wait until somebody should be called; whoever stops this step need not wait for that, and what is known of
+        the attempt before is not kept to ourselves for long."""
+        while (seconds := candidates.pause(self._left(state))) and not self._work.interrupted:
+            if seconds > SECRET and self._settled:
+                await self._write(self._entry(self._outcomes()))
+                self._settled = ()
+            try:
+                self._work.waits()
+                await asyncio.sleep(seconds)
+            except asyncio.CancelledError:
+                await self._withdraw()
+                raise
+            finally:
+                self._work.interruptible = False
 
     def _workers(self, state: RunState, step: StepState) -> list[Worker]:
+        """Of the run's pool, as they are now: a pool file that was read again may have taken a clearance away (D6)."""
         known = self._means.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
-        return [known[name] for name in names if name in known]
+        present = [known[name] for name in names if name in known]
+        return [worker for worker in present if not missing_clearance(worker, state.admitted.labels)]
 
     def _lost(self, state: RunState, step: StepState) -> tuple[Draft, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
@@ -194,39 +274,45 @@ class Execution:
             if call.step == step.n
         )
 
-    def _attempt(
-        self, state: RunState, step: StepState, task: Task, messages: tuple[Message, ...], worker: Worker, number: int
-    ) -> Attempt:
-        asked = task.sampling
-        cap = min(state.admitted.limits.output_tokens, worker.card.max_output)
-        if step.answers:
-            sampling = replace(asked, max_tokens=min(asked.max_tokens or cap, cap))
-        else:
-            sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
+    def _attempt(self, state: RunState, view: View, choice: Choice, number: int, spare: bool) -> Attempt:
+        self._ids = []
+        worker = choice.called
+        flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
+        request = view.request(
+            worker,
+            state.admitted.limits,
+            streams=state.streams,
+            structured=self._means.catalog().providers[worker.provider].structured,
+            flaw=flawed.reply.flaw if flawed is not None else None,
+        )
         return Attempt(
             self._means,
             call=self._means.name("call"),
-            step=step.n,
+            step=view.step.n,
             worker=worker,
-            request=Request(worker, messages, sampling, live=state.admitted.streams and step.answers),
-            access=step.access,
+            request=request,
+            access=view.step.access,
             number=number,
             salt=self._salt,
-            deadline=state.admitted.deadline,
+            deadline=state.deadline,
+            spare=spare,
+            facts={"template": TEMPLATE, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
         )
 
     async def _intend(self, attempt: Attempt, openers: tuple[Draft, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
-        await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
+        with attempt.promised():
+            await self._means.pin(attempt.catalog)
+            await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
         self._settled = ()
 
-    async def _fail(self, code: str, openers: tuple[Draft, ...]) -> None:
-        body = {"n": self._ticket.step, "error": code}
+    async def _fail(self, code: str, openers: tuple[Draft, ...], **facts: object) -> None:
+        body = {"n": self._ticket.step, "error": code, **facts}
         if not self._work.claim:
             await self._append(self._entry(openers))
             openers = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
-        await self._append(self._entry((*openers, *self._outcomes(), Draft(Kind.STEP_FAILED, body)), move=move))
+        await self._write(self._entry((*openers, *self._outcomes(), Draft(Kind.STEP_FAILED, body)), move=move))
 
     def _outcomes(self) -> tuple[Draft, ...]:
         return tuple(attempt.finished() for attempt in self._settled)
@@ -254,15 +340,13 @@ class Execution:
 
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
         """Whether the call succeeded; its end is noted in the attempt. A cancellation is journaled, then goes on."""
-        relayed = state.admitted.streams and step.answers
-        offset = 0
+        relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
         try:
             self._work.waits()
             async for pieces in attempt.stream():
-                text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
-                if text and relayed:
-                    await self._tell(Delta(state.run, step.n, attempt.call, offset, text))
-                    offset += len(text)
+                behind, self._work.behind = self._work.behind, False
+                if attempt.live and (delta := relay.delta(pieces, behind=behind)) is not None:
+                    await self._tell(delta)
         except asyncio.CancelledError:
             self._settled = (attempt,)
             await self._withdraw()
@@ -273,48 +357,75 @@ class Execution:
             self._work.interruptible = False
         return True
 
-    async def _withdraw(self) -> None:
-        """Stopped by the driver, or handed back because this process shuts down: outcomes are written either way."""
+    async def _settle_and_release(self) -> None:
+        calls = (await self._fold(None)).calls  # the entry that failed may have been committed all the same
+        self._settled = tuple(one for one in self._settled if calls[one.call].outcome is None)
+        move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._means.now())
+        await self._append(self._entry(self._outcomes(), move=move))
+        self._settled = ()
+
+    async def _withdraw(self, openers: tuple[Draft, ...] = ()) -> None:
+        """Stopped by the driver, or handed back because this process shuts down: outcomes are written either way, and
+        `openers` with them."""
         n, claim, stopped = self._ticket.step, self._work.claim, self._work.stopped
         if not claim:
             return
         verb = Move(n, "finish", claim=claim) if stopped else Move(n, "release", claim=claim, until=self._means.now())
-        await self._write(self._entry(self._outcomes(), move=verb))
+        await self._write(self._entry((*openers, *self._outcomes()), move=verb))
         if not stopped:
-            await self._means.queue.ring([replace(self._ticket, version=HANDED_BACK)])
+            with suppress(QueueUnavailable):
+                await self._means.queue.ring([replace(self._ticket, version=AGAIN)])
 
-    def _done(self, step: StepState, attempt: Attempt) -> tuple[Draft, ...]:
+    def _id(self, place: int) -> str:
+        """The id under which the caller knows a tool call of the present attempt."""
+        while len(self._ids) <= place:
+            self._ids.append(mint(self._ticket.run, self._means.salt()[:TOKEN_BYTES]))
+        return self._ids[place]
+
+    async def _end(self, step: StepState, attempt: Attempt) -> None:
+        """The call succeeded: the step is done, or it waits for what its tool calls come to."""
+        self._settled = (attempt,)
+        follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
+        entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
+        await self._write(replace(entry, contents=(*entry.contents, *follows[1])))
+
+    def _done(self, step: StepState, attempt: Attempt) -> Draft:
         body = {
             "n": step.n,
             "call": attempt.call,
             "output": attempt.output,
-            "chars": len(attempt.text),
-            "finish": attempt.finish,
+            "chars": len(attempt.reply.text),
+            "finish": attempt.reply.finish,
         }
-        return (Draft(Kind.STEP_DONE, body),)
+        if attempt.logprobs:
+            body["logprobs"] = attempt.logprobs
+        if attempt.reply.refuses:
+            body["refusal"] = True
+        return Draft(Kind.STEP_DONE, body)
 
-    async def _end(self, attempt: Attempt, then: tuple[Draft, ...], move: Move) -> None:
-        self._settled = (attempt,)
-        await self._write(self._entry((attempt.finished(), *then), move=move))
+    def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Draft, tuple[tuple[str, bytes], ...]]:
+        calls = attempt.reply.calls
+        ids = [self._id(place) for place in range(len(calls))]
+        said = orjson.dumps(message_to_json(attempt.reply.message(ids)), default=dict)
+        ref = address(self._salt, said)
+        named = [(id_, call.name) for id_, call in zip(ids, calls, strict=True)]
+        return drafts.tool_calls(step.n, attempt.call, ref, len(attempt.reply.text), named), ((ref, said),)
 
     async def _write(self, entry: Entry) -> None:
-        """Write the last entry of this claim, again and again while the database is away."""
+        """Write the last entry of this claim; it is kept while the database is away."""
         try:
-            return await self._append(entry)
+            await self._kept.write(entry, partial(self._append, entry))
         except StoreUnavailable:
-            retrying = AsyncRetrying(
-                retry=retry_if_exception_type(StoreUnavailable),
-                wait=wait_random_exponential(0.1, max=5),
-                stop=stop_after_delay(OUTCOME_PATIENCE),
-                reraise=True,
-            )
-        await retrying(self._append, entry)
+            self._settled = ()  # given up for good
+            raise
 
     async def _append(self, entry: Entry) -> None:
         """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, and `RunEnded` is
         raised."""
+        beside = self._known(entry.run)
+        joins = beside is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
-            appended = await self._means.store.append(entry)
+            appended = await (beside.join if beside and joins else self._means.store.append)(entry)
         except RunEnded:
             outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
             if self._work.claim:
@@ -322,43 +433,14 @@ class Execution:
                 await self._means.store.append(replace(entry, events=outcomes, hold=Ledger(), move=move))
             raise
         self._work.claim = appended.claim or self._work.claim
-        if appended.events:
+        if beside is None and appended.events:
             await self._tell(Committed(entry.run, appended.events))
+        elif beside is not None and appended.events and not joins:
+            beside.heard(appended.events)
 
     async def _tell(self, message: Live) -> None:
         with suppress(QueueUnavailable):
-            await self._means.queue.tell(self._ticket.driver, [message])
-
-
-class Candidates:
-    """Whom to call next: the planned worker, once more after a passing fault, then the other eligible ones in order."""
-
-    def __init__(self, workers: list[Worker], attempts: int) -> None:
-        self._workers = workers
-        self._left = attempts
-        self._tries = 0
-        self.last_error = ""
-
-    @property
-    def current(self) -> Worker | None:
-        """The worker to call now; None when all means are exhausted."""
-        return self._workers[0] if self._workers and self._left > 0 else None
-
-    def after(self, error: BatonError | None, told: bool, chance: float) -> float:
-        """Note a failed attempt; the seconds to wait before the next. `told`: the answer has begun to reach the
-        caller."""
-        self._left -= 1
-        self._tries += 1
-        self.last_error = (error.public_code if error else None) or "worker_failed"
-        asked = (error.retry_after if error else None) or 0.0
-        if told:
-            self._workers = []
-            return 0.0
-        if error is not None and error.retryable and self._tries == 1 and asked <= LONGEST_BACKOFF:
-            return max(asked, chance * BACKOFF)
-        self._workers = self._workers[1:]
-        self._tries = 0
-        return 0.0
+            await self._means.queue.tell(self._work.hearer or self._ticket.driver, [message])
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:

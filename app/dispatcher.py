@@ -2,20 +2,28 @@
 
 It renews its claims every third of a lease, in the database and on the queue, and drops work whose claim is gone.
 Order of shut-down: no more tickets are taken; running steps get a grace period; what is left is interrupted, its
-outcome written and its ticket handed back, so that another dispatcher goes on at once. Without a queue it looks into
-the outbox itself.
+outcome written and its ticket handed back, so that another dispatcher goes on at once.
+
+A doorbell may fail in many ways, so whoever has nothing to do looks at the door as well: into the outbox, once a second
+or so, and several times a second while the queue is known not to be sound. What one looks up the others leave alone.
 """
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from app.attempt import Means
-from app.dispatch import Execution, Known, Work
+from app.dispatch import Execution, Known, Work, rung_again
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.stepqueue.protocol import DISPATCHERS, Live, Stop, Ticket
+from app.outcomes import Outcomes
+from app.stepqueue.protocol import DISPATCHERS, Listen, Live, Stop, Ticket
 from app.store.protocol import Held
 
 IDLE_WAIT = 1.0
+POLL = 0.2
+"""Seconds between two looks into the outbox while the queue is not sound, on the average."""
+MISSED = 0.5
+"""Seconds after which a ring that nobody answered was in vain, for a dispatcher that has nothing to do."""
 
 
 class Dispatcher:
@@ -33,6 +41,7 @@ class Dispatcher:
         self._grace = grace
         self._works: dict[tuple[str, int], Work] = {}
         self._freed = asyncio.Event()
+        self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -40,12 +49,14 @@ class Dispatcher:
         async with self._means.queue.hear(DISPATCHERS, self._hear), asyncio.TaskGroup() as group:
             taking = group.create_task(self._take_until(stopping, group))
             renewing = group.create_task(self._renew_until(self._drained))
+            keeping = group.create_task(self._outcomes.keep())
             await stopping.wait()
             taking.cancel()
             await asyncio.wait([taking])  # what it has just been given is drained with the rest
             await self._drain()
             self._drained.set()
-            renewing.cancel()
+            for task in (renewing, keeping):
+                task.cancel()
 
     async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
         """The event ends it, not the cancellation: a client library may lose that to a time-out of its own."""
@@ -61,44 +72,58 @@ class Dispatcher:
         self._means.telemetry.gauge("baton_steps_running", len(self._works))
 
     async def _take(self) -> list[Ticket]:
-        free = self._slots - len(self._works)
-        if free <= 0:
+        while (free := self._free()) <= 0:
             self._freed.clear()
             await self._freed.wait()
-            free = self._slots - len(self._works)
+        queue, pause = self._means.queue, POLL * (0.5 + self._means.chance())
         try:
-            return await self._means.queue.take(free, IDLE_WAIT)
+            if found := await queue.take(free, IDLE_WAIT if queue.sound else pause):
+                return found
         except QueueUnavailable:
-            return await self._take_from_outbox(free)
+            await asyncio.sleep(pause)
+        return await self._take_from_outbox(free, MISSED if queue.sound else POLL)
 
-    async def _take_from_outbox(self, free: int) -> list[Ticket]:
-        """Without a doorbell, look at the door: the outbox is the record."""
-        await asyncio.sleep(IDLE_WAIT * self._means.chance())
+    def _free(self) -> int:
+        """Slots that have no step; those whose outcome waits for the database need none."""
+        if self._outcomes.full:
+            return 0
+        return self._slots - len(self._works) + len(self._outcomes)
+
+    async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
-            dues = await self._means.store.overdue(self._means.now(), free)
+            dues = await self._means.store.overdue(self._means.now(), free, missed)
         except StoreUnavailable:
             return []
-        return [Ticket(due.run, due.step, due.tier, due.driver, due.seq, due.version) for due in dues]
+        if dues:
+            self._means.telemetry.count("baton_swept_total", "outbox", by=len(dues))
+        return [rung_again(due) for due in dues]
 
     def _hear(self, message: Live) -> None:
-        if not isinstance(message, Stop):
+        if not isinstance(message, Stop | Listen):
             return
-        for work in list(self._works.values()):
-            if work.ticket.run == message.run and message.step in (None, work.ticket.step):
+        for work in [work for work in self._works.values() if work.ticket.run == message.run]:
+            if isinstance(message, Listen):
+                work.tell_from_now_on(message.address)
+            elif message.step in (None, work.ticket.step):
                 work.interrupt(stopped=True)
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()
+        pause = self._means.lease / 3
         while not drained.is_set():
-            await asyncio.sleep(self._means.lease / 3)
+            await asyncio.sleep(pause)
+            pause = self._means.lease / 3
             held = {Held(w.ticket.run, w.ticket.step, w.claim): w for w in self._works.values() if w.claim}
             if not held:
                 continue
+            with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
+                await self._means.queue.keep([work.ticket for work in held.values()])
             try:
                 kept = await self._means.store.keep(list(held), self._means.now() + self._means.lease)
-                await self._means.queue.keep([work.ticket for work in held.values()])
-            except (StoreUnavailable, QueueUnavailable) as error:
+            except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "claims not renewed", error=error.public_code)
+                if not self._means.store.sound and await self._means.store.wait(pause):
+                    pause = 0.0  # whoever comes back first keeps what is theirs
                 continue
             # A step that was just finished is not kept either; only what is missing twice was taken over.
             missing = {claim for claim in set(held) - kept if held[claim] in self._works.values()}
@@ -113,12 +138,14 @@ class Dispatcher:
             await asyncio.wait(running, timeout=self._grace)
         for work in list(self._works.values()):
             work.interrupt(stopped=False)
+        self._outcomes.close()
 
     async def _execute(self, ticket: Ticket) -> None:
         """One ticket, whatever happens: nothing that goes wrong here may end the dispatcher."""
         key = (ticket.run, ticket.step)
         try:
-            await Execution(self._means, self._name, ticket, self._works[key], self._known).perform()
+            work = self._works[key]
+            await Execution(self._means, self._name, ticket, work, self._known, self._outcomes).perform()
             await self._forget(ticket)
         except LeaseLost:
             self._means.telemetry.count("baton_lease_lost_total", "step")

@@ -1,39 +1,55 @@
-"""The runs that this process drives: admitting them, keeping their leases, and taking over what others left behind.
+"""The runs of this process: those that it drives, from the admission or from a turn on, and those that its callers hear
+from others.
 
 A run's lease stands in the database for `Means.lease` seconds and is renewed every third of that. A driver whose lease
-is gone is stopped; whoever sweeps next takes the run over with a higher epoch, folds its journal and goes on. The
-sweeper also rings again for tickets that nobody took.
+is gone is stopped; whoever sweeps next (`orphans.py`) takes the run over with a higher epoch, folds its journal and
+goes on. The renewal also tells which journals have moved, so that a driver that missed a message looks again.
 """
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 
 import orjson
 
+from app import ended, intake, resumption
 from app.attempt import Means
-from app.conduct import CancelAsked, Driver, projection, tags
-from app.conductor.protocol import Conductor, Given
-from app.core import drafts
-from app.core.chat import task_from_json, task_to_json
+from app.audience import Audience, public
+from app.conduct import CancelAsked, Driver, Moved
+from app.consequences import projection, tags, tentative
+from app.core import notices, position
+from app.core.chat import task_to_json
 from app.core.journal import Draft, Event
-from app.core.plan import by_name, read_plan
-from app.core.policy import Eligible, eligible, missing_clearance, unknown_names
-from app.core.progress import Propose, begin, fold
-from app.core.state import FALLBACK, RunState
-from app.core.workflow import Step
-from app.dispatch import texts_of
-from app.errors import BatonError, InvalidRequest, LeaseLost, Overloaded, PlanRejected, StoreUnavailable
+from app.core.position import Position
+from app.core.progress import Propose, begin
+from app.core.results import Returned, returned
+from app.errors import (
+    BatonError,
+    LeaseLost,
+    NotFound,
+    Overloaded,
+    RunEnded,
+    StoreUnavailable,
+    WorkerUnavailable,
+)
+from app.follower import LET_GO, Followers
 from app.mailbox import Mailbox
 from app.order import Driven, Order, Told
-from app.stepqueue.protocol import Live, Stop, Ticket
+from app.orphans import Orphans, driver_for
+from app.planner import Planned
+from app.resumption import Found
+from app.stepqueue.protocol import Live, Stop
 from app.store.content import address
-from app.store.protocol import Entry, Ledger, NewRun, RunRow
+from app.store.protocol import Entry, Lease, Ledger, NewRun, Outbox
 from app.telemetry import SPAN_RUN
 
+WATCH = 0.25
+"""Seconds between two looks for journals that have moved, while nobody can tell of it."""
+RACES = 3
+"""Tries to go on with a run that others go on with at the same time."""
 LINE = 1_024
 """Messages that a slow reader may be behind; what does not fit comes at the end in one piece."""
-SWEEP = 50
-"""Runs and tickets taken in one sweep."""
 
 
 class Drivers:
@@ -46,40 +62,55 @@ class Drivers:
         self._bound = bound
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._followers = Followers(means, home=home, bound=bound)
         self._group: asyncio.TaskGroup | None = None
+        self._orphans = Orphans(means, home=home, drive=self._drive, audience=self._audience)
+        self._sweep_now = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Drive until `stopping` is set; runs that are still going are left to whoever takes their lease over."""
         async with self._means.queue.hear(self._home, self._hear), asyncio.TaskGroup() as group:
             self._group = group
-            chores = [group.create_task(self._renew_for_ever()), group.create_task(self._sweep_for_ever())]
-            await stopping.wait()
-            self._group = None
-            for task in (*chores, *self._tasks.values()):
-                task.cancel()
+            self._followers.open(group)
+            jobs = (self._renew_for_ever(), self._watch_for_ever(), self._sweep_for_ever())
+            chores = [group.create_task(job) for job in jobs]
+            try:
+                await stopping.wait()
+            finally:
+                self._group = None
+                self._followers.close()
+                for task in (*chores, *self._tasks.values()):
+                    task.cancel()
 
     def __len__(self) -> int:
         return len(self._drivers)
 
-    def known(self, run: str) -> tuple[RunState, bytes] | None:
-        """State and salt of a run that is driven here."""
-        driver = self._drivers.get(run)
-        return (driver.state, driver.salt) if driver is not None else None
+    def known(self, run: str) -> Driver | None:
+        """The driver of a run that is driven here."""
+        return self._drivers.get(run)
 
     async def start(self, order: Order) -> Driven:
-        """Admit and drive a run.
+        """Admit and drive a run, or drive the next turn of the one whose tool calls the conversation's end answers.
 
-        Raises `InvalidRequest` (nobody eligible, or a bad plan), `Overloaded`, `StoreUnavailable`: then nothing was
-        started. When it returns, `run.admitted` is committed and the run will reach exactly one terminal state.
+        Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
+        `StoreUnavailable`: then nothing was started. When it returns, `run.admitted` (or `run.resumed`) is committed
+        and the run will reach exactly one terminal state.
         """
         if self._group is None or len(self._drivers) >= self._bound:
             raise Overloaded(retry_after=1.0)
-        choice = self._choose(order)
-        conductor, kind = self._conductor(order, choice)
+        came = returned(order.task.messages)
+        driven = await self._go_on(order, came) if came is not None else None
+        return driven or await self._begin(order)
+
+    async def _begin(self, order: Order) -> Driven:
+        catalog, choice = self._means.catalog(), intake.choose(self._means, order)
+        conductor, kind = intake.conducted(self._means, order, choice)
         name, salt, now = self._means.name("run"), self._means.salt(), self._means.now()
         body = orjson.dumps(task_to_json(order.task))
-        admitted = self._admitted(order, choice, kind, address(salt, body), now)
+        admitted = intake.admitted(catalog, order, choice, kind, address(salt, body), now)
         line: Mailbox[Told] = Mailbox(LINE)
+        audience = Audience(name)
+        audience.admit(line, notes=order.stream_steps)
         driver = Driver(
             self._means,
             home=self._home,
@@ -87,17 +118,130 @@ class Drivers:
             task=order.task,
             salt=salt,
             conductor=conductor,
-            line=line,
-            notes=order.stream_steps,
+            audience=audience,
         )
         self._drivers[name] = driver  # from now on it hears: a dispatcher may be done before `_admit` returns
         try:
-            await self._admit(driver, order, admitted, salt, (address(salt, body), body))
+            await self._means.pin(catalog)
+            await self._admit(driver, order, admitted, salt, (address(salt, body), body), now)
             self._drive(driver)
         except BaseException:
             del self._drivers[name]
             raise
-        return Driven(name, line)
+        return Driven(name, line, driver.state)
+
+    async def _go_on(self, order: Order, came: Returned) -> Driven | None:
+        """The turn that begins with these results; None if they are but the history of a new run."""
+        for _ in range(RACES):
+            found = await resumption.find(self._means, order, came)
+            if found is None:
+                return None
+            if found.standing == "repeat":
+                return await self.attach(came.run, turn=found.state.turn.number)
+            try:
+                return await self._resume(order, found)
+            except NotFound:  # erased since
+                return None
+            except LeaseLost:  # somebody else brought the same, or its wait is over
+                continue
+        raise Overloaded(retry_after=1.0)
+
+    async def _resume(self, order: Order, found: Found) -> Driven:
+        """Take a run that waits into this process, with what its caller brought, in one entry."""
+        run, epoch = found.state.run, found.row.epoch
+        driver = await driver_for(self._means, self._home, found.state, found.journal.salt, epoch + 1)
+        line: Mailbox[Told] = Mailbox(LINE)
+        driver.audience.admit(line, notes=order.stream_steps)
+        driver.fresh = True
+        stale = self._drivers.get(run)
+        self._drivers[run] = driver  # from now on it hears, as in `_begin`
+        try:
+            await self._means.pin(self._means.catalog())
+            await self._commit_turn(driver, order, found)
+            self._drive(driver)
+        except BaseException:
+            if stale is not None and run in self._tasks:
+                self._drivers[run] = stale
+            else:
+                del self._drivers[run]
+            raise
+        return Driven(run, line, driver.state)
+
+    async def _commit_turn(self, driver: Driver, order: Order, found: Found) -> None:
+        begun, tier = resumption.begin(self._means, order, found), found.row.tier
+        now = begun.turn.at
+        follows = await driver.consequences(tentative(found.state, begun.events))
+        outbox = [*(Outbox(n, tier, self._home, begun.turn.number) for n in begun.steps), *follows.outbox]
+        entry = Entry(
+            run=found.state.run,
+            at=now,
+            events=(*begun.events, *follows.events),
+            epoch=found.row.epoch,
+            contents=begun.contents,
+            outbox=tuple(outbox),
+            row=projection(follows.state, now),
+            once=order.once,
+            notify=self._notify(order),
+            lease=Lease(self._home, now + self._means.lease, begun.turn.deadline),
+        )
+        appended = await self._means.store.append(entry)
+        await driver.committed(appended.events, follows.state)
+        await driver.ring(outbox)
+
+    async def attach(
+        self, run: str, at: Position = Position(), *, turn: int | None = None, once: str | None = None
+    ) -> Driven:
+        """Hear a run's turn from `at` on, whoever drives it and whether or not it is over.
+
+        It is the latest turn, unless `turn` or the claim `once` that began it says which.
+
+        Raises `NotFound` (no such run, or its answer was erased), `InvalidRequest` and `Conflict` (see
+        `position.check`), `Overloaded`, `StoreUnavailable`.
+        """
+        journal = await self._means.store.journal(run)
+        while (driver := self._drivers.get(run)) is not None and journal.events[-1].seq < driver.state.seq:
+            journal = await self._means.store.journal(run)
+        wanted = resumption.turn_of(journal.events, once) if once is not None else turn
+        state = ended.until_end(journal.events, wanted)
+        present = driver or self._followers.of(run)
+        if present is not None and present.state.turn.number != state.turn.number:
+            present = None
+        state = present.state if present is not None else state
+        position.check(state, at)
+        line: Mailbox[Told] = Mailbox(LINE)
+        notes = bool(state.turn.wire.get("steps"))
+        for event in ended.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
+            if event.seq <= state.seq and (noted := public(event)) is not None:
+                line.push(noted)
+        audience = present.audience if present is not None else Audience(run)
+        audience.admit(line, at, notes=notes)
+        if present is None and state.replied:
+            audience.end(await ended.read(self._means.store, state))
+        elif present is None:
+            self._followers.follow(state, audience)
+        return Driven(run, line, state, replayed=True)
+
+    def leave(self, driven: Driven) -> None:
+        """A caller is gone. If it was the last one, the run goes on or stops as its admission says."""
+        driver = self._drivers.get(driven.run)
+        present = driver or self._followers.of(driven.run)
+        if present is not None:
+            present.audience.leave(driven.line)
+        if driven.replayed:  # it holds no place that is to be kept until the run has ended
+            driven.line.push(ended.without(driven.state, RunEnded()))
+        if driver is not None and driver.state.turn.on_disconnect == "cancel":
+            self._cancel_unheard(driver)
+
+    def give_up_plans(self, conductor: str) -> None:
+        """Nobody is alive behind this worker: plans that wait for it will not come."""
+        for driver in self._drivers.values():
+            proposal = driver.state.proposal
+            if proposal is not None and any(call.worker == conductor for call in driver.state.planning):
+                driver.inbox.push(Planned(proposal.number, error=WorkerUnavailable(code="conductor_out")))
+
+    def _cancel_unheard(self, driver: Driver) -> None:
+        if not driver.audience.heard_by_anyone(self._means.tick()):
+            self.cancel(driver.state.run, "client")
 
     def cancel(self, run: str, by: str) -> None:
         """Ask a run of this process to stop; it reaches its terminal state within about two seconds."""
@@ -106,65 +250,13 @@ class Drivers:
 
     # -- admission
 
-    def _choose(self, order: Order) -> Eligible:
-        unknown = unknown_names(order.tier, order.overrides)
-        if unknown:
-            known = ", ".join(order.tier.pool)
-            raise InvalidRequest(
-                f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
-            )
-        choice = eligible(self._means.catalog(), order.tier, order.task, order.labels, order.overrides)
-        if not choice.workers:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
-            raise InvalidRequest(
-                f"No worker of this tier may take the request. {reasons[:2000]}", code="no_eligible_worker"
-            )
-        return choice
-
-    def _conductor(self, order: Order, choice: Eligible) -> tuple[Conductor, str]:
-        if order.plan is None:
-            return self._policy(order, choice)
-        try:
-            names = [worker.name for worker in choice.workers]
-            return Given(read_plan(order.plan, by_name(names), order.limits.steps)), "caller"
-        except PlanRejected as rejected:
-            message = "; ".join(rejected.reasons)[:3000]
-            raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
-
-    def _policy(self, order: Order, choice: Eligible) -> tuple[Conductor, str]:
-        """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
-        spec = order.tier.conductor
-        if spec.worker is None or not missing_clearance(self._means.catalog().workers[spec.worker], order.labels):
-            return self._means.conductor(order.tier), spec.kind
-        names = [worker.name for worker in choice.workers]
-        worker = order.tier.fallback if order.tier.fallback in names else names[0]
-        return Given((Step(worker, answers=True),)), FALLBACK
-
-    def _admitted(self, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
-        catalog = self._means.catalog()
-        return drafts.admitted(
-            task=task,
-            tier=order.tier.name,
-            model=order.model,
-            effort=order.effort,
-            limits=order.limits,
-            deadline=now + order.limits.seconds,
-            pool=[worker.name for worker in choice.workers],
-            excluded=choice.excluded,
-            labels=order.labels,
-            conductor=conductor,
-            catalog=catalog.digest,
-            rehearsal=catalog.rehearsal,
-            streams=order.streams,
-            preview=order.preview,
-            ignored=order.ignored,
-        )
+    def _notify(self, order: Order) -> bool:
+        return self._means.notifies and notices.wanted(order.wire)
 
     async def _admit(
-        self, driver: Driver, order: Order, admitted: Draft, salt: bytes, content: tuple[str, bytes]
+        self, driver: Driver, order: Order, admitted: Draft, salt: bytes, content: tuple[str, bytes], now: float
     ) -> None:
-        """Commit the admission with everything that follows from it at once."""
-        now = self._means.now()
+        """Commit the admission with everything that follows from it at once. The deadline counts from `now`."""
         first = begin(Event(driver.state.run, 1, admitted.kind, now, admitted.body))
         follows = await driver.consequences(first)
         events = (admitted, *follows.events)
@@ -175,8 +267,8 @@ class Drivers:
             model=order.model,
             salt=salt,
             driver=self._home,
-            lease_until=now + self._means.lease,
-            deadline=first.admitted.deadline,
+            lease_until=self._means.now() + self._means.lease,
+            deadline=first.deadline,
             cap=Ledger(order.limits.usd, order.limits.tokens),
             code=self._means.code,
         )
@@ -191,6 +283,8 @@ class Drivers:
             outbox=tuple(follows.outbox),
             row=projection(follows.state, now),
             tags=(*labels, *tags(events)),
+            once=order.once,
+            notify=self._notify(order),
         )
         appended = await self._means.store.append(entry)
         await driver.committed(appended.events, follows.state)
@@ -200,9 +294,13 @@ class Drivers:
     # -- driving
 
     def _drive(self, driver: Driver) -> None:
+        """Begin to drive; not if the run is one of ours that we let lapse and have just taken over from ourselves: its
+        old driver must be gone first, and the next sweep finds the run again."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
         run = driver.state.run
+        if run in self._tasks:  # it was somebody else's meanwhile and is ours again: the fresh fold goes on
+            self._tasks[run].cancel()
         self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
         self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
@@ -210,7 +308,7 @@ class Drivers:
     async def _guard(self, driver: Driver) -> None:
         """Nothing that happens to one run may end the others."""
         run = driver.state.run
-        error: BatonError | None = LeaseLost("This process had to let go of the run; GET /v1/runs/{id} follows it.")
+        error: BatonError | None = LeaseLost(LET_GO)
         try:
             with self._means.telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
                 await driver.drive()
@@ -223,81 +321,95 @@ class Drivers:
             self._means.telemetry.log(logging.ERROR, "a driver broke; the run is left to its next", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
         finally:
-            del self._drivers[run], self._tasks[run]
+            if self._drivers.get(run) is driver:  # else it was taken over by this very process, after a long stall
+                del self._drivers[run], self._tasks[run]
             self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
             if error is not None:
-                driver.tell_failure(error)
+                self._hand_over(driver, error)
+
+    def _hand_over(self, driver: Driver, error: BatonError) -> None:
+        """Callers of a run that somebody else will drive on go on hearing it, unless this process is about to end."""
+        if isinstance(error, LeaseLost | StoreUnavailable) and self._group is not None and len(driver.audience):
+            self._followers.follow(driver.state, driver.audience)
+        else:
+            driver.tell_failure(error)
 
     def _hear(self, message: Live) -> None:
-        if not isinstance(message, Stop) and message.run in self._drivers:
+        if message.run not in self._drivers:
+            self._followers.hear(message)
+        elif not isinstance(message, Stop):
             self._drivers[message.run].inbox.put(message)
 
     async def _renew_for_ever(self) -> None:
         suspects: set[str] = set()
+        pause = self._means.lease / 3
         while self._group is not None:  # as in the dispatcher, no cancellation is relied upon
-            await asyncio.sleep(self._means.lease / 3)
-            epochs = {run: self._drivers[run].epoch for run in self._tasks}
-            if not epochs:
-                continue
+            await asyncio.sleep(pause)
+            pause = self._means.lease / 3
             try:
-                kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
+                missing = await self._renew()
             except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "leases not renewed", error=error.public_code)
+                if not self._means.store.sound and await self._means.store.wait(pause):
+                    pause = 0.0  # whoever comes back first keeps what is theirs
                 continue
             # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
-            missing = {run for run in set(epochs) - kept if run in self._tasks}
             for run in missing & suspects:
                 self._tasks[run].cancel()
             suspects = missing - suspects
 
+    async def _renew(self) -> set[str]:
+        """Prolong every lease, also of runs that are just being admitted; returns those runs that are not ours."""
+        epochs = {run: driver.epoch for run, driver in self._drivers.items()}
+        if not epochs:
+            return set()
+        kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
+        self._wake(kept)
+        return {run for run in epochs.keys() - kept.keys() if run in self._tasks}
+
+    async def _watch_for_ever(self) -> None:
+        """While the queue is not sound nobody hears of anything: one query tells for all drivers who has to look."""
+        while self._group is not None:
+            await asyncio.sleep(WATCH)
+            sound = self._means.queue.sound
+            self._means.telemetry.gauge("baton_queue_sound", sound)
+            if not sound and self._tasks:
+                with suppress(StoreUnavailable):
+                    self._wake(await self._means.store.seqs(list(self._tasks)))
+
+    def _wake(self, seqs: Mapping[str, int]) -> None:
+        """Send those drivers to the journal whose run has moved on without their hearing of it."""
+        for run, seq in seqs.items():
+            driver = self._drivers.get(run)
+            if driver is not None and seq > driver.state.seq:
+                driver.inbox.put(Moved(seq))
+
     # -- sweeping
+
+    def sweep_soon(self) -> None:
+        """There is a run that nobody drives, and a caller who waits for its end."""
+        self._sweep_now.set()
 
     async def _sweep_for_ever(self) -> None:
         while self._group is not None:
-            await asyncio.sleep(self._means.lease * (0.5 + self._means.chance()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._means.lease * (0.5 + self._means.chance())):
+                    await self._sweep_now.wait()
+            self._sweep_now.clear()
             try:
-                await self._sweep()
+                await self._renew()  # a process that stood still must not take over what it drives itself
+                await self._orphans.sweep(self._bound - len(self._drivers))
             except BatonError as error:
                 self._means.telemetry.log(logging.WARNING, "sweep failed", error=error.public_code)
 
-    async def _sweep(self) -> None:
-        """Orphans first: taking them over needs no bell."""
-        now = self._means.now()
-        room = min(self._bound - len(self._drivers), SWEEP)
-        for row in await self._means.store.orphans(self._home, now, now + self._means.lease, room) if room > 0 else ():
-            self._means.telemetry.count("baton_swept_total", "run")
-            try:
-                await self._adopt(row)
-            except Exception as error:  # such as a journal of a newer version: it must not keep the others waiting
-                self._means.telemetry.log(logging.ERROR, "an orphan could not be taken over", run=row.id)
-                logging.getLogger("baton").debug("orphan", exc_info=error)
-        # What is looked up counts as rung: while the bell is down it is left to the dispatchers, who look themselves.
-        await self._means.queue.ready()
-        overdue = await self._means.store.overdue(now, SWEEP)
-        if overdue:
-            self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
-            await self._means.queue.ring(
-                [Ticket(due.run, due.step, due.tier, due.driver, due.seq, due.version) for due in overdue]
-            )
-
-    async def _adopt(self, row: RunRow) -> None:
-        """Fold an orphan's journal and go on where its driver stopped."""
-        journal = await self._means.store.journal(row.id)
-        state = fold(journal.events)
-        tier = self._means.catalog().tiers.get(state.admitted.tier)
-        texts = await texts_of(self._means.store, row.id, {state.admitted.task})
-        alone = Given((Step(state.admitted.pool[0], answers=True),))
-        conductor = self._means.conductor(tier) if tier is not None else alone
-        driver = Driver(
-            self._means,
-            home=self._home,
-            state=state,
-            task=task_from_json(orjson.loads(texts[state.admitted.task])),
-            salt=journal.salt,
-            conductor=conductor,
-            epoch=row.epoch,
-        )
-        self._drive(driver)
+    def _audience(self, run: str) -> Audience:
+        """Who hears a run in this process by now, for its new driver."""
+        stale = self._drivers.get(run)
+        if stale is None:
+            return self._followers.relieve(run)
+        audience, stale.audience = stale.audience, Audience(run)
+        self._tasks[run].cancel()
+        return audience
 
 
 def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:

@@ -2,7 +2,8 @@
 
     BatonError
     ├ CallerError      blame the caller      InvalidRequest 400 · Unauthorized 401 · Forbidden 403 · NotFound 404
-    │                                        Conflict 409 · TooLarge 413 · UnsupportedMedia 415 · OverQuota 429
+    │                                        TooSlow 408 · Conflict 409 · TooLarge 413 · UnsupportedMedia 415
+    │                                        OverQuota 429
     ├ Overloaded       blame our size        503, always with Retry-After
     ├ ConfigInvalid    blame the operator    all faults of a file or of the environment at once; never leaves start-up
     ├ PlanRejected     blame the conductor   all reasons at once; 502 only where no fallback is left
@@ -76,6 +77,14 @@ class NotFound(CallerError):
 
     status = 404
     code = "not_found"
+
+
+class TooSlow(CallerError):
+    """The request did not arrive in time, so nothing was started; send it again."""
+
+    status = 408
+    code = "request_timeout"
+    retryable = True
 
 
 class Conflict(CallerError):

@@ -1,21 +1,26 @@
 """What a gateway asks of a driver, and what it is told in return."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.core.bill import Bill
-from app.core.chat import Task
+from app.core.chat import Task, ToolCall, ToolDelta
 from app.core.journal import Kind
+from app.core.logprobs import Decoded
 from app.core.policy import Overrides
 from app.core.pool import Limits, Tier
-from app.core.state import RunState
+from app.core.state import OnDisconnect, RunState
 from app.errors import BatonError
 from app.mailbox import Mailbox
+from app.store.protocol import Once
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a gateway asks for. `limits` are the effort level's, already narrowed by the request's and the key's budget.
+    """What a gateway asks for: a run, or the next turn of the one whose tool calls the conversation's end answers.
+
+    `limits` are the effort level's, already narrowed by the request's and the key's budget.
 
     `plan` is the caller's own plan as a JSON value, untrusted; it is checked against the pool before admission.
     """
@@ -36,13 +41,26 @@ class Order:
     """Only plan: the run ends with its plan, and nothing of it is executed."""
     ignored: tuple[str, ...] = ()
     """Parameters that the request named and nobody honours, for the journal."""
+    on_disconnect: OnDisconnect | None = None
+    """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
+    once: Once | None = None
+    """The request's claim to be carried out once; made together with the admission."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """More of the answer."""
+    """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
+    number behind it (`core/position.py`)."""
 
     text: str
+    logprobs: tuple[Decoded, ...] = ()
+    at: int = 0
+    calls: tuple[ToolDelta, ...] = ()
+    """More of tool calls, after the text."""
+    refusal: bool = False
+    """Whether the model says this instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +73,20 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The run is over and its terminal event committed. `error` is None for a success."""
+    """A turn is over: the run has ended, or waits for the results of `calls`; the event is committed. `error` is None
+    for a success."""
 
     state: RunState
     answer: str
     finish: str
     bill: Bill
     error: BatonError | None
+    logprobs: tuple[Decoded, ...] | None = None
+    """Of the whole answer's tokens; None where none were told."""
+    calls: tuple[ToolCall, ...] = ()
+    """Under the ids that the caller sends the results back with."""
+    refusal: bool = False
+    """Whether `answer` is what the model said instead of one, where its format tells that."""
 
 
 Told = Said | Noted | Ended
@@ -69,17 +94,23 @@ Told = Said | Noted | Ended
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """A run that this process drives. Take batches from `line` until `Ended` comes."""
+    """A run as one caller hears it, whoever drives it. Take batches from `line` until `Ended` comes.
+
+    `state` is what the run had come to when the hearing began; `replayed` says that it was not begun by this request.
+    """
 
     run: str
     line: Mailbox[Told]
+    state: RunState
+    replayed: bool = False
 
 
 NOTED: Mapping[Kind, tuple[str, ...]] = {
     Kind.PLAN_STEP: ("n", "worker", "access", "answers"),
     Kind.PLAN_ACCEPTED: ("topology", "steps"),
     Kind.PLAN_REJECTED: ("reasons",),
-    Kind.CALL_INTENDED: ("n", "attempt", "worker"),
+    Kind.CALL_INTENDED: ("n", "attempt", "worker", "passed_over"),
+    Kind.STEP_AWAITING: ("n", "calls"),
     Kind.STEP_DONE: ("n", "chars", "finish"),
     Kind.STEP_FAILED: ("n", "error"),
     Kind.STEP_SKIPPED: ("n", "reason"),

@@ -8,18 +8,23 @@ writes intent and outcome like every other call. What comes from a conductor is 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import Any, Protocol
 
+from app import outcomes
 from app.attempt import Attempt, Means
 from app.conductor.protocol import Brief, Conductor, Given
 from app.core import drafts
-from app.core.chat import Message, Piece, Sampling, Task
+from app.core.chat import Form, Message, Piece, Sampling, Task
 from app.core.journal import Draft
+from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import Propose
 from app.core.state import RunState
 from app.core.workflow import Access, Step
-from app.errors import BatonError, PlanRejected
+from app.errors import BatonError, PlanRejected, WorkerUnavailable
+from app.outage import patiently
 from app.providers.protocol import Request
 from app.store.content import address
 from app.store.protocol import Ledger
@@ -53,8 +58,10 @@ class Append(Protocol):
         hold: Ledger = Ledger(),
         release: Ledger = Ledger(),
         spent: Ledger = Ledger(),
+        within: float = inf,
     ) -> Coroutine[Any, Any, None]:
-        """Commit and fold."""
+        """Commit and fold; `StoreUnavailable` if the database is away for longer than `within` seconds, or the run's
+        time is over."""
         ...
 
 
@@ -78,6 +85,7 @@ class Planner:
         self._append = append
         self._tell = tell
         self._running: asyncio.Task[None] | None = None
+        self._stopped = False
         self._state: RunState | None = None
         self.call = ""
         """The latest planning call."""
@@ -92,7 +100,7 @@ class Planner:
         written = [drafts.opened(command, kind, names, conductor.instant)]
         contents: list[tuple[str, bytes]] = []
         if conductor.instant:
-            steps = [step async for step in conductor.propose(brief, self._ask)]
+            steps = [step async for step in conductor.propose(brief, partial(self._ask, brief))]
             for place, step in enumerate(steps):
                 draft, new = self.step(command.number, command.base, place, step)
                 written.append(draft)
@@ -102,23 +110,33 @@ class Planner:
 
     def step(self, proposal: int, base: int, place: int, step: Step) -> tuple[Draft, Contents]:
         """`plan.step` with its subtask's content."""
-        subtask = step.subtask.encode()
-        if not subtask:
-            return drafts.planned(proposal, base, place, step, ""), ()
-        ref = address(self._salt, subtask)
-        return drafts.planned(proposal, base, place, step, ref), ((ref, subtask),)
+        ref = self._ref(step.subtask)
+        contents = ((ref, step.subtask.encode()),) if ref else ()
+        return drafts.planned(proposal, base, place, step, ref), contents
+
+    def _ref(self, text: str) -> str:
+        """A text's address; empty for the empty text."""
+        return address(self._salt, text.encode()) if text else ""
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `tell`."""
         self._state = state
+        self._stopped = False
         self._running = group.create_task(self._propose(state, command))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no proposal is in progress."""
+        return self._running is None or self._running.done()
 
     async def stop(self) -> None:
         """Cancel the proposal in progress, if any, and wait until its call's outcome is written."""
-        running, self._running = self._running, None
-        if running is not None and not running.done():
-            running.cancel()
-            await asyncio.wait([running], timeout=STOP_WAIT)
+        if self._running is None or self._running.done():
+            return
+        if not self._stopped:  # a second cancellation would strike the writing of the outcome
+            self._stopped = True
+            self._running.cancel()
+        await asyncio.wait([self._running], timeout=STOP_WAIT)
 
     async def _propose(self, state: RunState, command: Propose) -> None:
         conductor = self._conductor_for(state, command)
@@ -126,7 +144,8 @@ class Planner:
         error: BatonError | None = None
         try:
             with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
-                async for step in conductor.propose(self._brief(state, command, conductor), self._ask):
+                brief = self._brief(state, command, conductor)
+                async for step in conductor.propose(brief, partial(self._ask, brief)):
                     self._tell(Planned(command.number, step))
         except BatonError as caught:
             error = caught
@@ -155,8 +174,18 @@ class Planner:
             rejected=self._text if repairs else "",
         )
 
+    def _deadline(self, state: RunState) -> float:
+        """Until when plans may be made: a slow conductor must leave the steps their time."""
+        tier = self._means.catalog().tiers.get(state.admitted.tier)
+        share = tier.conductor.share if tier is not None else 1.0
+        return state.deadline - (1 - share) * state.admitted.limits.seconds
+
+    def _left(self, state: RunState) -> float:
+        return self._deadline(state) - self._means.now()
+
     async def _ask(
         self,
+        brief: Brief,
         worker: str,
         messages: tuple[Message, ...],
         *,
@@ -164,33 +193,45 @@ class Planner:
         max_tokens: int,
         temperature: float,
         logprobs: int = 0,
+        template: str = "",
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor: intent and reservation first, exactly one outcome after."""
         state = self._state
         known = self._means.catalog().workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
+        if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
+            raise WorkerUnavailable(code="conductor_not_cleared")
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         attempt = Attempt(
             self._means,
             call=self._means.name("call"),
             step=None,
             worker=known,
-            request=Request(known, messages, sampling, schema, logprobs),
+            request=Request(known, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None),
             access=Access(),
             number=len(state.proposals),
             salt=self._salt,
-            deadline=state.admitted.deadline,
+            deadline=self._deadline(state),
+            spare=True,
+            facts={"template": template, "usd_left": brief.usd_left, "rejected": self._ref(brief.rejected)},
         )
+        if refusal := self._means.health.refusal(known, self._left(state)):
+            raise WorkerUnavailable(code=f"conductor_{refusal}")
+        with attempt.promised():
+            left = partial(self._left, state)
+            await patiently(self._means.store, partial(self._means.pin, attempt.catalog), left)
+            await self._append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
-        await self._append((attempt.intended(),), hold=attempt.hold)
         try:
             async for pieces in attempt.stream():
+                self._means.health.sign(known)
                 yield pieces
         finally:
-            self._text = attempt.text
-            settled = (attempt.finished(),)
-            await self._append(settled, contents=attempt.contents, release=attempt.hold, spent=attempt.spent)
+            self._text = attempt.reply.text
+            outcome, content = (attempt.finished(),), attempt.contents
+            settled = partial(self._append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
+            await settled(within=outcomes.OUTCOME_PATIENCE)
 
 
 def faults(state: RunState, step: Step, place: int) -> list[str]:

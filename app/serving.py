@@ -21,6 +21,7 @@ from app.config import Loaded, reload
 from app.errors import OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.auth import SCOPES, adopt, mint
+from app.gateway.connection import connection
 from app.wiring import DRAIN_SECONDS, House, check_roles, house
 
 FIRST_KEY = "first"
@@ -59,6 +60,9 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     async with house(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
         driving = group.create_task(opened.drivers.run(runs_end))
+        telling = group.create_task(opened.webhooks.run(runs_end))
+        if roles.gateway:  # whoever only dispatches conducts orphans at most, and learns from their calls
+            group.create_task(opened.pulse.run(stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
@@ -71,7 +75,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             if working is not None:
                 await asyncio.wait([working])
             runs_end.set()
-            await asyncio.wait([driving])
+            await asyncio.wait([driving, telling])
 
 
 def _settle_memory() -> None:
@@ -87,7 +91,7 @@ async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce
         create_app(opened.gate) if roles.gateway else create_probes(opened.gate),
         host=settings.host,
         port=settings.port if roles.gateway else settings.metrics_port or 0,
-        http="httptools",
+        http=connection(opened.gate.name),
         log_config=None,
         access_log=False,
         lifespan="off",

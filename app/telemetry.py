@@ -8,7 +8,7 @@ some (`invoke_workflow`, `plan`, `chat`) and stand under `baton.` where there ar
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,30 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
     "baton_plans_total": ("Proposals by what became of them.", ("tier", "outcome")),
+    "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
+    "baton_dead_letters_total": ("Steps given up because their dispatchers fell silent over them.", ("tier",)),
     "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
-    "baton_swept_total": ("Tickets rung again and runs taken over.", ("kind",)),
+    "baton_swept_total": ("Tickets rung again or found in the outbox, and runs taken over.", ("kind",)),
+    "baton_probes_total": ("Tokens asked of conductors to see whether they live.", ("worker", "outcome")),
+    "baton_ejections_total": ("Workers that were no longer called for a while.", ("worker", "reason")),
+    "baton_retries_total": ("Attempts beyond a step's first, by the worker that was called.", ("worker", "kind")),
+    "baton_retry_budget_exhausted_total": ("Such attempts that a worker had no retry budget for.", ("worker",)),
+    "baton_webhooks_total": (
+        "Tries to deliver a webhook: delivered, retried later, or failed for good.",
+        ("outcome",),
+    ),
     "baton_requests_total": ("HTTP requests by status.", ("route", "status")),
 }
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_driven": ("Runs that this process drives now.", ()),
     "baton_steps_running": ("Steps that this process executes now.", ()),
+    "baton_outcomes_waiting": ("Ends of steps that this process keeps while the database is away.", ()),
+    "baton_outcomes_waiting_bytes": ("Bytes of these.", ()),
+    "baton_queue_sound": ("0 while tickets and messages may not get through; dispatchers look into the outbox.", ()),
+    "baton_orphans_stranded": ("Runs without a driver that this process cannot drive.", ()),
+    "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
+    "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -55,6 +71,7 @@ LOG_FIELDS = frozenset(
         "route",
         "status",
         "origin",
+        "reason",
     }
     | {"request", "address", "faults"}
 )
@@ -86,6 +103,14 @@ class Telemetry:
     def gauge(self, name: str, value: float) -> None:
         """Set a gauge of the table."""
         self._gauges[name].set(value)
+
+    def watch(self, name: str, value: Callable[[], float], *labels: str) -> None:
+        """Let a gauge of the table ask for its value whenever it is read."""
+        self._gauges[name].labels(*labels).set_function(value)
+
+    def unwatch(self, name: str, *labels: str) -> None:
+        """Forget what `watch` began."""
+        self._gauges[name].remove(*labels)
 
     def _child(self, family: Mapping[str, Any], name: str, labels: tuple[str, ...]) -> Any:
         if not labels:

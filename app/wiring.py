@@ -12,7 +12,7 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -28,39 +28,35 @@ from app.attempt import Means
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
-from app.config import Loaded, pepper
+from app.config import Loaded, Settings, pepper
+from app.core.notices import read_secrets
 from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.gate import Gate, Rates
 from app.gateway.ingress import Bounds
-from app.providers.anthropic import AnthropicProvider
-from app.providers.gemini import GeminiProvider
-from app.providers.openai import OpenAIProvider
+from app.health import Health
+from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider
-from app.providers.rehearsal import RehearsalProvider
+from app.pulse import Pulse
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
 from app.stepqueue.redis import RedisQueue
 from app.store.sql import open_store
 from app.telemetry import Telemetry
+from app.webhooks import Target, Webhooks
 
 DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
-Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider
-ADAPTERS: Mapping[str, type[Adapter]] = {
-    "openai": OpenAIProvider,
-    "anthropic": AnthropicProvider,
-    "gemini": GeminiProvider,
-    "rehearsal": RehearsalProvider,
-}
 
 
 class Pool:
     """The configuration in force, and the adapters and conductors made for it. Replaced as a whole by `install`."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, health: Health) -> None:
+        """`health` follows the pool that is in force."""
+        self.health = health
         self._retired: list[Adapter] = []
         self._adapters: dict[str, Adapter] = {}
         self._conductors: dict[ConductorSpec, Conductor] = {}
@@ -76,6 +72,7 @@ class Pool:
         }
         self._conductors = {}
         self.loaded = loaded
+        self.health.follow(loaded.catalog)
 
     def catalog(self) -> Catalog:
         """The workers and tiers in force."""
@@ -95,6 +92,12 @@ class Pool:
             known = self._conductors[tier.conductor] = self._make(tier.conductor)
         return known
 
+    def conducts(self) -> bool | None:
+        """Whether every model that conducts is fit to, as far as is known; None if no tier has one."""
+        names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
+        found = [worker for worker in self.catalog().workers.values() if worker.name in names]
+        return not self.health.ejected(found) if found else None
+
     def _make(self, spec: ConductorSpec) -> Conductor:
         if spec.kind == "fixed" or spec.worker is None:
             return FixedConductor(spec)
@@ -109,12 +112,12 @@ class Pool:
 
     async def close(self) -> None:
         """Let go of every connection."""
-        for adapter in (*self._retired, *self._adapters.values()):
-            await adapter.close()
+        for opened in (*self._retired, *self._adapters.values()):
+            await opened.close()
 
 
 def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> Adapter:
-    return ADAPTERS[spec.format](spec, secret.get_secret_value() if secret is not None else None)
+    return adapter(spec, secret.get_secret_value() if secret is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,9 @@ class House:
     means: Means
     drivers: Drivers
     dispatcher: Dispatcher
+    pulse: Pulse
     gate: Gate
+    webhooks: Webhooks
 
 
 @asynccontextmanager
@@ -135,8 +140,9 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     telemetry = Telemetry(_tracer(home))
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
-    pool = Pool(loaded)
     key, fresh = pepper(settings), Fresh()
+    chance = random.Random(fresh.bytes(16)).random
+    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance))
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
         means = Means(
             store=store,
@@ -144,14 +150,16 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             catalog=pool.catalog,
             provider=pool.provider,
             conductor=pool.conductor,
+            health=pool.health,
             telemetry=telemetry,
             now=now,
             tick=time.monotonic,
             name=fresh.name,
-            chance=random.Random(fresh.bytes(16)).random,
+            chance=chance,
             salt=lambda: fresh.bytes(16),
             lease=settings.lease_seconds,
             code=version("baton"),
+            notifies=settings.webhook_url is not None,
         )
         drivers = Drivers(means, home=home, bound=settings.concurrent_runs)
         gate = Gate(
@@ -166,11 +174,15 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             name=fresh.name,
             bounds=Bounds(body=settings.max_body_bytes),
             rates=Rates(running=settings.concurrent_runs),
+            origins=settings.origins,
+            remembered=settings.idempotency_hours * 3600,
+            conducts=pool.conducts,
         )
+        pulse = Pulse(means, out=drivers.give_up_plans)
         slots = settings.concurrent_steps
         dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known)
         try:
-            yield House(pool, means, drivers, dispatcher, gate)
+            yield House(pool, means, drivers, dispatcher, pulse, gate, Webhooks(means, _target(settings)))
         finally:
             await pool.close()
 
@@ -185,6 +197,12 @@ async def _queue(loaded: Loaded) -> AsyncIterator[StepQueue]:
     else:
         async with RedisQueue(settings.redis_url, tiers, lease=settings.lease_seconds) as redis:
             yield redis
+
+
+def _target(settings: Settings) -> Target | None:
+    if settings.webhook_url is None or settings.webhook_secret is None:
+        return None
+    return Target(settings.webhook_url, read_secrets(settings.webhook_secret.get_secret_value()))
 
 
 def check_roles(loaded: Loaded, *, alone: bool) -> None:

@@ -58,6 +58,8 @@ class Process:
     folder: Path
     environ: Mapping[str, str]
     port: int = field(default_factory=free_port)
+    program: tuple[str, ...] = ("app",)
+    """The module that is run, and words that stand before the verb."""
     _popen: subprocess.Popen[bytes] | None = None
 
     @property
@@ -70,6 +72,11 @@ class Process:
         """The running process's."""
         assert self._popen is not None
         return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was started and has not ended; a process that is stopped by a signal is alive."""
+        return self._popen is not None and self._popen.poll() is None
 
     @property
     def said(self) -> str:
@@ -86,7 +93,7 @@ class Process:
         out, log = (self.folder / f"{self.verb}-{self.port}.{kind}" for kind in ("out", "log"))
         with out.open("wb") as said, log.open("ab") as logged:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "app", self.verb],
+                [sys.executable, "-m", *self.program, self.verb],
                 cwd=self.folder,
                 env={**self.environ, "BATON_PORT": str(self.port)},
                 stdout=said,

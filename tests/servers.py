@@ -72,6 +72,16 @@ class Server:
         """Kill -9: what was not on disk is lost."""
         self._end(signal.SIGKILL)
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP for the length of the block: connections stay, nobody answers. Of Postgres only the postmaster."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     @property
     def _log(self) -> Path:
         return self.directory / "server.log"

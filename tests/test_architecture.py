@@ -274,8 +274,11 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("gateway/stray.py", "import app.config", "settings are read only at the door"),
         ("dispatch.py", "import app.providers.openai", "only wiring knows the implementations"),
         ("providers/openai.py", "import app.providers.anthropic", "provider adapters do not know each other"),
+        ("audit/money.py", "import app.core.bill", "the auditor is independent of the executor"),
+        ("core/workflow.py", "import app.core.visibility", "the auditor is independent of the executor"),
         ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),
         ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
+        ("webhooks.py", "import app.providers.http", "webhooks make plain HTTP calls and nothing else"),
     ],
 )
 def test_the_contract_catches_a_violation(house: Path, path: str, line: str, contract: str) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,14 +94,20 @@ def started(process: "subprocess.Popen[str]") -> str:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("baton")
+    with serving(tmp_path_factory.mktemp("baton")) as running:
+        yield running
+
+
+@contextmanager
+def serving(folder: Path, **more: str) -> Iterator[Service]:
+    """A `baton serve` over a folder of its own."""
     command = [sys.executable, "-m", "app", "serve"]
     with (
         (folder / "log").open("w") as log,
         subprocess.Popen(
             command,
             cwd=folder,
-            env=environment(folder, BATON_PORT="0"),
+            env=environment(folder, BATON_PORT="0", **more),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -294,6 +302,21 @@ def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
     assert kinds[-1] == "run.succeeded"
 
 
+def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
+    with serving(tmp_path, BATON_REHEARSAL_DELAY="100") as slow, ThreadPoolExecutor() as threads:
+        asking = threads.submit(slow.ask, "baton-ultra", HARD)
+        while not (rows := json.loads(baton(tmp_path, "runs", "ls", "--json").out)):
+            time.sleep(0.1)
+        done = baton(tmp_path, "runs", "cancel", rows[0]["id"])
+        assert (done.status, done.out) == (0, f"{rows[0]['id']} has ended: cancelled.\n"), done.err
+        with pytest.raises(httpx.HTTPStatusError) as told:
+            asking.result()
+        assert told.value.response.json()["error"]["code"] == "run_cancelled"
+        again = baton(tmp_path, "runs", "cancel", rows[0]["id"][:20])
+        assert (again.status, again.out) == (done.status, done.out)
+    assert baton(tmp_path, "runs", "cancel", "run_none").status == 1
+
+
 def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
     done = baton(tmp_path, "runs", "show")
     assert done.status == 1
@@ -434,6 +457,20 @@ def test_a_replaced_worker_is_explained() -> None:
     assert story.choice(step) == (
         "the conductor chose a with probability 0.50; b took over from a after worker_timeout"
     )
+
+
+def test_a_worker_that_was_passed_over_is_explained() -> None:
+    call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
+    step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}
+    assert story.choice(step) == "b took over from a, which was passed over (failing)"
+    assert story.passed_over(call) == ["a passed over (failing)"]
+
+
+def test_a_dead_letter_is_explained() -> None:
+    assert story.error("dead_letter") == (
+        "dead_letter (one dispatcher after the other fell silent over it, so it was given up; see the runbook)"
+    )
+    assert (story.error("worker_timeout"), story.error(None)) == ("worker_timeout", None)
 
 
 def test_an_estimate_follows_the_longest_path() -> None:

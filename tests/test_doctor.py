@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import servers
 from tests.stubs import KEYS, Fail, ProviderStub, Reply
 from tests.test_commands import Done, baton
 
@@ -60,3 +61,23 @@ async def test_a_provider_that_fails_is_told_apart_from_a_bad_key(tmp_path: Path
     assert done.status == 1
     assert "can be reached from here" in done.out
     assert "OPENAI_API_KEY" not in done.out
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["--maxmemory-policy", "allkeys-lru"], "may evict tickets (maxmemory-policy allkeys-lru)"),
+        (["--maxmemory", "1", "--maxmemory-policy", "noeviction"], "out of memory"),
+    ],
+)
+async def test_a_redis_that_is_reached_but_of_no_use_is_told_apart_from_one_that_is_away(
+    tmp_path: Path, stub: ProviderStub, settings: list[str], words: str
+) -> None:
+    with servers.redis(settings=settings) as redis:
+        environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url, "BATON_REDIS_URL": redis.url}
+        done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", **environ))
+    assert done.status == 1
+    assert "Redis" in done.out
+    assert words in done.out
+    assert "cannot be reached" not in done.out

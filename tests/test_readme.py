@@ -18,12 +18,13 @@ from app.config.settings import variables
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 README: Final = (ROOT / "README.md").read_text()
+CALLERS: Final = (ROOT / "deploy" / "callers.md").read_text()
 ADDRESS: Final = "http://127.0.0.1:8080"
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = README) -> list[str]:
     """The fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 @dataclass
@@ -79,9 +80,9 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
 
 
 def test_it_is_short_and_in_order() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 240
     headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
-    wanted = ("minute", "request", "ocabulary", "Map", "Workers", "Production", "Settings", "Tests")
+    wanted = ("minute", "request", "ocabulary", "Map", "Workers", "Tools", "Production", "Settings", "Tests")
     assert [word in heading for word, heading in zip(wanted, headings, strict=True)] == [True] * len(wanted)
 
 
@@ -100,8 +101,45 @@ def test_the_curl_request_gets_the_right_answer(terminal: Terminal) -> None:
 
 
 def test_the_python_example_gets_the_right_answer_twice(terminal: Terminal) -> None:
-    (program,) = blocks("python")
+    (program,) = [block for block in blocks("python") if "tools" not in block]
     assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 132."] * 2
+
+
+def test_the_tool_loop_comes_to_its_answer(terminal: Terminal) -> None:
+    (program,) = [block for block in blocks("python") if "tools" in block]
+    assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 7006652."]
+
+
+def told(lines: list[str]) -> str:
+    """The text in the lines of a stream of chunks."""
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
+    ask, _ = blocks("sh", CALLERS)
+    lines = terminal.paste("bash", "-ec", text=ask).splitlines()
+    end = lines.index("data: [DONE]")
+    first, again, rest = lines[:5], lines[5:end], lines[end + 1 :]
+    assert first[0] == again[0] == "id: 0"
+    assert "391" in told(again)
+    assert told(again).startswith(told(first))
+    assert told(again)[:4] + told(rest) == told(again)
+    assert "data: [DONE]" in rest
+
+
+def test_the_client_may_ask_as_often_as_it_likes(terminal: Terminal) -> None:
+    (program,) = blocks("python", CALLERS)
+    one, other = terminal.paste(sys.executable, "-c", text=program).splitlines()
+    assert one == other
+    assert "391" in one
+
+
+def test_a_run_is_stopped_by_its_id(terminal: Terminal) -> None:
+    _, stop = blocks("sh", CALLERS)
+    listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
+    stopped = json.loads(terminal.paste("bash", "-ec", text=f"RUN={listed[0]['id']}\n{stop}"))
+    assert (stopped["id"], stopped["state"]) == (listed[0]["id"], "succeeded")
 
 
 def test_the_commands_explain_it(terminal: Terminal) -> None:
@@ -110,7 +148,7 @@ def test_the_commands_explain_it(terminal: Terminal) -> None:
     assert activate == ". .venv/bin/activate"
     lines = [re.sub(r"^baton ", f"{sys.executable} -m app ", line) for line in commands]
     shown = terminal.paste("bash", "-ec", text="\n".join(lines))
-    for words in ("succeeded", "its output is the answer", "sees: the conversation", "estimate: "):
+    for words in ("succeeded", "its output is the answer", "sees: the conversation", "estimate: ", "0 violations"):
         assert words in shown
 
 

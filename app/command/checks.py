@@ -8,7 +8,7 @@ from typing import Literal
 from app.command.story import count, seconds
 from app.config import Loaded, describe
 from app.core.chat import End, Message, Sampling, Text
-from app.core.pool import Catalog, ProviderSpec, Worker
+from app.core.pool import Catalog, Deadlines, ProviderSpec, Worker
 from app.errors import (
     BatonError,
     OursError,
@@ -17,7 +17,7 @@ from app.errors import (
     WorkerRefused,
     WorkerTruncated,
 )
-from app.providers.protocol import Deadlines, Request
+from app.providers.protocol import Request
 from app.store.migrate import is_current
 from app.wiring import House
 
@@ -113,7 +113,7 @@ async def _queue(loaded: Loaded, opened: House) -> Verdict:
         )
 
     async def check() -> Verdict:
-        await opened.means.queue.ready()
+        await opened.means.queue.ready()  # a code of its own means that it was reached, and is of no use as it is
         return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
 
     return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")

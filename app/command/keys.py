@@ -53,6 +53,7 @@ async def _add(settings: Settings, asked: argparse.Namespace, now: float) -> Non
         labels=frozenset(asked.labels or ()),
         max_usd=asked.usd,
         rpm=asked.rpm,
+        tpm=asked.tpm,
         concurrency=asked.concurrency,
     )
     async with storage.opened(settings) as store:
@@ -76,6 +77,7 @@ def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
     limits = (
         f"{terminal.dollars(row.max_usd)} a run" if row.max_usd is not None else "",
         f"{row.rpm} a minute" if row.rpm is not None else "",
+        f"{row.tpm} tokens a minute" if row.tpm is not None else "",
         f"{row.concurrency} at once" if row.concurrency is not None else "",
     )
     return (

@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     _operations(commands)
     _keys(commands)
     _runs(commands)
+    _audit(commands)
     _plan(commands)
     return root
 
@@ -74,6 +75,7 @@ def _keys(commands: "Commands[argparse.ArgumentParser]") -> None:
     )
     add.add_argument("--usd", type=_dollars, help="most that one run may cost, in dollars")
     add.add_argument("--rpm", type=_count, help="requests a minute")
+    add.add_argument("--tpm", type=_count, help="tokens a minute, over all calls of its runs")
     add.add_argument("--concurrency", type=_count, help="requests at one time")
     add.add_argument("--expires", type=_seconds, metavar="SPAN", help="lifetime, such as 12h, 30d or 52w")
     _command(verbs, "ls", "keys", "list the keys, never their secrets")
@@ -82,9 +84,9 @@ def _keys(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 
 def _runs(commands: "Commands[argparse.ArgumentParser]") -> None:
-    verbs = _command(commands, "runs", "runs", "read the journal of the configured database").add_subparsers(
-        title="verbs", metavar="VERB", required=True
-    )
+    verbs = _command(
+        commands, "runs", "runs", "read the journal of the configured database, or stop a run"
+    ).add_subparsers(title="verbs", metavar="VERB", required=True)
     ls = _command(verbs, "ls", "runs", "list runs, newest first")
     ls.add_argument("--limit", type=_count, default=20, help="most runs to list")
     for name in ("state", "tier", "worker", "label", "key", "tenant"):
@@ -96,8 +98,31 @@ def _runs(commands: "Commands[argparse.ArgumentParser]") -> None:
     watch = _command(verbs, "watch", "runs", "follow a run's journal until the run has ended")
     for verb in (show, watch):
         verb.add_argument("run", nargs="?", default="last", help="a run's id, a prefix of one, or last")
+    cancel = _command(verbs, "cancel", "runs", "ask for a run's end, whichever process drives it, and wait for it")
+    cancel.add_argument("run", help="a run's id, or a prefix of one")
     for verb in (ls, show):
         verb.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _audit(commands: "Commands[argparse.ArgumentParser]") -> None:
+    verbs = _command(commands, "audit", "audit", "check the journal against what Baton promises").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    check = _command(
+        verbs,
+        "check",
+        "audit",
+        "report every contradiction that the journal shows; exit 0 if there is none, 1 if there are some, "
+        "2 if it could not be read",
+    )
+    check.add_argument("file", nargs="?", help="an export; without one, the configured database is read")
+    check.add_argument("--json", action="store_true", help="as JSON")
+    export = _command(verbs, "export", "audit", "write the journal, with callers' texts, to a file of JSON lines")
+    export.add_argument("file", help="where to; only its owner can read it")
+    for verb in (check, export):
+        verb.add_argument("--run", help="only the run of this id")
+        verb.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
+    _command(verbs, "rules", "audit", "list the rules by name, with the promise that each stands for")
 
 
 def _plan(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -1,4 +1,4 @@
-"""`baton runs ls|show|watch`: the journal, straight from the configured database."""
+"""`baton runs ls|show|watch|cancel`: the journal, straight from the configured database."""
 
 import argparse
 import asyncio
@@ -13,10 +13,12 @@ from rich.text import Text
 from app.command import loop, record, storage, story, terminal, tree
 from app.config import Settings, read
 from app.core.journal import TERMINAL, Event, Kind
-from app.gateway import audit
+from app.gateway import audit, cancel
 from app.store.protocol import RunQuery, RunRow
 
 POLL_SECONDS = 0.25
+CANCEL_SECONDS = 4.0
+"""What a run that was told to stop needs at most, beside the lease that its driver may have to be waited for."""
 COLUMNS = ("run", "when", "tier", "state", "shape", "took", "tokens", "cost")
 NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 20
@@ -31,6 +33,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
         loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
         loop.run(_show(settings, asked))
+    elif asked.verb == "cancel":
+        return loop.run(_cancel(settings, asked.run, now()))
     else:
         return loop.run(_watch(settings, asked.run))
     return 0
@@ -116,6 +120,24 @@ async def _watch(settings: Settings, wanted: str) -> int:
                 await asyncio.sleep(POLL_SECONDS)
 
 
+# -- cancel
+
+
+async def _cancel(settings: Settings, wanted: str, now: float) -> int:
+    """0 if the run has ended, 1 if it has not within a lease and some seconds; then it will."""
+    console = terminal.out()
+    async with storage.opened(settings) as store:
+        row = await storage.find(store, wanted)
+        await cancel.ask(store, None, row, "operator", now)
+        with terminal.err().status("waiting for its driver"):
+            row = await cancel.settled(store, row, 2 * settings.lease_seconds + CANCEL_SECONDS)
+    if row.ended_at is None:
+        console.print(f"{row.id} was asked to end; `baton runs watch {row.id}` follows it.", markup=False)
+        return 1
+    console.print(f"{row.id} has ended: {row.state}.", markup=False)
+    return 0
+
+
 def _told(event: Event) -> str:
     """One event in words."""
     body = event.body
@@ -144,6 +166,10 @@ TOLD: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.STEP_QUEUED: lambda body: f"step {body['n']}",
     Kind.CALL_INTENDED: lambda body: f"{_call(body)}: {body['worker']}, {terminal.dollars(body['usd_held'])} reserved",
     Kind.CALL_FINISHED: _finished,
+    Kind.STEP_AWAITING: lambda body: f"step {body['n']}: calls {', '.join(one['name'] for one in body['calls'])}",
+    Kind.AWAITING: lambda body: f"turn {body['turn']}, until {story.moment(body['until'])}",
+    Kind.RESUMED: lambda body: f"turn {body['turn']}",
+    Kind.STEP_RESULTS: lambda body: f"step {body['n']}: {story.count(len(body['ids']), 'result')}",
     Kind.STEP_DONE: lambda body: f"step {body['n']}: {body['chars']:,} characters",
     Kind.STEP_FAILED: lambda body: f"step {body['n']}: {body['error']}",
     Kind.STEP_SKIPPED: lambda body: f"step {body['n']}: {body['reason']}",

@@ -1,5 +1,6 @@
 """The configured database, for commands that read or write it without the rest of the service."""
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,8 @@ DEPTH = 10_000
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store]:
-    """The store; `StoreUnavailable` says which database could not be used."""
+    """The store; `StoreUnavailable` says which database could not be used, and nothing else does."""
+    logging.getLogger("app.store").setLevel(logging.ERROR)
     try:
         async with open_store(settings.database_url, connections=2) as store:
             yield store

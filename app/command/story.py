@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from app.command.terminal import dollars
+from app.command.terminal import dollars, excerpt
 from app.core.pool import MILLION
 
 Record = Mapping[str, Any]
@@ -20,6 +20,15 @@ MODES: Mapping[str, str] = {
     "repair": "repair, shown why the first was rejected",
     "fallback": "fallback",
 }
+
+ERRORS: Mapping[str | None, str] = {
+    "no_time": "no worker could have answered in what was left of the run",
+    "dead_letter": "one dispatcher after the other fell silent over it, so it was given up; see the runbook",
+    "content_erased": "what it should have worked on was erased",
+}
+EXCERPT = 300
+"""Characters of a text that are shown where not all of it was asked for."""
+ERASED = "erased"
 
 
 def moment(at: float) -> str:
@@ -67,8 +76,52 @@ def attempt(record: Record) -> str:
         seconds(record["seconds"]) + (f", first words after {seconds(first)}" if first else ""),
         *([f"ended by {record['finish']}"] if record.get("finish") not in (None, "stop") else []),
         *(["refused to answer"] if record.get("refused") else []),
+        *([f"called although it was ejected ({record['despite']})"] if record.get("despite") else []),
+        *passed_over(record),
     ]
     return " · ".join(parts)
+
+
+def exchange(record: Record, *, full: bool) -> str:
+    """One use of the caller's tools: what was called, and what came back."""
+    said = record.get("said")
+    if said is None:
+        calls = [f"{one['name']}(erased)" for one in record["calls"]]
+    else:
+        calls = [f"{one['function']['name']}({one['function']['arguments']})" for one in said["tool_calls"]]
+    if record["answered_at"] is None:
+        return _cut(", ".join(calls), full) + " → waits for the caller"
+    came = record.get("results")
+    words = ERASED if came is None else ", ".join(_result(one) for one in came if one["role"] == "tool")
+    waited = seconds(record["answered_at"] - record["at"])
+    return f"{_cut(', '.join(calls), full)} → {_cut(words, full)} (after {waited})"
+
+
+def _result(message: Record) -> str:
+    text = " ".join(part["text"] if part["type"] == "text" else "an image" for part in message["content"])
+    return f"failed: {text}" if message["failed"] else text
+
+
+def _cut(text: str, full: bool) -> str:
+    return text if full else excerpt(text, EXCERPT // 2)
+
+
+def turns(run: Record) -> str | None:
+    """How often the caller came back with results of its tools, and whether it is waited for."""
+    many = count(len(run["turns"]), "turn")
+    if run["state"] == "awaiting_tool":
+        return f"{many}, waits for tool results until {moment(run['turns'][-1]['results_until'])}"
+    return many if len(run["turns"]) > 1 else None
+
+
+def passed_over(record: Record) -> list[str]:
+    """Who was not called instead, and why."""
+    return [f"{one['worker']} passed over ({one['reason']})" for one in record.get("passed_over", [])]
+
+
+def error(code: str | None) -> str | None:
+    """Why a step failed or was skipped, where the code alone says too little."""
+    return f"{code} ({ERRORS[code]})" if code in ERRORS else code
 
 
 def choice(step: Record) -> str | None:
@@ -76,10 +129,12 @@ def choice(step: Record) -> str | None:
     parts = []
     if step["probability"] is not None:
         parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
-    if step["worker"] != step["planned_worker"]:
-        failed = [one["error"] or one["outcome"] for one in step["attempts"] if one["worker"] == step["planned_worker"]]
+    if step["worker"] != (planned := step["planned_worker"]):
+        failed = [one["error"] or one["outcome"] for one in step["attempts"] if one["worker"] == planned]
+        passed = [one for call in step["attempts"] for one in call.get("passed_over", []) if one["worker"] == planned]
         why = f" after {', '.join(filter(None, failed))}" if any(failed) else ""
-        parts.append(f"{step['worker']} took over from {step['planned_worker']}{why}")
+        why = why or (f", which was passed over ({passed[0]['reason']})" if passed else "")
+        parts.append(f"{step['worker']} took over from {planned}{why}")
     return "; ".join(parts) or None
 
 

@@ -16,8 +16,6 @@ COLOURS: Mapping[str, str] = {
     "expired": "red",
     "over_budget": "red",
 }
-EXCERPT = 300
-ERASED = "erased"
 
 
 def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
@@ -60,6 +58,8 @@ def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[st
         *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
         *[("why so", words) for words in story.why(run)],
     ]
+    if (turns := story.turns(run)) is not None:
+        facts.append(("turns", turns))
     if run["ignored"]:
         facts.append(("ignored", ", ".join(run["ignored"])))
     if run["error"]:
@@ -81,7 +81,9 @@ def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned:
         ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
         ("chosen", story.choice(step)),
         *[(f"attempt {call['attempt']}", story.attempt(call)) for call in step["attempts"]],
-        ("error", None if planned else step["error"]),
+        *[("tools", story.exchange(one, full=full)) for one in step["exchanges"]],
+        ("error", None if planned else story.error(step["error"])),
+        ("not called", "; ".join(story.passed_over(step)) or None),
         ("said", _shown(step["output"], full) if state == "done" else None),
     ]
     for name, value in lines:
@@ -91,8 +93,8 @@ def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned:
 
 def _shown(text: str | None, full: bool) -> str:
     if text is None:
-        return ERASED
-    return clean(text) if full else excerpt(text, EXCERPT)
+        return story.ERASED
+    return clean(text) if full else excerpt(text, story.EXCERPT)
 
 
 def _line(name: str, value: Any) -> Text:

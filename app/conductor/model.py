@@ -8,16 +8,11 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from app.conductor.prompt import messages
+from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, TEMPLATE, answer_tokens, messages
 from app.conductor.protocol import Ask, Brief
 from app.core import plan
 from app.core.chat import Chosen, Piece, Words
 from app.core.workflow import Step
-
-SUBTASK_CHARS = 600
-"""What the schema lets a model write for one step; a caller's own plan may say more."""
-TOKENS_PER_STEP = 24 + SUBTASK_CHARS
-ALTERNATIVES = 10
 
 
 class ModelConductor:
@@ -37,14 +32,17 @@ class ModelConductor:
         names = [worker.name for worker in brief.workers]
         reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps)
         odds = Odds()
-        schema = plan.schema(len(names), brief.limits.steps, SUBTASK_CHARS, self._positional)
+        schema = plan.schema(
+            len(names), brief.limits.steps, SUBTASK_CHARS, self._positional, bool(brief.task.toolbox.tools)
+        )
         answer = ask(
             self._worker,
             messages(brief),
             schema=schema,
-            max_tokens=64 + brief.limits.steps * TOKENS_PER_STEP,
+            max_tokens=answer_tokens(brief.limits.steps),
             temperature=self._temperature,
             logprobs=self._alternatives,
+            template=TEMPLATE,
         )
         async for pieces in answer:
             odds.note(pieces)

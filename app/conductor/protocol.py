@@ -44,8 +44,12 @@ class Ask(Protocol):
         max_tokens: int,
         temperature: float,
         logprobs: int = 0,
+        template: str = "",
     ) -> AsyncIterator[list[Piece]]:
-        """Yields the pieces of the answer; raises what `Provider.stream` raises, and `RunOverBudget`."""
+        """Yields the pieces of the answer; raises what `Provider.stream` raises, and `RunOverBudget`.
+
+        `template` names the prompt that made the messages out of the brief, for whoever audits the call.
+        """
         ...
 
 

@@ -8,8 +8,6 @@ Everything wrong is told at once, as `ConfigInvalid(faults)`, each fault with it
 `SecretStr`, in `Loaded.secrets` by provider name, and in no core type.
 """
 
-import hashlib
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,9 +84,8 @@ def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
 
 
 def _built(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:
-    """The pool of a document that no file holds; its digest is that of its canonical JSON."""
-    canonical = json.dumps(document, sort_keys=True, default=str)
-    return build(document, hashlib.sha256(canonical.encode("utf-8")).hexdigest(), Faults("environment", {}), environ)
+    """The pool of a document that no file holds."""
+    return build(document, Faults("environment", {}), environ)
 
 
 def _text(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.config.settings import url_problem
-from app.core.pool import MILLION, Card, ConductorSpec, Limits, Price, ProviderSpec, WireFormat, Worker
+from app.core.pool import MILLION, Card, ConductorSpec, Deadlines, Limits, Price, ProviderSpec, WireFormat, Worker
 
 ALL = "*"
 """What `pool = "all"` becomes; no worker can be called that."""
@@ -83,12 +83,26 @@ Dollars = Annotated[int, BeforeValidator(_dollars)]
 Number = Annotated[float, BeforeValidator(_number)]
 Names = Annotated[list[str], AfterValidator(_distinct)]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 
 class Entry(BaseModel):
     """A table of the file: exact types, no unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class DeadlinesEntry(Entry):
+    """Seconds for one call to connect, to begin, between two reads, and in all; what is left out is inherited."""
+
+    connect: Seconds | None = None
+    first: Seconds | None = None
+    gap: Seconds | None = None
+    total: Seconds | None = None
+
+    def core(self, inherited: Deadlines) -> Deadlines:
+        """These deadlines over the inherited ones."""
+        return replace(inherited, **self.model_dump(exclude_none=True))
 
 
 class ProviderEntry(Entry):
@@ -100,6 +114,7 @@ class ProviderEntry(Entry):
     streams: bool = True
     structured: bool = True
     options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
+    deadlines: DeadlinesEntry = DeadlinesEntry()
 
     def core(self, name: str, base_url: str) -> ProviderSpec:
         """The core record; `base_url` is the one in force, overrides applied."""
@@ -134,9 +149,10 @@ class WorkerEntry(Entry):
     retention: str | None = None
     clearance: Names = []
     speed: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
+    deadlines: DeadlinesEntry = DeadlinesEntry()
 
-    def core(self, name: str) -> Worker:
-        """The core record."""
+    def core(self, name: str, inherited: Deadlines) -> Worker:
+        """The core record; `inherited` are its provider's deadlines."""
         card = Card(
             strengths=tuple(self.strengths),
             context=self.context,
@@ -148,7 +164,8 @@ class WorkerEntry(Entry):
             clearance=frozenset(self.clearance),
             speed=self.speed,
         )
-        return Worker(name, self.provider, self.model, self.price.core() if self.price else Price(), card)
+        price = self.price.core() if self.price else Price()
+        return Worker(name, self.provider, self.model, price, card, self.deadlines.core(inherited))
 
 
 class LimitsEntry(Entry):
@@ -161,7 +178,8 @@ class LimitsEntry(Entry):
     output_tokens: Count | None = None
     tokens: Count | None = None
     usd: Dollars | None = None
-    seconds: Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)] | None = None
+    seconds: Seconds | None = None
+    tool_wait: Annotated[Number, Field(gt=0, le=604_800, allow_inf_nan=False)] | None = None
 
     def core(self, inherited: Limits) -> Limits:
         """These limits over the inherited ones."""
@@ -177,12 +195,14 @@ class ConductorEntry(Entry):
     workers: Names = []
     width: Annotated[int, Field(ge=1, le=16)] = 3
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
+    probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "ConductorEntry":
         if self.kind == "model" and self.worker is None:
             raise ValueError('needs `worker`, the model that plans; or use kind = "fixed"')
-        strange = {"worker"} if self.kind == "fixed" else {"shape", "workers", "width"}
+        strange = {"worker", "share", "probe"} if self.kind == "fixed" else {"shape", "workers", "width"}
         if misplaced := sorted(strange & self.model_fields_set):
             other = "model" if self.kind == "fixed" else "fixed"
             raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')
@@ -190,7 +210,10 @@ class ConductorEntry(Entry):
 
     def core(self) -> ConductorSpec:
         """The core record."""
-        return ConductorSpec(self.kind, self.worker, self.shape, tuple(self.workers), self.width, self.temperature)
+        workers = tuple(self.workers)
+        return ConductorSpec(
+            self.kind, self.worker, self.shape, workers, self.width, self.temperature, self.share, self.probe
+        )
 
 
 class TierEntry(Entry):

@@ -5,7 +5,6 @@ present, and what is whole in it is still checked, so that every mistake is told
 a pool that was found in the environment, or from the rehearsal pool, to a catalog: they are documents of the same form.
 """
 
-import hashlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,8 @@ from app.config.crosscheck import Draft, aliases_in_force, check, members
 from app.config.entries import Entry, ProviderEntry, TierEntry, WorkerEntry, levels
 from app.config.known import providers as known_providers
 from app.config.settings import meant, url_problem
-from app.core.pool import Catalog, ProviderSpec, Tier
+from app.core.pool import Catalog, Deadlines, ProviderSpec, Tier, Worker
+from app.core.snapshot import sealed
 from app.errors import ConfigInvalid
 
 SECTIONS = ("providers", "workers", "tiers", "aliases")
@@ -65,8 +65,7 @@ def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
         raise ConfigInvalid([_syntax(source, str(error))]) from None
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return build(merged(document, extra or {}), digest, Faults(source, lines.index(text)), environ)
+    return build(merged(document, extra or {}), Faults(source, lines.index(text)), environ)
 
 
 def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +77,7 @@ def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, A
     return whole
 
 
-def build(document: Mapping[str, Any], digest: str, faults: Faults, environ: Mapping[str, str]) -> Pool:
+def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str]) -> Pool:
     """Check the whole document and make core types of it; raises ConfigInvalid with every fault."""
     for name in document:
         if name not in SECTIONS:
@@ -99,20 +98,26 @@ def build(document: Mapping[str, Any], digest: str, faults: Faults, environ: Map
     }
     secrets = _secrets(draft, faults, environ)
     faults.check()
-    return Pool(_catalog(draft, providers, digest), secrets)
+    return Pool(_catalog(draft, providers), secrets)
 
 
-def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec], digest: str) -> Catalog:
+def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec]) -> Catalog:
     tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
     used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
-    return Catalog(
+    catalog = Catalog(
         providers=providers,
-        workers={name: entry.core(name) for name, entry in draft.workers.items() if entry is not None},
+        workers={name: _worker(name, entry, draft) for name, entry in draft.workers.items() if entry is not None},
         tiers=tiers,
         aliases=aliases_in_force(draft),
-        digest=digest,
+        digest="",
         rehearsal=all(providers[name].format == "rehearsal" for name in used),
     )
+    return sealed(catalog)
+
+
+def _worker(name: str, entry: WorkerEntry, draft: Draft) -> Worker:
+    provider = draft.providers[entry.provider]
+    return entry.core(name, provider.deadlines.core(Deadlines()) if provider is not None else Deadlines())
 
 
 def _tier(name: str, entry: TierEntry, draft: Draft) -> Tier:

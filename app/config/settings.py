@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
+from app.core.notices import read_secrets
 from app.errors import ConfigInvalid
 
 PREFIX = "BATON_"
@@ -24,6 +25,8 @@ SCHEMES = {
     "database_url": ("sqlite|postgres|postgresql", "sqlite:///baton.db or postgresql://user@host/name"),
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
 }
+PRIVATE = frozenset({"webhook_url"})
+"""URLs of which only the host is shown."""
 FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
 """A client's key, test variables, and what Kubernetes injects into every pod beside a Service called `baton`."""
 
@@ -70,7 +73,7 @@ class Settings(BaseModel):
         default=4.0, ge=0.5, le=300, description="How long a silent driver or dispatcher keeps its work."
     )
     max_body_bytes: int = Field(
-        default=16 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
+        default=8 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
     )
     concurrent_runs: int = Field(
         default=512, ge=1, le=100_000, description="Runs that one gateway drives at once; more get a 503."
@@ -78,8 +81,20 @@ class Settings(BaseModel):
     concurrent_steps: int = Field(
         default=64, ge=1, le=10_000, description="Steps that one dispatcher works on at once."
     )
+    idempotency_hours: float = Field(
+        default=24, ge=24, le=8_784, description="How long an Idempotency-Key is remembered after its run's time limit."
+    )
     rehearsal_delay: float = Field(
         default=1.0, ge=0, le=100, description="Factor on the rehearsal workers' delays; 0 for none."
+    )
+    cors_origins: str = Field(
+        default="", description="Origins whose web pages may call the API, separated by commas; * for all."
+    )
+    webhook_url: str | None = Field(
+        default=None, repr=False, description="Where the ends of background responses are told; unset: nowhere."
+    )
+    webhook_secret: SecretStr | None = Field(
+        default=None, description="Secret that webhooks are signed with (whsec_...); several separated by spaces."
     )
     given: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
     """The fields that the environment set."""
@@ -97,6 +112,38 @@ class Settings(BaseModel):
             raise ValueError(problem)
         return value.rstrip("/") if value is not None else None
 
+    @field_validator("webhook_url")
+    @classmethod
+    def _webhook(cls, value: str | None) -> str | None:
+        if value is not None and "#" in value:
+            raise ValueError("has a fragment; leave it out")
+        problem = url_problem(value.partition("?")[0]) if value is not None else None
+        if problem:
+            raise ValueError(problem)
+        return value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _signing(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            read_secrets(value.get_secret_value())
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: str) -> str:
+        for origin in _listed(value):
+            parts = urlsplit(origin)
+            whole = f"{parts.scheme}://{parts.netloc}" == origin and "@" not in origin and not url_problem(origin)
+            if not whole and value.strip() != "*":
+                raise ValueError("must be origins such as https://app.example.com, or * alone; correct it")
+        return value
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins of `cors_origins`."""
+        return frozenset(_listed(self.cors_origins))
+
     @field_validator("database_url", "redis_url")
     @classmethod
     def _scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -104,6 +151,10 @@ class Settings(BaseModel):
         if value is not None and not re.match(rf"({allowed})(\+\w+)?://", value):
             raise ValueError(f"is no URL that Baton can use; write it as {example}")
         return value
+
+
+def _listed(value: str) -> list[str]:
+    return [part for part in map(str.strip, value.split(",")) if part]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +194,7 @@ def describe(settings: Settings) -> list[Row]:
     return [
         Row(
             name=variable,
-            value=_shown(getattr(settings, name)),
+            value=_shown(_public(getattr(settings, name)) if name in PRIVATE else getattr(settings, name)),
             default=_shown(_default(name, settings)),
             origin="environment" if name in settings.given else "default",
             meaning=Settings.model_fields[name].description or "",
@@ -220,6 +271,18 @@ def _unknown(environ: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
 
 
 def _incomplete(given: Mapping[str, str]) -> list[str]:
+    return [*_without_conductor(given), *_without_webhook(given)]
+
+
+def _without_webhook(given: Mapping[str, str]) -> list[str]:
+    if "webhook_url" in given and "webhook_secret" not in given:
+        return ["BATON_WEBHOOK_SECRET: is not set; make one that the receiver of BATON_WEBHOOK_URL knows too"]
+    if "webhook_secret" in given and "webhook_url" not in given:
+        return ["BATON_WEBHOOK_SECRET: is set without BATON_WEBHOOK_URL; set both, or none"]
+    return []
+
+
+def _without_conductor(given: Mapping[str, str]) -> list[str]:
     if "conductor_url" in given and "conductor_model" not in given:
         return ["BATON_CONDUCTOR_MODEL: is not set; name the model that BATON_CONDUCTOR_URL serves"]
     if "conductor_url" in given:
@@ -246,6 +309,12 @@ def _told(item: Any, given: Mapping[str, str]) -> str:
 
 def _default(name: str, settings: Settings) -> object:
     return _embedded(str(settings.data_dir)) if name == "database_url" else Settings.model_fields[name].default
+
+
+def _public(url: str | None) -> str | None:
+    """Scheme and host: path and query of an address that is given to nobody else may be what protects it."""
+    parts = urlsplit(url or "")
+    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if url else None
 
 
 def _shown(value: object) -> str:

@@ -3,9 +3,10 @@
 A token is at least one byte of text in every tokenizer in use, so the bytes of the text bound the input from above.
 """
 
+import json
 from collections.abc import Sequence
 
-from app.core.chat import Image, Message, Usage
+from app.core.chat import Image, Message, Toolbox, Usage, toolbox_to_json
 from app.core.pool import Worker
 
 PER_MESSAGE = 16
@@ -15,9 +16,19 @@ PER_IMAGE = 6_000
 
 def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
     """An upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
-    text = sum(len(message.text.encode()) + len(message.name or "") for message in messages)
+    text = sum(len(message.text.encode()) + len(message.name or "") + _of_tools(message) for message in messages)
     images = sum(isinstance(part, Image) for message in messages for part in message.parts)
     return text + PER_MESSAGE * (len(messages) + 1) + PER_IMAGE * images + extra_bytes
+
+
+def tool_bytes(toolbox: Toolbox) -> int:
+    """About what the definitions of tools add to a request."""
+    return len(json.dumps(toolbox_to_json(toolbox))) if toolbox.tools else 0
+
+
+def _of_tools(message: Message) -> int:
+    calls = sum(len(call.name) + len(call.arguments.encode()) + PER_MESSAGE for call in message.calls)
+    return calls + (len(json.dumps(message.keepsake)) if message.keepsake else 0)
 
 
 def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:

@@ -30,12 +30,29 @@ Part = Text | Image
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's wish to have one of the caller's functions called. `arguments` is JSON text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation; `parts` keep their order."""
+    """One turn of a conversation; `parts` keep their order, and tool calls come after them."""
 
     role: Role
     parts: tuple[Part, ...]
     name: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    """Of an assistant. The results follow as messages of the role `tool`, one for each call."""
+    call_id: str = ""
+    """Of a `tool` message: the call that this is the result of."""
+    failed: bool = False
+    """Of a `tool` message: whether the caller says that the call went wrong."""
+    keepsake: Mapping[str, Any] | None = None
+    """Of an assistant: what its provider wants back with this turn; see `Keepsake`."""
 
     @property
     def text(self) -> str:
@@ -54,6 +71,51 @@ class Sampling:
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[str, float], ...] = ()
+    """Pairs of a token's id, in the worker's own tokenizer, and its bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function of the caller's, which the caller's side executes. Names follow `[A-Za-z0-9_-]{1,64}`."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """JSON schema of its arguments, an object; None means that it takes none."""
+    strict: bool = False
+    """Whether the arguments must follow the schema, where the provider can see to that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools on offer and how they are to be used. Empty means that there are none."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: Literal["auto", "none", "required", "named"] = "auto"
+    named: str = ""
+    """The tool that must be called, for the choice `named`."""
+    parallel: bool = True
+    """Whether one turn may call several."""
+
+    @property
+    def must(self) -> bool:
+        """Whether the model has to call a tool."""
+        return self.choice in ("required", "named")
+
+
+NO_TOOLS = Toolbox()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form that the answer must have: JSON that validates against `schema`, or, without one, any JSON object."""
+
+    schema: Mapping[str, Any] | None = None
+    name: str = "answer"
+    description: str = ""
+    strict: bool = False
+    """Whether the caller keeps to the part of JSON Schema that providers can constrain decoding to in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +126,16 @@ class Task:
     sampling: Sampling = Sampling()
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    toolbox: Toolbox = NO_TOOLS
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell for each token of the answer; None for no log-probabilities at all."""
+    form: Form | None = None
+    """None where the answer is free text."""
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether a worker must know tools: some are offered, or the conversation has calls of some."""
+        return bool(self.toolbox.tools) or any(message.calls or message.call_id for message in self.messages)
 
     @property
     def has_images(self) -> bool:
@@ -101,9 +173,44 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Some of the answer's text, as it streams."""
+    """Some of the answer's text, as it streams; or of what the model says instead, where its format tells that."""
 
     text: str
+    refusal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDelta:
+    """Part of a tool call, as it streams. `index` counts the turn's calls from 0, in the order in which they begin.
+
+    `name` stands in a call's first delta, and `id` there too if the provider gives one; `arguments` is more of its
+    text. Deltas of several calls may be mixed.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Keepsake:
+    """What a provider wants back when the turn that it belongs to is sent to it again: signed thinking and the like.
+
+    Plain JSON in the provider's own form. It means something only to the model that gave it, and to it alone it is
+    given back.
+    """
+
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """A token that a decoder might have chosen. `raw` are its bytes, which may be part of a character only."""
+
+    token: str
+    logprob: float
+    raw: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +220,9 @@ class Chosen:
     token: str
     logprob: float
     others: tuple[tuple[str, float], ...] = ()
+    raw: bytes | None = None
+    top: tuple[Likely, ...] = ()
+    """The likeliest as the decoder listed them, the chosen one among them if it is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,44 +235,80 @@ class End:
     refused: bool = False
 
 
-Piece = Words | Chosen | End
+Piece = Words | ToolDelta | Keepsake | Chosen | End
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """A task as plain JSON values, for the content store."""
-    return {
+    value = {
         "messages": [message_to_json(message) for message in task.messages],
         "sampling": asdict(task.sampling),
         "user": task.user,
         "metadata": dict(task.metadata),
     }
+    value |= {"toolbox": toolbox_to_json(task.toolbox)} if task.toolbox.tools else {}
+    value |= {"form": asdict(task.form)} if task.form is not None else {}
+    return value | ({"logprobs": task.logprobs} if task.logprobs is not None else {})
 
 
 def task_from_json(value: Mapping[str, Any]) -> Task:
     """The inverse of `task_to_json`; trusts its input, which only the content store gives."""
-    sampling = dict(value["sampling"])
-    sampling["stop"] = tuple(sampling["stop"])
     return Task(
         messages=tuple(message_from_json(message) for message in value["messages"]),
-        sampling=Sampling(**sampling),
+        sampling=sampling_from_json(value["sampling"]),
         user=value["user"],
         metadata=dict(value["metadata"]),
+        toolbox=toolbox_from_json(value["toolbox"]) if "toolbox" in value else NO_TOOLS,
+        logprobs=value.get("logprobs"),
+        form=Form(**value["form"]) if "form" in value else None,
     )
 
 
+def sampling_from_json(value: Mapping[str, Any]) -> Sampling:
+    """The inverse of `asdict`."""
+    bias = tuple((token, weight) for token, weight in value.get("logit_bias", ()))
+    return Sampling(**{**value, "stop": tuple(value["stop"]), "logit_bias": bias})
+
+
+def toolbox_to_json(toolbox: Toolbox) -> dict[str, Any]:
+    """A toolbox as plain JSON values; schemas as they came."""
+    tools = [
+        {"name": one.name, "description": one.description, "parameters": one.parameters, "strict": one.strict}
+        for one in toolbox.tools
+    ]
+    return {"tools": tools, "choice": toolbox.choice, "named": toolbox.named, "parallel": toolbox.parallel}
+
+
+def toolbox_from_json(value: Mapping[str, Any]) -> Toolbox:
+    """The inverse of `toolbox_to_json`."""
+    return Toolbox(tuple(Tool(**tool) for tool in value["tools"]), value["choice"], value["named"], value["parallel"])
+
+
 def message_to_json(message: Message) -> dict[str, Any]:
-    """A message as plain JSON values; parts by their fields."""
+    """A message as plain JSON values; parts by their fields. What belongs to tools stands there only if it is used."""
     parts = [
         {"text": part.text} if isinstance(part, Text) else {"url": part.url, "detail": part.detail}
         for part in message.parts
     ]
-    return {"role": message.role, "parts": parts, "name": message.name}
+    value: dict[str, Any] = {"role": message.role, "parts": parts, "name": message.name}
+    if message.calls:
+        value["calls"] = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.calls]
+    if message.call_id:
+        value |= {"call_id": message.call_id, "failed": message.failed}
+    return value | ({"keepsake": message.keepsake} if message.keepsake else {})
 
 
 def message_from_json(value: Mapping[str, Any]) -> Message:
     """The inverse of `message_to_json`."""
-    parts: tuple[Part, ...] = tuple(Text(**part) if "text" in part else Image(**part) for part in value["parts"])
-    return Message(role=value["role"], parts=parts, name=value["name"])
+    return Message(
+        role=value["role"],
+        parts=tuple(Text(**part) if "text" in part else Image(**part) for part in value["parts"]),
+        name=value["name"],
+        calls=tuple(ToolCall(**call) for call in value.get("calls", ())),
+        call_id=value.get("call_id", ""),
+        failed=value.get("failed", False),
+        keepsake=value.get("keepsake"),
+    )
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from app.core.bill import bill
 from app.core.chat import usage_to_json
 from app.core.journal import Draft, Kind
 from app.core.pool import Limits
-from app.core.progress import Finish, Propose
-from app.core.state import RunState, StepState
+from app.core.progress import Await, Finish, Propose
+from app.core.state import OnDisconnect, RunState, StepState, Turn
 from app.core.workflow import Step, topology
 
 
@@ -30,6 +30,8 @@ def admitted(
     streams: bool,
     preview: bool,
     ignored: Sequence[str],
+    on_disconnect: OnDisconnect,
+    wire: Mapping[str, Any],
 ) -> Draft:
     """`run.admitted`: the task by its ref, and everything that bounds the run, pinned as it was at this moment."""
     body = {
@@ -48,6 +50,8 @@ def admitted(
         "streams": streams,
         "preview": preview,
         "ignored": list(ignored),
+        "on_disconnect": on_disconnect,
+        "wire": dict(wire),
     }
     return Draft(Kind.ADMITTED, body)
 
@@ -77,6 +81,8 @@ def planned(proposal: int, base: int, place: int, step: Step, subtask: str) -> D
     }
     if step.probability is not None:
         body["probability"] = step.probability
+    if step.tools:
+        body["tools"] = True
     return Draft(Kind.PLAN_STEP, body)
 
 
@@ -95,6 +101,48 @@ def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> 
 def skipped(steps: Iterable[StepState], reason: str) -> tuple[Draft, ...]:
     """`step.skipped` for those of the steps that are not settled."""
     return tuple(Draft(Kind.STEP_SKIPPED, {"n": step.n, "reason": reason}) for step in steps if not step.settled)
+
+
+def tool_calls(n: int, call: str, said: str, chars: int, calls: Sequence[tuple[str, str]]) -> Draft:
+    """`step.awaiting_tool`: `said` is the ref of the worker's message, whose text has `chars` characters; `calls` are
+    the caller's ids and the names."""
+    named = [{"id": id_, "name": name} for id_, name in calls]
+    return Draft(Kind.STEP_AWAITING, {"n": n, "call": call, "said": said, "chars": chars, "calls": named})
+
+
+def awaiting(state: RunState, command: Await, until: float) -> Draft:
+    """`run.awaiting_tool`: the end of a turn, what it used, and when the wait for results is over."""
+    split = bill(replace(state, state="awaiting_tool"))
+    body = {
+        "turn": state.turn.number,
+        "steps": list(command.steps),
+        "until": until,
+        "usd": split.turn_usd,
+        "usage": usage_to_json(split.turn),
+        "visible": usage_to_json(split.visible),
+    }
+    return Draft(Kind.AWAITING, body)
+
+
+def resumed(turn: Turn, once: str) -> Draft:
+    """`run.resumed`: the next turn as its request wants it; `once` is the id of the claim that the request makes, or
+    empty."""
+    body = {
+        "turn": turn.number,
+        "deadline": turn.deadline,
+        "streams": turn.streams,
+        "request": turn.request,
+        "at": turn.at,
+        "on_disconnect": turn.on_disconnect,
+        "wire": dict(turn.wire),
+        "once": once,
+    }
+    return Draft(Kind.RESUMED, body)
+
+
+def tool_results(n: int, results: str, ids: Sequence[str]) -> Draft:
+    """`step.tool_results`: what came back for a step, by its ref, and the calls that it answers."""
+    return Draft(Kind.STEP_RESULTS, {"n": n, "results": results, "ids": list(ids)})
 
 
 def ended(state: RunState, command: Finish) -> Draft:

@@ -8,6 +8,10 @@
     attempt  intended -> ok | error | truncated | cancelled | unknown
     plan     open -> accepted | rejected; the next one opens after a rejected one
 
+A run answers its caller in one or several *turns*. Each ends with the run's end, or with calls of the caller's tools:
+then every step that can do nothing without them is `awaiting_tool`, `run.awaiting_tool` says so, nobody drives the run,
+and `run.resumed` begins the next turn, in the same entry as the results (`step.tool_results`).
+
 `progress.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: the driver and a
 dispatcher may each write about it without having heard of the other, and then the first fact counts.
 
@@ -34,9 +38,13 @@ class Kind(StrEnum):
     STEP_QUEUED = "step.queued"
     CALL_INTENDED = "call.intended"
     CALL_FINISHED = "call.finished"
+    STEP_AWAITING = "step.awaiting_tool"
+    STEP_RESULTS = "step.tool_results"
     STEP_DONE = "step.done"
     STEP_FAILED = "step.failed"
     STEP_SKIPPED = "step.skipped"
+    AWAITING = "run.awaiting_tool"
+    RESUMED = "run.resumed"
     SUCCEEDED = "run.succeeded"
     FAILED = "run.failed"
     CANCELLED = "run.cancelled"
@@ -75,6 +83,9 @@ OUTCOMES: frozenset[str] = frozenset({"ok", "error", "truncated", "cancelled", "
 AFTER_THE_END: frozenset[Kind] = frozenset({Kind.CALL_FINISHED})
 """What may still be written once a run has ended: the outcome of a call that was in flight, so that no intent stays
 open."""
+
+ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
+"""What somebody may write who holds neither the run's lease nor one of its tickets: wishes, never facts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Plans: the schema that a conductor decodes under, and the only parser that turns plan text into steps.
 
 A plan is `{"steps": [{"worker": 2, "subtask": "...", "access": ["user", 0]}, ...]}`. From a conductor `worker` is an
-ordinal of the brief; from a caller it is a worker's name. The published three-list format (`model_id`, `subtasks`,
+ordinal of the brief; from a caller it is a worker's name. `"tools": true` lets a step call the caller's tools, as the
+answering step may in any case. The published three-list format (`model_id`, `subtasks`,
 `access_list`) is read too. Everything found wrong is told at once, and nothing is mended silently: a plan is valid
 or it is rejected. Text is untrusted and of any size, so the reader has a bound and never recurses over it by itself.
 """
@@ -22,20 +23,23 @@ MAX_SUBTASK_CHARS = 4_000
 SUBSETS_BELOW = 6
 """Places whose access lists are enumerated; beyond, 2^n subsets would make the grammar large."""
 FIELDS = frozenset({"worker", "subtask", "access"})
+OPTIONAL = frozenset({"tools"})
 
 Resolve = Callable[[object], str | None]
 """From what a plan writes in `worker` to a worker's name; None if there is no such eligible worker."""
 
 
-def schema(workers: int, max_steps: int, subtask_chars: int, positional: bool = True) -> dict[str, Any]:
-    """The JSON schema of a plan over `workers` ordinals.
+def schema(
+    workers: int, max_steps: int, subtask_chars: int, positional: bool = True, tools: bool = False
+) -> dict[str, Any]:
+    """The JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them.
 
     With `positional` each place of the list has its own schema, so that a step can list only earlier ones and every
     decodable plan is valid (measured against vLLM's guidance and xgrammar backends). Servers that know no `prefixItems`
     (strict mode of hosted APIs) get one schema for all places; what it lets through too much, `check_step` rejects.
     The order of `properties` is the order of decoding: the worker comes first and streams first.
     """
-    places = [_step_schema(workers, place, subtask_chars, positional) for place in range(max_steps)]
+    places = [_step_schema(workers, place, subtask_chars, positional, tools) for place in range(max_steps)]
     steps: dict[str, Any] = {"type": "array"}
     if positional:
         steps |= {"prefixItems": places, "items": False, "minItems": 1, "maxItems": max_steps}
@@ -44,7 +48,7 @@ def schema(workers: int, max_steps: int, subtask_chars: int, positional: bool = 
     return {"type": "object", "additionalProperties": False, "required": ["steps"], "properties": {"steps": steps}}
 
 
-def _step_schema(workers: int, place: int, subtask_chars: int, positional: bool) -> dict[str, Any]:
+def _step_schema(workers: int, place: int, subtask_chars: int, positional: bool, tools: bool) -> dict[str, Any]:
     may_see: list[str | int] = ["user", *range(place)]
     subtask: dict[str, Any] = {"type": "string"}
     access: dict[str, Any] = {"type": "array", "items": {"enum": may_see}}
@@ -53,16 +57,13 @@ def _step_schema(workers: int, place: int, subtask_chars: int, positional: bool)
         access |= {"minItems": 1, "maxItems": place + 1}
     if positional and place < SUBSETS_BELOW:
         access = {"enum": _subsets(may_see)}
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["worker", "subtask", "access"],
-        "properties": {
-            "worker": {"type": "integer", "enum": list(range(workers))},
-            "subtask": subtask,
-            "access": access,
-        },
+    properties = {
+        "worker": {"type": "integer", "enum": list(range(workers))},
+        "subtask": subtask,
+        "access": access,
+        **({"tools": {"type": "boolean"}} if tools else {}),
     }
+    return {"type": "object", "additionalProperties": False, "required": list(properties), "properties": properties}
 
 
 def _subsets(entries: Sequence[str | int]) -> list[list[str | int]]:
@@ -95,7 +96,7 @@ def check_step(value: object, place: int, resolve: Resolve) -> tuple[Step | None
     """One step of a plan, or every reason why it is none. `place` counts from 0; reasons say it."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
-    reasons = [f"step {place}: unknown field" for _ in set(value) - FIELDS]
+    reasons = [f"step {place}: unknown field" for _ in set(value) - FIELDS - OPTIONAL]
     reasons += [f"step {place}: {field} is missing" for field in sorted(FIELDS - set(value))]
     worker = resolve(value.get("worker"))
     if "worker" in value and worker is None:
@@ -108,11 +109,14 @@ def check_step(value: object, place: int, resolve: Resolve) -> tuple[Step | None
     elif not _sendable(subtask):
         reasons.append(f"step {place}: subtask holds NUL or unpaired surrogate characters")
     access = _check_access(value.get("access", []), place, reasons)
+    tools = value.get("tools", False)
+    if not isinstance(tools, bool):
+        reasons.append(f"step {place}: tools must be true or false")
     if subtask == "" and not access.user:
         reasons.append(f"step {place}: a step without a subtask must be able to see user")
     if reasons or worker is None:
         return None, reasons
-    return Step(worker, str(subtask), access), []
+    return Step(worker, str(subtask), access, tools=bool(tools)), []
 
 
 def _check_access(value: object, place: int, reasons: list[str]) -> Access:
@@ -288,13 +292,24 @@ class Reader:
                 self._reasons.append(f"the plan has more than {self._max_steps} steps")
             return
         try:
-            value = json.loads(entry, strict=False)
+            value = json.loads(entry, strict=False, object_pairs_hook=_without_duplicates)
+        except PlanRejected as rejected:
+            self._reasons += [f"step {place}: {reason}" for reason in rejected.reasons]
+            return
         except (ValueError, RecursionError):
             self._reasons.append(f"step {place}: is not valid JSON")
             return
         step, faults = check_step(value, place, self._resolve)
         self._reasons += faults
         self._waiting = step
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object as it was written: which of two values of one key was meant is not ours to choose."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise PlanRejected(["has the same key twice"])
+    return value
 
 
 _LABELS: Mapping[str, re.Pattern[str]] = {

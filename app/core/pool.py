@@ -12,6 +12,10 @@ from app.core.chat import Usage
 
 WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal"]
 MILLION = 1_000_000
+FAIR = 0.25
+"""The share of its own deadline that a worker must have been granted before being late speaks against it."""
+SPARED = 0.6
+"""The share of a run's time that a worker may be silent for, where another could still take over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,34 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds for one call: to connect, to the first byte, between two reads, and for all of it."""
+
+    connect: float = 5.0
+    first: float = 120.0
+    gap: float = 60.0
+    total: float = 1_800.0
+
+    def within(self, left: float, *, live: bool, spare: bool) -> "Deadlines":
+        """These, cut to the `left` seconds of a run. `spare`: another worker could take over from one that hangs.
+
+        A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
+        """
+        first = min(self.first if live else self.total, left * SPARED if spare else left)
+        return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left))
+
+    def fair(self, given: "Deadlines", seconds: float, silence: float) -> bool:
+        """Whether a call that ran into the deadlines `given` says something of the worker whose own these are.
+
+        It does not if a run had so little time left that hardly any was granted, or ended while the worker was still
+        talking. `seconds` is what the call took, `silence` how long nothing had come at its end.
+        """
+        if given.first < FAIR * self.first:
+            return False
+        return not (given.total <= seconds and given.total < self.total and silence < FAIR * self.gap)
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderSpec:
     """A wire format plus an endpoint. `streams` is false for servers that only answer whole replies."""
 
@@ -58,6 +90,11 @@ class ProviderSpec:
     """Whether it constrains decoding to a JSON schema (`response_format: json_schema`)."""
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether the operator says that its models tell log-probabilities."""
+        return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
@@ -68,6 +105,7 @@ class Worker:
     model: str
     price: Price = Price()
     card: Card = Card()
+    deadlines: Deadlines = Deadlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +124,9 @@ class Limits:
     usd: int = 2 * MILLION
     """Micro-dollars."""
     seconds: float = 300.0
+    """From a request of the caller's to its reply; of a run that calls the caller's tools, for each turn."""
+    tool_wait: float = 600.0
+    """Seconds for which such a run waits for the results before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +141,10 @@ class ConductorSpec:
     width: int = 3
     """Branches of `fan_out` and `self_consistency`."""
     temperature: float = 0.0
+    share: float = 0.4
+    """Of a run's time, for all its plans together; what is left is for the steps."""
+    probe: float = 2.5
+    """Seconds that one token may take before a conductor of which nothing else is heard counts as out; 0: never ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +162,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The whole pool file. `digest` is the SHA-256 of its source, kept with each run."""
+    """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), kept with each run."""
 
     providers: Mapping[str, ProviderSpec]
     workers: Mapping[str, Worker]

@@ -8,6 +8,7 @@ nothing, since the next driver folds the same journal and decides the same. The 
     nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
     rejected again, or out .. Propose(fallback)      all steps settled, or time up .. Finish
+                                                     nothing goes on without tools .. Await
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,18 @@ from typing import Any
 from app.core.chat import usage_from_json
 from app.core.journal import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Event, Kind
 from app.core.pool import Limits
-from app.core.state import DRIVER_LOST, Admitted, Call, Mode, Proposal, RunState, StepState
+from app.core.state import (
+    DRIVER_LOST,
+    NO_TIME,
+    Admitted,
+    Call,
+    Exchange,
+    Mode,
+    Proposal,
+    RunState,
+    StepState,
+    Turn,
+)
 from app.core.workflow import access_from_list
 
 
@@ -55,7 +67,14 @@ class Finish:
     error: str = ""
 
 
-Command = Propose | Queue | Skip | Finish
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Give the tool calls of these steps to the caller, and let go of the run until it comes back."""
+
+    steps: tuple[int, ...]
+
+
+Command = Propose | Queue | Skip | Await | Finish
 
 
 def begin(event: Event) -> RunState:
@@ -65,13 +84,25 @@ def begin(event: Event) -> RunState:
         task=body["task"],
         tier=body["tier"],
         limits=Limits(**body["limits"]),
-        deadline=body["deadline"],
         pool=tuple(body["pool"]),
         conductor=body["conductor"],
-        streams=body["streams"],
         preview=body["preview"],
+        rehearsal=body["rehearsal"],
+        labels=frozenset(body.get("labels", ())),
     )
-    return RunState(run=event.run, admitted=admitted, seq=event.seq)
+    return RunState(run=event.run, admitted=admitted, turn=_turn(0, body, event.at), seq=event.seq)
+
+
+def _turn(number: int, body: Mapping[str, Any], at: float) -> Turn:
+    return Turn(
+        number=number,
+        deadline=body["deadline"],
+        streams=body["streams"],
+        request=body.get("request", ""),
+        at=at,
+        on_disconnect=body.get("on_disconnect", "cancel"),
+        wire=body.get("wire", {}),
+    )
 
 
 def fold(events: tuple[Event, ...]) -> RunState:
@@ -109,6 +140,7 @@ def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
     return RunState(
         state.run,
         state.admitted,
+        take("turn", state.turn),
         seq,
         take("state", state.state),
         take("proposals", state.proposals),
@@ -139,6 +171,7 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
         subtask=body["subtask"],
         access=access_from_list(body["access"]),
         answers=body["answers"],
+        tools=body.get("tools", False),
     )
     if step.n in state.steps:
         raise ValueError(f"step {step.n} is planned twice")
@@ -170,11 +203,19 @@ def _step_queued(state: RunState, body: Mapping[str, Any]) -> Changes:
 
 def _call_intended(state: RunState, body: Mapping[str, Any]) -> Changes:
     call = Call(
-        body["call"], body["n"], body["worker"], "user" in body["access"], body["usd_held"], body["tokens_held"]
+        body["call"],
+        body["n"],
+        body["worker"],
+        "user" in body["access"],
+        body["usd_held"],
+        body["tokens_held"],
+        turn=state.turn.number,
     )
     if call.id in state.calls:
         raise ValueError(f"{call.id} is intended twice")
     changes: Changes = {"calls": {**state.calls, call.id: call}}
+    if call.step is not None and state.steps[call.step].state == "awaiting_tool":
+        raise ValueError(f"step {call.step} waits for results")
     return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
@@ -192,8 +233,36 @@ def _call_finished(state: RunState, body: Mapping[str, Any]) -> Changes:
     return {"calls": {**state.calls, call.id: call}}
 
 
+def _step_awaiting(state: RunState, body: Mapping[str, Any]) -> Changes:
+    step = state.steps[body["n"]]
+    ids = tuple(call["id"] for call in body["calls"])
+    exchange = Exchange(body["call"], step.worker, body["said"], ids, state.turn.number, chars=body["chars"])
+    return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
+
+
+def _step_results(state: RunState, body: Mapping[str, Any]) -> Changes:
+    step = state.steps[body["n"]]
+    if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
+        raise ValueError(f"step {step.n} waits for no results")
+    answered = replace(step.exchanges[-1], results=body["results"])
+    return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
+
+
+def _awaiting(state: RunState, body: Mapping[str, Any]) -> Changes:
+    moved = _run_arrow(state, "awaiting_tool")
+    return {"state": moved, "turn": replace(state.turn, until=body["until"])}
+
+
+def _resumed(state: RunState, body: Mapping[str, Any]) -> Changes:
+    if state.state != "awaiting_tool":
+        raise ValueError("the run waits for nothing")
+    turn = _turn(state.turn.number + 1, body, body["at"])
+    return {"state": _run_arrow(state, "running"), "turn": turn}
+
+
 def _step_done(state: RunState, body: Mapping[str, Any]) -> Changes:
     picked = {name: body[name] for name in ("output", "chars", "finish", "call")}
+    picked |= {"logprobs": body.get("logprobs", ""), "refusal": body.get("refusal", False)}
     return _set_step(state, body["n"], state="done", **picked)
 
 
@@ -243,9 +312,13 @@ _ADVANCE: Mapping[Kind, Callable[[RunState, Mapping[str, Any]], Changes]] = {
     Kind.STEP_QUEUED: _step_queued,
     Kind.CALL_INTENDED: _call_intended,
     Kind.CALL_FINISHED: _call_finished,
+    Kind.STEP_AWAITING: _step_awaiting,
+    Kind.STEP_RESULTS: _step_results,
     Kind.STEP_DONE: _step_done,
     Kind.STEP_FAILED: _step_failed,
     Kind.STEP_SKIPPED: _step_skipped,
+    Kind.AWAITING: _awaiting,
+    Kind.RESUMED: _resumed,
 }
 
 
@@ -255,16 +328,21 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return ()
     if state.cancel_asked:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
-    if now >= state.admitted.deadline:
+    if state.state == "awaiting_tool":
+        return (Finish(Kind.EXPIRED, error="tool_results_missing"),) if now >= state.turn.until else ()
+    if now >= state.deadline:
         return (Finish(Kind.EXPIRED, error="run_expired"),)
-    if any(step.error == "run_over_budget" for step in state.current):
+    lost = {step.error for step in state.current}
+    if NO_TIME in lost:
+        return (Finish(Kind.EXPIRED, error="run_expired"),)
+    if "run_over_budget" in lost:
         return (Finish(Kind.OVER_BUDGET, error="run_over_budget"),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
-    return _schedule(state) or _finish(state)
+    return _schedule(state) or _await(state) or _finish(state)
 
 
 def _propose(state: RunState) -> Command:
@@ -302,11 +380,24 @@ def _schedule(state: RunState) -> tuple[Command, ...]:
     return (*skips, *queue)
 
 
+def _await(state: RunState) -> tuple[Command, ...]:
+    """Once nothing goes on by itself any more."""
+    waiting = tuple(step.n for step in state.current if step.state == "awaiting_tool")
+    needed = state.answering is not None and not state.answering.settled
+    return (Await(waiting),) if waiting and needed and not state.open_calls and not _busy(state) else ()
+
+
+def _busy(state: RunState) -> bool:
+    return any(step.state in ("queued", "running") for step in state.current)
+
+
 def _finish(state: RunState) -> tuple[Command, ...]:
     answering = state.answering
-    if answering is None or not all(step.settled for step in state.current):
-        return ()
+    if answering is None or not answering.settled or _busy(state):
+        return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
     if answering.state != "done":
+        # Only an empty output is stood in for (DESIGN, section 4). A step that failed after all its replacements has
+        # none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
         return (Finish(Kind.FAILED, error=answering.error or "run_failed"),)
     if answering.chars:
         return (Finish(Kind.SUCCEEDED, answering.n),)

@@ -14,8 +14,12 @@ from app.core.pool import Limits
 from app.core.workflow import Access
 
 Mode = Literal["first", "repair", "fallback"]
+OnDisconnect = Literal["cancel", "finish"]
+"""What becomes of a run that nobody hears any more."""
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
+NO_TIME = "no_time"
+"""The error of a step that was not begun because no worker could have answered in what was left of the run."""
 RUN_ENDED = "run_ended"
 """Why steps that were not settled are skipped at the end of their run."""
 DRIVER_LOST = "the driver was lost while the plan was made"
@@ -36,11 +40,50 @@ class Call:
     usage: Usage = Usage()
     usd: int = 0
     seconds: float = 0.0
+    turn: int = 0
+    """The turn in which it was intended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One use of the caller's tools by a step: the worker's message with its calls, and the results."""
+
+    call: str
+    worker: str
+    said: str
+    """Ref of the message, with the ids that the worker knows its calls by."""
+    ids: tuple[str, ...]
+    """The ids that the caller knows them by, in the same order."""
+    turn: int
+    """The turn that ended with them."""
+    chars: int = 0
+    """Of the text beside the calls."""
+    results: str = ""
+    """Ref of what came back; empty while it is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The caller's latest request to this run: the admission (number 0), or one that brought tool results."""
+
+    number: int = 0
+    deadline: float = 0.0
+    streams: bool = False
+    """Whether deltas of the answer are told as they come; then a step that has begun to answer is not tried again."""
+    request: str = ""
+    """Ref of its sampling and tools; empty: those of the task."""
+    at: float = 0.0
+    """When, in seconds since 1970."""
+    on_disconnect: OnDisconnect = "cancel"
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    """What the reply is written with, beside the journal: the wire format and the request's options for it."""
+    until: float = 0.0
+    """When the wait for tool results is over; 0 before there is any."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepState:
-    """A step of some proposal. `output` is the ref of its answer; `subtask` the ref of its text, or empty."""
+    """A step of some proposal. `output` is the ref of its answer; `subtask` and `logprobs` are refs too, or empty."""
 
     n: int
     proposal: int
@@ -54,6 +97,12 @@ class StepState:
     finish: str = ""
     call: str = ""
     error: str = ""
+    logprobs: str = ""
+    refusal: bool = False
+    """Whether its output is what the model said instead of an answer."""
+    tools: bool = False
+    """Whether it may call the caller's tools."""
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def settled(self) -> bool:
@@ -83,13 +132,13 @@ class Admitted:
     task: str
     tier: str
     limits: Limits
-    deadline: float
     pool: tuple[str, ...]
     conductor: str
-    streams: bool
-    """Whether deltas of the answer are told as they come; then a step that has begun to answer is not tried again."""
     preview: bool = False
     """Whether the run ends with its plan, and nothing of it is executed."""
+    rehearsal: bool = False
+    labels: frozenset[str] = frozenset()
+    """What whoever sees any of the run must be cleared for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +147,7 @@ class RunState:
 
     run: str
     admitted: Admitted
+    turn: Turn
     seq: int = 0
     state: str = "admitted"
     proposals: tuple[Proposal, ...] = ()
@@ -111,6 +161,27 @@ class RunState:
     def ended(self) -> bool:
         """Whether the run has reached its terminal state."""
         return self.state in TERMINAL.values()
+
+    @property
+    def replied(self) -> bool:
+        """Whether the caller has all of the present turn's reply: the run has ended, or waits for it."""
+        return self.ended or self.state == "awaiting_tool"
+
+    @property
+    def deadline(self) -> float:
+        """When the present turn is over at the latest, in seconds since 1970."""
+        return self.turn.deadline
+
+    @property
+    def streams(self) -> bool:
+        """Whether deltas of the present turn's answer are told as they come."""
+        return self.turn.streams
+
+    @property
+    def awaited(self) -> Mapping[str, int]:
+        """The ids of tool calls that a caller was given and has not answered yet, each with its step."""
+        waiting = [step for step in self.steps.values() if step.state == "awaiting_tool"]
+        return {id_: step.n for step in waiting for id_ in step.exchanges[-1].ids}
 
     @property
     def proposal(self) -> Proposal | None:
@@ -137,6 +208,11 @@ class RunState:
     def open_calls(self) -> tuple[Call, ...]:
         """Calls that are intended and have no outcome."""
         return tuple(call for call in self.calls.values() if call.outcome is None)
+
+    @property
+    def planning(self) -> tuple[Call, ...]:
+        """Open calls that were made for a plan."""
+        return tuple(call for call in self.open_calls if call.step is None)
 
     @property
     def degraded(self) -> bool:

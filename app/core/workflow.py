@@ -44,6 +44,8 @@ class Step:
     """Whether its output is the answer; true for a workflow's last step and for no other."""
     probability: float | None = None
     """The conductor's probability of this worker, where its decoder tells."""
+    tools: bool = False
+    """Whether it may call the caller's tools; the answering step always may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,20 +7,37 @@ value. Keys are checked by a dependency of each route, so a route without one is
 
 import logging
 import re
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BatonError
-from app.gateway import chat, fault, health, models, runs
+from app.gateway import (
+    anthropic_reply,
+    chat,
+    completions,
+    description,
+    elsewhere,
+    fault,
+    health,
+    messages,
+    models,
+    responses,
+    runs,
+)
 from app.gateway.admission import Admission
 from app.gateway.auth import Keys
+from app.gateway.browser import PREFLIGHT, Crossing
 from app.gateway.gate import Gate
+from app.gateway.once import OnceOnly
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
@@ -30,8 +47,17 @@ __all__ = ["Gate", "create_app", "create_probes"]
 def create_app(gate: Gate) -> FastAPI:
     """Every public route over the given dependencies, which the caller opens and closes."""
     keys, admission = Keys(gate), Admission(gate)
-    public = (chat.routes(gate, keys, admission), models.routes(gate, keys), runs.routes(gate, keys))
-    return _app(gate, *public, health.routes(gate))
+    once = OnceOnly(gate, admission)
+    public = (
+        chat.routes(gate, keys, once),
+        completions.routes(gate, keys, once),
+        messages.routes(gate, keys, once),
+        responses.routes(gate, keys, once),
+        models.routes(gate, keys),
+        runs.routes(gate, keys, once),
+        health.routes(gate),
+    )
+    return _app(gate, *public, description.routes(public, version("baton")))
 
 
 def create_probes(gate: Gate) -> FastAPI:
@@ -41,25 +67,35 @@ def create_probes(gate: Gate) -> FastAPI:
 
 def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    for route in routes:
+        if route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(BatonError, _baton_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, partial(_http_error, routes))
     app.add_middleware(Frontdoor, gate=gate)
     return app
 
 
-async def _baton_error(_request: Request, error: Exception) -> Response:
+async def _baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
+    if request.scope["path"].startswith(messages.PREFIX):
+        return anthropic_reply.failure(error, request.scope["baton.headers"][0][1].decode())
     return fault.render(error)
 
 
-async def _http_error(_request: Request, error: Exception) -> Response:
+async def _http_error(routes: Sequence[APIRoute], request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return fault.refuse(404, "There is no such route; the API is under /v1.", "unknown_url")
+        return fault.refuse(404, elsewhere.advice(request.scope["path"]), "unknown_url")
     if error.status_code == 405:
-        return fault.refuse(405, "This route does not take that method.", "method_not_allowed", error.headers)
+        fitting = [route for route in routes if route.path_regex.match(request.scope["path"])]
+        allow = {"allow": ", ".join(sorted({"OPTIONS"}.union(*(route.methods or () for route in fitting))))}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
+        return fault.refuse(405, "This route does not take that method.", "method_not_allowed", allow)
     return fault.refuse(error.status_code, "The request cannot be served.", "invalid_request", error.headers)
 
 
@@ -69,23 +105,30 @@ class Frontdoor:
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
         self._gate = gate
+        self._crossing = Crossing(gate.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request_id = _given_id(scope) or self._gate.name("req").encode()
-        headers = [(b"x-request-id", request_id)]
+        headers = [(b"x-request-id", request_id), *self._crossing.headers(scope)]
+        if scope["path"].startswith(messages.PREFIX):
+            headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
-        status = 0
+        status, began = 0, self._gate.tick()
 
         async def out(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *headers]
+                took = (b"openai-processing-ms", b"%d" % ((self._gate.tick() - began) * 1000))
+                message["headers"] = [*message["headers"], *headers, took]
             await send(message)
 
+        if self._crossing.preflight(scope):
+            headers += PREFLIGHT
+            return await Response(status_code=204)(scope, receive, out)
         try:
             await self._app(scope, receive, out)
         except ClientDisconnect:

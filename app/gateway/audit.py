@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.core.bill import bill
-from app.core.chat import Image, Message, Part, Text, Usage, usage_from_json
+from app.core.chat import Usage, usage_from_json
 from app.core.journal import Event, Kind
 from app.core.pool import MILLION
 from app.core.progress import fold
 from app.core.state import RunState
-from app.dispatch import see
 from app.errors import NotFound
+from app.gateway import exchanges
 from app.gateway.openai_reply import dollars, figures, usage_of
 from app.store.protocol import Journal, Ledger, RunRow, Store
+from app.view import see
 
 
 def summary(row: RunRow) -> dict[str, Any]:
@@ -66,6 +67,7 @@ def whole(row: RunRow, journal: Journal) -> dict[str, Any]:
         "cancel_asked": state.cancel_asked,
         "proposals": _proposals(state, journal.events),
         "steps": [_step(state, n, journal.events) for n in state.steps],
+        "turns": exchanges.turns(state, journal.events),
         "usage": usage_of(split),
         "total_usage": figures(split.total),
         "cost_usd": dollars(split.usd),
@@ -110,7 +112,7 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
     step = state.steps[n]
     calls = [call for call in state.calls.values() if call.step == n]
     planned = _of(events, Kind.PLAN_STEP, n=n)
-    done = _of(events, Kind.STEP_DONE, n=n)
+    done, failed = _of(events, Kind.STEP_DONE, n=n), _of(events, Kind.STEP_FAILED, n=n)
     return {
         "n": n,
         "proposal": step.proposal,
@@ -118,8 +120,10 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "planned_worker": planned[0].body["worker"] if planned else step.worker,
         "probability": planned[0].body.get("probability") if planned else None,
         "access": step.access.as_list(),
+        "tools": step.tools,
         "state": step.state,
         "error": step.error or None,
+        "passed_over": failed[0].body.get("passed_over", []) if failed else [],
         "chars": step.chars,
         "finish": step.finish or None,
         "started_at": _first_at(_of(events, Kind.CALL_INTENDED, n=n)),
@@ -128,6 +132,7 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
         "attempts": [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=n)],
+        "exchanges": exchanges.exchanges(step, events),
         "detail": f"/v1/runs/{state.run}/steps/{n}",
     }
 
@@ -149,6 +154,8 @@ def _attempt(intent: Event, events: Sequence[Event]) -> dict[str, Any]:
         "access": body["access"],
         "request": body.get("request"),
         "held": {"usd": dollars(body["usd_held"]), "tokens": body["tokens_held"]},
+        "passed_over": body.get("passed_over", []),
+        "despite": body.get("despite"),
         "outcome": None,
     }
     for event in _of(events, Kind.CALL_FINISHED, call=body["call"]):
@@ -160,6 +167,8 @@ def _outcome(body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "outcome": body["outcome"],
         "error": body.get("error"),
+        "blamed": body.get("blamed"),
+        "retry_after": body.get("retry_after"),
         "usage": figures(usage_from_json(body["usage"])),
         "cost_usd": dollars(body["usd"]),
         "seconds": body["seconds"],
@@ -173,14 +182,14 @@ async def step_in_full(store: Store, state: RunState, events: Sequence[Event], n
     """A step with the exact messages that its worker saw, its subtask, its output, and what each attempt said."""
     step = state.steps[n]
     outputs = {event.body["call"]: event.body.get("output", "") for event in _of(events, Kind.CALL_FINISHED, n=n)}
-    wanted = {step.subtask, step.output, *outputs.values()} - {""}
+    wanted = {step.subtask, step.output, *outputs.values(), *exchanges.refs(step)} - {""}
     texts = {
         ref: body.decode("utf-8", "replace") for ref, body in (await store.contents(state.run, sorted(wanted))).items()
     }
     texts[""] = ""
     messages: list[dict[str, Any]] | None
     try:
-        messages = [_message(message) for message in await see(store, state, n)]
+        messages = [exchanges.message(message) for message in await see(store, state, n)]
     except NotFound:
         messages = None
     shown = _step(state, n, events)
@@ -192,17 +201,6 @@ async def step_in_full(store: Store, state: RunState, events: Sequence[Event], n
         "erased": messages is None or not wanted <= set(texts),
         "subtask": texts.get(step.subtask),
         "messages": messages,
+        "exchanges": exchanges.full(step, events, texts),
         "output": texts.get(step.output),
     }
-
-
-def _message(message: Message) -> dict[str, Any]:
-    shown: dict[str, Any] = {"role": message.role, "content": [_part(part) for part in message.parts]}
-    return shown | ({"name": message.name} if message.name else {})
-
-
-def _part(part: Part) -> dict[str, Any]:
-    if isinstance(part, Text):
-        return {"type": "text", "text": part.text}
-    assert isinstance(part, Image)
-    return {"type": "image_url", "image_url": {"url": part.url, "detail": part.detail}}

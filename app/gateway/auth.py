@@ -14,10 +14,11 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from starlette.requests import HTTPConnection, Request
 
-from app.errors import BatonError, ConfigInvalid, Forbidden, StoreUnavailable, Unauthorized
+from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
 from app.gateway.gate import Gate
 from app.store.protocol import KeyRow
 
@@ -26,6 +27,11 @@ FORM = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
 ABSENT = hashlib.sha256(b"no such key").digest()
 """Compared against when there is no key of that id, so that both cases take the same path."""
 REMEMBERED = 10_000
+LEFT: Literal["left"] = "left"
+Answer = KeyRow | BatonError | Literal["left"] | None
+"""What a lookup came to; `LEFT` if whoever began it has gone away in the middle."""
+LOOKUPS = 64
+"""Keys that are looked up at the same time: more is a flood of keys, most of which are none."""
 PATIENCE = 3.0
 """Seconds that a key lookup in the store may take."""
 
@@ -106,6 +112,8 @@ class Keys:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._known: dict[bytes, tuple[float, KeyRow | None]] = {}
+        self._asked: dict[bytes, asyncio.Future[Answer]] = {}
+        """Lookups under way: whoever comes with the same key waits for the one that there is."""
 
     def needs(self, *scopes: str) -> Callable[[Request], Awaitable[Caller]]:
         """A route's dependency: its caller, who has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
@@ -125,12 +133,34 @@ class Keys:
         mark = hashlib.sha256((key or "").encode()).digest()
         until, row = self._known.get(mark, (0.0, None))
         if until <= self._gate.tick():
-            row = self._check(await self._find(public), secret)
-            self._remember(mark, row)
+            row = await self._look_up(mark, public, secret)
         now = self._gate.now()
         if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
             raise Unauthorized()
         return row
+
+    async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
+        """The row of a key, if that is the key: asked of the store once, however many requests bring it meanwhile."""
+        while (asked := self._asked.get(mark)) is not None:
+            told = await asyncio.shield(asked)
+            if isinstance(told, BatonError):
+                raise told
+            if told != LEFT:
+                return told
+        if len(self._asked) >= LOOKUPS:
+            raise Overloaded(retry_after=1.0)
+        self._asked[mark] = asked = asyncio.get_running_loop().create_future()
+        answer: Answer = LEFT
+        try:
+            answer = row = self._check(await self._find(public), secret)
+            self._remember(mark, row)
+            return row
+        except BatonError as error:
+            answer = error
+            raise
+        finally:
+            del self._asked[mark]
+            asked.set_result(answer)
 
     async def _find(self, public: str) -> KeyRow | None:
         if not public:

@@ -9,61 +9,50 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.errors import PlanRejected
-from app.gateway import fault
-from app.gateway.admission import Admission, Permit
+from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate
 from app.gateway.ingress import read_json
-from app.gateway.openai_chat import ChatRequest, read_request, resolve_tier, to_order
+from app.gateway.once import Begun, OnceOnly
+from app.gateway.openai_chat import read_request, to_order
 from app.gateway.openai_reply import Chunks, completion
 from app.gateway.sse import EventStream, collect
-from app.order import Driven, Order
+from app.order import Order
 
 
-def routes(gate: Gate, keys: Keys, admission: Admission) -> APIRouter:
+def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     """The routes of the chat wire format."""
     router = APIRouter()
     writer = keys.needs("runs:write")
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", dependencies=[once.room])
     async def chat(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body, ignored = read_request(await read_json(request, gate.bounds))
-        tier = resolve_tier(gate.catalog(), caller.key, body.model)
-        order = to_order(body, ignored, tier, caller.key)
-        permit = admission.enter(caller.key, request.scope["baton.headers"])
-        streamed = False
-        try:
-            driven = await _start(gate, order)
-            request.scope["baton.headers"].append((b"x-baton-run", driven.run.encode()))
-            if order.streams:
-                streamed = True
-                return _stream(gate, driven, order, body, permit)
-            return await _whole(gate, driven, order, request)
-        finally:
-            if not streamed:
-                permit.release()
+        body = await read_json(request, gate.bounds)
+
+        def order() -> Order:
+            asked, ignored = read_request(body)
+            return to_order(asked, ignored, resolve_tier(gate.catalog(), caller.key, asked.model), caller.key)
+
+        begun = await once.begin(request, caller, body, order)
+        if begun.driven.state.streams:
+            return stream(gate, begun)
+        return await _whole(gate, begun, request)
 
     return router
 
 
-async def _start(gate: Gate, order: Order) -> Driven:
+def stream(gate: Gate, begun: Begun) -> EventStream:
+    """The run as chunks, from behind the event that the caller named."""
+    chunks = Chunks(begun.driven.state, begun.after)
+    return EventStream(gate, begun.driven, chunks, begun.permit, begun.seconds)
+
+
+async def _whole(gate: Gate, begun: Begun, request: Request) -> Response:
     try:
-        return await gate.drivers.start(order)
-    except PlanRejected as error:
-        raise fault.of_plan(error) from None
-
-
-async def _whole(gate: Gate, driven: Driven, order: Order, request: Request) -> Response:
-    created = int(gate.now())
-    ended = await collect(gate, driven, request.receive, order.limits.seconds)
+        ended = await collect(gate, begun.driven, request.receive, begun.seconds)
+        begun.permit.used(ended.bill.turn.total)
+    finally:
+        begun.permit.release()
     if ended.error is not None:
         raise ended.error
-    return Response(completion(ended, created, gate.catalog().rehearsal), media_type="application/json")
-
-
-def _stream(gate: Gate, driven: Driven, order: Order, body: ChatRequest, permit: Permit) -> EventStream:
-    usage = body.stream_options is not None and body.stream_options.include_usage
-    rehearsal = gate.catalog().rehearsal
-    chunks = Chunks(driven.run, order.tier.name, int(gate.now()), usage=usage, rehearsal=rehearsal)
-    return EventStream(gate, driven, chunks, permit, order.limits.seconds)
+    return Response(completion(ended), media_type="application/json")

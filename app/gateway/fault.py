@@ -25,17 +25,27 @@ def _object(message: str, kind: str, param: str | None, code: str | None) -> dic
 
 def render(error: BatonError) -> Response:
     """The reply to a request that failed before its first byte."""
+    return _reply(error.status, describe(error), headers_of(error))
+
+
+def headers_of(error: BatonError) -> dict[str, str]:
+    """What the reply says beside its body."""
     headers = {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.retry_after is not None or error.status == 503:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
-    return _reply(error.status, describe(error), headers)
+    return headers
 
 
 def refuse(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
     """The reply where the framework found the fault: no such route, no such method."""
-    return _reply(status, _object(message, "invalid_request_error", None, code), headers or {})
+    return _reply(status, plain(message, code), headers or {})
+
+
+def plain(message: str, code: str) -> dict[str, Any]:
+    """The error object of a fault that has no class."""
+    return _object(message, "invalid_request_error", None, code)
 
 
 def crashed(request_id: str) -> Response:

@@ -13,11 +13,12 @@ from app.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Admission limits. A key's own `rpm` and `concurrency` take the place of these defaults; None means no limit."""
+    """Admission limits. A key's own `rpm`, `tpm` and `concurrency` take the place of these defaults; None: no limit."""
 
     running: int = 1_000
     """Chat requests that this process serves at one time, over all keys."""
     rpm: int | None = None
+    tpm: int | None = None
     concurrency: int | None = None
 
 
@@ -44,5 +45,11 @@ class Gate:
     """Seconds for which a key lookup is remembered: a revocation takes effect within them."""
     ping: float = 10.0
     """Longest silence of a stream, in seconds."""
+    origins: frozenset[str] = frozenset()
+    """Origins whose pages may read replies; see `browser.py`."""
+    remembered: float = 86_400.0
+    """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
+    conducts: Callable[[], bool | None] = lambda: None
+    """Whether the models that conduct are fit to; None if there are none."""
     grace: float = 30.0
     """Seconds beyond its time limit after which a run that has not ended is given up on."""

@@ -1,7 +1,8 @@
 """`/healthz` says that the process lives, `/readyz` that it can do its work, `/metrics` what it has done.
 
 None of them needs a key. `/healthz` asks nobody, so that a database that is down does not get every gateway restarted.
-Without the queue `/readyz` says `degraded` and 200: a balancer that took the service away would end what still works.
+Without the queue, or with a conductor that is out, `/readyz` says `degraded` and 200: a balancer that took the service
+away would end what still works.
 """
 
 import asyncio
@@ -31,8 +32,10 @@ def routes(gate: Gate) -> APIRouter:
         checks = {"store": gate.store.ready, "queue": gate.queue.ready}
         results = await asyncio.gather(*(_check(ask) for ask in checks.values()))
         found = dict(zip(checks, results, strict=True))
-        ready = found["store"] == "ok"  # without its queue the service goes on by looking into the outbox (D1)
-        status = "ready" if found["queue"] == "ok" else "degraded"
+        if (fit := gate.conducts()) is not None:
+            found["conductor"] = "ok" if fit else "degraded"
+        ready = found["store"] == "ok"  # all else has something to go on with: the outbox (D1), the fallback
+        status = "ready" if set(found.values()) == {"ok"} else "degraded"
         body = {"status": status if ready else "not_ready", "checks": found}
         headers = {} if ready else {"retry-after": "1"}
         return Response(orjson.dumps(body), 200 if ready else 503, headers, "application/json")

@@ -9,23 +9,52 @@ and grammar; duplicate keys, NUL and integers that it would turn into floats are
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, UnsupportedMedia
 
 WHOLE = 1 << 63
 YIELD_ABOVE = 1 << 18
 """Bytes from which the event loop gets a turn between the passes over a body."""
+SLICE = 1 << 20
+"""Bytes of a body from which escapes are taken in one turn."""
+
+
+class Arriving:
+    """Bytes of all bodies that are being read or parsed."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @contextmanager
+    def reserve(self, most: int) -> Iterator[Callable[[int], None]]:
+        """A function that asks for more bytes within the block; it raises `Overloaded` where all together take more
+        than `most`."""
+        mine = 0
+
+        def more(size: int) -> None:
+            nonlocal mine
+            if self._bytes + size > most:
+                raise Overloaded("Too much is being sent to this service at once; try again shortly.", retry_after=1.0)
+            self._bytes += size
+            mine += size
+
+        try:
+            yield more
+        finally:
+            self._bytes -= mine
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a body may be. `seconds` is how long it may take to arrive."""
 
-    body: int = 4 << 20
+    body: int = 8 << 20
     seconds: float = 60.0
     depth: int = 32
     nodes: int = 50_000
@@ -34,15 +63,26 @@ class Bounds:
     key: int = 256
     keys: int = 1_000
     """In one object."""
+    together: int = 64 << 20
+    """Bytes of all bodies that arrive at the same time; one alone may always have `body`."""
+    arriving: Arriving = field(default_factory=Arriving, compare=False)
 
 
 async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
-    """The JSON object in a request's body; raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest`."""
+    """The JSON object in a request's body; raises `TooLarge`, `TooSlow`, `UnsupportedMedia`, `InvalidRequest` or
+    `Overloaded`."""
     _check_headers(request, bounds)
-    body = await _read(request, bounds)
+    with bounds.arriving.reserve(max(bounds.together, bounds.body)) as more:
+        return await _read_json(request, bounds, more)
+
+
+async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], None]) -> dict[str, object]:
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit():  # refused before it is read, not when most of it is there
+        more(int(announced))
+    body = await _read(request, bounds, (lambda _: None) if announced.isdigit() else more)
     await _give_way(body)
-    colons = _prescan(body, bounds)
-    await _give_way(body)
+    colons = await _prescan(body, bounds)
     value = _parse(body)
     await _give_way(body)
     _walk(value, colons, bounds)
@@ -50,6 +90,14 @@ async def read_json(request: Request, bounds: Bounds) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     return value
+
+
+async def read_json_if_any(request: Request, bounds: Bounds) -> dict[str, object]:
+    """The same, for routes that need no body: none at all is an empty object."""
+    headers = request.headers
+    if headers.get("content-length", "0").strip() == "0" and "transfer-encoding" not in headers:
+        return {}
+    return await read_json(request, bounds)
 
 
 async def _give_way(body: bytes) -> None:
@@ -74,7 +122,7 @@ def _check_headers(request: Request, bounds: Bounds) -> None:
         raise TooLarge()
 
 
-async def _read(request: Request, bounds: Bounds) -> bytes:
+async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(bounds.seconds):
@@ -82,33 +130,49 @@ async def _read(request: Request, bounds: Bounds) -> bytes:
                 message = await request.receive()
                 if message["type"] != "http.request":
                     raise ClientDisconnect()
+                more(len(message.get("body", b"")))
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
-        raise InvalidRequest("The body did not arrive in time; send it again.", code="request_timeout") from None
+        raise TooSlow() from None
     if len(body) > bounds.body:
         raise TooLarge()
     return bytes(body)
 
 
-def _prescan(body: bytes, bounds: Bounds) -> int:
+async def _prescan(body: bytes, bounds: Bounds) -> int:
     """Refuse bodies of too many nodes before they are built; the number of keys as written.
 
     Escapes stand only inside strings, so once they are taken out every second piece between quotes is structure. In a
     body that is not JSON the count may be wrong, but only from where the parser stops too.
     """
-    if not body.strip(b" \t\r\n"):
+    if len(body) < YIELD_ABOVE and not body.strip(b" \t\r\n"):
         raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
     if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+        body = await _without_escapes(body)
     if body.count(b'"') > 2 * bounds.nodes:
         raise _too_many()
     structure = b"".join(body.split(b'"')[0::2])
+    await _give_way(body)
     colons = structure.count(b":")
     if structure.count(b",") + structure.count(b"[") + structure.count(b"{") + colons > bounds.nodes:
         raise _too_many()
     return colons
+
+
+async def _without_escapes(body: bytes) -> bytes:
+    """Slice by slice, each beginning where no escape is open: an odd run of backslashes at a slice's end is one."""
+    pieces: list[bytes] = []
+    start = 0
+    while start < len(body):
+        piece = body[start : start + SLICE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and start + len(piece) < len(body):
+            piece = piece[:-1]
+        start += len(piece)
+        pieces.append(piece.replace(b"\\\\", b"").replace(b'\\"', b""))
+        await _give_way(piece)
+    return b"".join(pieces)
 
 
 def _too_many() -> InvalidRequest:

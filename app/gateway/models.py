@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from app.core.pool import MILLION, Catalog, Limits, Tier, Worker
+from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate
-from app.gateway.openai_chat import resolve_tier
 from app.store.protocol import KeyRow
 
 

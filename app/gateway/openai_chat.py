@@ -1,136 +1,91 @@
 """The request of `POST /v1/chat/completions`: from checked JSON values to an `Order`.
 
-`PARAMETERS` decides what becomes of every top-level field: read, noted as ignored (where OpenAI too may ignore it), or
-refused with a 400 that names it. Nothing is dropped silently. A null stands for an absent field. Values never occur in
-an error; names do, if they look like a name.
+`parameters.py` decides what becomes of every top-level field; nothing is dropped silently. A null stands for an absent
+field. Values never occur in an error; names do, if they look like a name.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from decimal import ROUND_FLOOR, Decimal
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, ValidationError
+from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.chat import Image, Message, Part, Sampling, Task, Text
-from app.core.policy import Overrides
-from app.core.pool import MILLION, Catalog, Limits, Tier
-from app.errors import InvalidRequest, NotFound
+from app.core.pool import Tier
+from app.errors import InvalidRequest
+from app.gateway.asked import Extension, Wire, order_of
+from app.gateway.forms import ResponseFormat, form_of
+from app.gateway.openai_tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
+from app.gateway.parameters import PARAMETERS, is_ignored
+from app.gateway.refusal import NAME, refusal, unknown
 from app.order import Order
 from app.store.protocol import KeyRow
 
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
 
-IGNORED: Final = "ignored"
-READ: Final = "read"
-PARAMETERS: Mapping[str, str | tuple[object, ...]] = {
-    **dict.fromkeys(("model", "messages", "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop"), READ),
-    **dict.fromkeys(("seed", "presence_penalty", "frequency_penalty", "stream", "stream_options", "user"), READ),
-    **dict.fromkeys(("metadata", "reasoning_effort", "baton"), READ),
-    **dict.fromkeys(("store", "service_tier", "parallel_tool_calls", "safety_identifier", "verbosity"), IGNORED),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), IGNORED),
-    # Known to OpenAI, not honoured here yet: refused unless the value asks for nothing.
-    "n": (1,),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
-}
-"""`READ`, `IGNORED`, or the values that a refused parameter may have all the same."""
-
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$")]
-WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+BREAKPOINT: Final = "prompt_cache_breakpoint"
 TokenCap = Annotated[int, Field(ge=1, le=10_000_000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
-class _Wire(BaseModel):
-    """Types as they stand in JSON, without conversions; unknown fields are errors."""
+class CacheBreakpoint(Wire):
+    """Where a prefix ends that a provider might cache; noted as ignored."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
 
 
-class TextPart(_Wire):
+class TextPart(Wire):
     """A text part."""
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
-class RefusalPart(_Wire):
+class RefusalPart(Wire):
     """What an assistant said instead of an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ImageUrl(_Wire):
+class ImageUrl(Wire):
     """A picture inline or by reference."""
 
     url: Annotated[str, StringConstraints(pattern=IMAGE)]
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class ImagePart(_Wire):
+class ImagePart(Wire):
     """An image part."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 AnyPart = Annotated[TextPart | ImagePart | RefusalPart, Discriminator("type")]
 
 
-class WireMessage(_Wire):
+class WireMessage(Wire):
     """One message of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[AnyPart], Field(min_length=1, max_length=512, fail_fast=True)] | None = None
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     refusal: str | None = None
+    tool_calls: CallsOfTurn | None = None
+    tool_call_id: CallId | None = None
+    # Of replies that are sent back as they came.
+    annotations: Annotated[list[Any], Field(max_length=512)] | None = None
+    audio: None = None
+    function_call: None = None
 
 
-class Budget(_Wire):
-    """What this run may use at most; it can only narrow the limits of the effort level."""
-
-    usd: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    steps: Annotated[int, Field(ge=1, le=1_000)] | None = None
-
-
-class PoolChoice(_Wire):
-    """Which workers of the tier's pool may be used."""
-
-    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
-    deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
-    pin: WorkerName | None = None
-
-
-class Extension(_Wire):
-    """The `baton` field of a request."""
-
-    budget: Budget | None = None
-    pool: PoolChoice | None = None
-    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
-    plan: dict[str, Any] | None = None
-    stream_steps: bool = False
-
-
-class StreamOptions(_Wire):
-    """`include_obfuscation` is accepted and not needed: see IGNORED."""
+class StreamOptions(Wire):
+    """`include_obfuscation` is accepted and not needed."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -140,7 +95,7 @@ MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
-class ChatRequest(_Wire):
+class ChatRequest(Wire):
     """The fields that are read. Defaults are plain values: pydantic would copy a record for each request."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -153,141 +108,72 @@ class ChatRequest(_Wire):
     seed: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1_024)] = {}
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
     baton: Extension | None = None
-
-
-NOTHING_ASKED: Final = Extension()
-WHOLE_POOL: Final = PoolChoice()
+    # Checked and noted; see parameters.py.
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
     given = {name: value for name, value in body.items() if value is not None}
-    ignored = tuple(sorted(name for name, value in given.items() if _decide(name, value) == IGNORED))
-    given = {name: value for name, value in given.items() if PARAMETERS[name] is READ}
+    _check_names(given)
+    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
+    given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
     try:
         request = ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise _refusal(error, given) from None
+        raise refusal(error, given) from None
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")
-    return request, ignored
+    return request, (*ignored, BREAKPOINT) if any(map(_breaks, request.messages)) else ignored
 
 
-def _decide(name: str, value: object) -> str:
-    """`READ` or `IGNORED`; raises for what is unknown or cannot be honoured."""
-    decision = PARAMETERS.get(name)
-    if decision is None:
-        param = name if NAME.fullmatch(name) else None
-        shown = f": {param}" if param else ""
-        raise InvalidRequest(f"Unrecognized request argument{shown}.", param=param, code="unknown_parameter")
-    if isinstance(decision, str):
-        return decision
-    if not any(type(value) is type(neutral) and value == neutral for neutral in decision):
-        raise InvalidRequest(
-            f"'{name}' is not supported with this value yet; leave it out.", param=name, code="unsupported_parameter"
-        )
-    return IGNORED
+def _breaks(message: WireMessage) -> bool:
+    parts = message.content if isinstance(message.content, list) else ()
+    return any(getattr(part, BREAKPOINT, None) is not None for part in parts)
 
 
-SAID_BY_PYDANTIC = frozenset(
-    {"missing", "string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type"}
-    | {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "literal_error"}
-    | {"too_long", "too_short", "string_too_long", "string_too_short", "int_from_float", "model_attributes_type"}
-)
-"""Kinds of errors whose texts hold no input."""
-
-
-def _refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    deepest = max(found, key=lambda one: len(one["loc"]))
-    param = _path(deepest["loc"], given)
-    kind = deepest["type"]
-    if kind == "extra_forbidden":
-        return InvalidRequest(f"Unknown or unsupported field '{param}'.", param=param, code="unknown_parameter")
-    said = deepest["msg"] if kind in SAID_BY_PYDANTIC else "This is not a valid value"
-    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
-
-
-def _path(loc: Sequence[int | str], given: object) -> str:
-    """A location as callers write it, without pydantic's names of union members and without names that are none."""
-    path, value = "", given
-    for place, entry in enumerate(loc):
-        last = place == len(loc) - 1
-        if isinstance(entry, int) and isinstance(value, list) and entry < len(value):
-            path, value = f"{path}[{entry}]", value[entry]
-        elif isinstance(entry, str) and isinstance(value, dict) and (entry in value or last):
-            if not NAME.fullmatch(entry):
-                break
-            path, value = f"{path}.{entry}" if path else entry, value.get(entry)
-    return path[:256]
-
-
-def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
-    """The tier that a model id means for this key; `NotFound` (`model_not_found`) if there is none that it may use."""
-    tier = catalog.tier(model)
-    if tier is None or (key.tiers and tier.name not in key.tiers):
-        raise NotFound(
-            "The model does not exist or this key may not use it; GET /v1/models lists those that it may.",
-            param="model",
-            code="model_not_found",
-        )
-    return tier
+def _check_names(given: Mapping[str, object]) -> None:
+    for name in given:
+        if name not in PARAMETERS:
+            raise unknown(name if NAME.fullmatch(name) else None)
 
 
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
     """What the request asks of a run."""
-    effort = nearest_effort(tier, request.reasoning_effort)
-    extension = request.baton or NOTHING_ASKED
-    pool = extension.pool or WHOLE_POOL
-    return Order(
-        task=_task(request),
-        tier=tier,
+    usage = request.stream_options is not None and request.stream_options.include_usage
+    return order_of(
+        _task(request),
+        tier,
+        key,
         model=request.model,
-        effort=effort,
-        limits=narrowed(tier.efforts[effort], extension.budget, key.max_usd),
-        tenant=key.tenant,
-        key=key.id,
-        labels=key.labels.union(extension.labels),
-        overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
-        plan=extension.plan,
+        effort=request.reasoning_effort,
+        extension=request.baton,
         streams=request.stream,
-        stream_steps=request.stream and extension.stream_steps,
         ignored=ignored,
-    )
-
-
-def nearest_effort(tier: Tier, asked: str | None) -> str:
-    """The tier's level for an asked effort: the same, else the next lower one that it has, else its lowest."""
-    if asked is None or asked in tier.efforts:
-        return asked or tier.effort
-    known = [level for level in EFFORTS if level in tier.efforts]
-    below = [level for level in known if EFFORTS.index(level) < EFFORTS.index(asked)]
-    return below[-1] if below else (known or [tier.effort])[0]
-
-
-def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
-    """`limits` narrowed by the request's budget and the key's cap; dollars become micro-dollars, rounded down."""
-    if max_usd is None and budget is None:
-        return limits
-    budget = budget or Budget()
-    caps = [limits.usd]
-    if max_usd is not None:
-        caps.append(max_usd)
-    if budget.usd is not None:
-        caps.append(int((Decimal(repr(budget.usd)) * MILLION).to_integral_value(ROUND_FLOOR)))
-    return replace(
-        limits,
-        usd=min(caps),
-        seconds=min(limits.seconds, budget.seconds or limits.seconds),
-        steps=min(limits.steps, budget.steps or limits.steps),
+        wire={"format": "chat"} | ({"usage": True} if usage else {}),
     )
 
 
@@ -301,24 +187,38 @@ def _task(request: ChatRequest) -> Task:
         seed=request.seed,
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
+        logit_bias=tuple(request.logit_bias.items()),
     )
     messages = tuple(_message(message, place) for place, message in enumerate(request.messages))
-    return Task(messages, sampling, request.user, request.metadata)
+    check_conversation(messages)
+    toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    form = form_of(request.response_format)
+    return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
 
 
 def _message(message: WireMessage, place: int) -> Message:
+    calls, call_id = calls_of(message.tool_calls or ()), message.tool_call_id or ""
+    if calls and message.role != "assistant":
+        raise _bad_content(f"messages[{place}].tool_calls", "only an assistant calls tools")
+    if bool(call_id) != (message.role == "tool"):
+        raise _bad_content(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
+    return Message(message.role, _parts(message, place), message.name, calls, call_id)
+
+
+def _parts(message: WireMessage, place: int) -> tuple[Part, ...]:
     content = message.content
     if isinstance(content, str):
-        return Message(message.role, (Text(content),), message.name)
+        return (Text(content),) if content or not message.tool_calls else ()
     if content is None:
-        if message.role != "assistant" or message.refusal is None:
+        if message.role != "assistant" or (message.refusal is None and message.tool_calls is None):
             raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
-        return Message(message.role, (Text(message.refusal),), message.name)
+        return (Text(message.refusal),) if message.refusal is not None else ()
     parts = tuple(_part(part, message.role) for part in content)
     if None in parts:
         param = f"messages[{place}].content[{parts.index(None)}]"
         raise _bad_content(param, "a message of this role cannot hold such a part")
-    return Message(message.role, tuple(part for part in parts if part is not None), message.name)
+    return tuple(part for part in parts if part is not None)
 
 
 def _part(part: TextPart | ImagePart | RefusalPart, role: str) -> Part | None:
@@ -326,7 +226,7 @@ def _part(part: TextPart | ImagePart | RefusalPart, role: str) -> Part | None:
     if isinstance(part, TextPart):
         return Text(part.text)
     if isinstance(part, ImagePart):
-        return Image(part.image_url.url, part.image_url.detail) if role == "user" else None
+        return Image(part.image_url.url, part.image_url.detail) if role in ("user", "tool") else None
     return Text(part.refusal) if role == "assistant" else None
 
 

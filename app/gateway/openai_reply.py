@@ -1,19 +1,25 @@
 """The replies of `POST /v1/chat/completions`: the completion object, its chunks, and the `baton` field of both.
 
-`usage` keeps OpenAI's identity over what the caller can see; the orchestration stands beside it (DESIGN §6). Chunks
-of a stream are cut from one template, so that a delta costs the encoding of its text and nothing else.
+`usage` keeps OpenAI's identity over what the caller can see of this turn; the orchestration stands beside it (DESIGN
+§6). A run that calls the caller's tools has several turns: `baton.turn` is this one's, `baton.usage` the run's so far.
+Chunks of a stream are cut from one template, so that a delta costs the encoding of its text and nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from app.core import position
 from app.core.bill import Bill
-from app.core.chat import Usage
+from app.core.chat import ToolDelta, Usage
+from app.core.logprobs import Decoded
 from app.core.pool import MILLION
 from app.core.state import RunState, StepState
-from app.order import Ended, Noted
+from app.errors import BatonError
+from app.gateway import fault
+from app.gateway.openai_tools import wire_calls
+from app.order import Ended, Noted, Said
 
 
 def dollars(micro: int) -> float:
@@ -51,7 +57,7 @@ def figures(usage: Usage) -> dict[str, int | bool]:
     }
 
 
-def extension(ended: Ended, rehearsal: bool) -> dict[str, Any]:
+def extension(ended: Ended) -> dict[str, Any]:
     """The `baton` field of a reply."""
     state = ended.state
     proposal = state.proposal
@@ -66,9 +72,14 @@ def extension(ended: Ended, rehearsal: bool) -> dict[str, Any]:
         "steps": [step_figures(state, step) for step in state.steps.values()],
         "usage": figures(ended.bill.total),
         "cost_usd": dollars(ended.bill.usd),
+        "turn": {
+            "number": state.turn.number,
+            "usage": figures(ended.bill.turn),
+            "cost_usd": dollars(ended.bill.turn_usd),
+        },
         "audit": f"/v1/runs/{state.run}",
     }
-    if rehearsal:
+    if state.admitted.rehearsal:
         field["rehearsal"] = True
     return field
 
@@ -95,64 +106,109 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
     }
 
 
-def completion(ended: Ended, created: int, rehearsal: bool) -> bytes:
-    """A whole `chat.completion`."""
+def reply_id(state: RunState) -> str:
+    """The id of one reply; of the replies of one run, each has its own."""
+    return f"chatcmpl-{state.run}" + (f"-{state.turn.number}" if state.turn.number else "")
+
+
+def completion(ended: Ended) -> bytes:
+    """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
     state = ended.state
-    message = {"role": "assistant", "content": ended.answer, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": ended.answer, "refusal": None}
+    if ended.calls:
+        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls)}
+    elif ended.refusal:
+        message |= {"content": None, "refusal": ended.answer}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
+    if ended.logprobs is not None:
+        choice["logprobs"] = _told(ended.logprobs, ended.refusal)
     return orjson.dumps(
         {
-            "id": f"chatcmpl-{state.run}",
+            "id": reply_id(state),
             "object": "chat.completion",
-            "created": created,
+            "created": int(state.turn.at),
             "model": state.admitted.tier,
             "choices": [choice],
             "usage": usage_of(ended.bill),
             "service_tier": "default",
             "system_fingerprint": None,
-            "baton": extension(ended, rehearsal),
+            "baton": extension(ended),
         }
     )
 
 
-class Chunks:
-    """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do."""
+def _told(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
+    return {"content": None, "refusal": logprobs} if refusal else {"content": logprobs, "refusal": None}
 
-    def __init__(self, run: str, tier: str, created: int, *, usage: bool, rehearsal: bool) -> None:
+
+class Chunks:
+    """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do.
+
+    Each frame's `id:` is its event number (`core/position.py`); those up to `after` are left out.
+    """
+
+    ping = b": ping\n\n"
+
+    def __init__(self, state: RunState, after: int | None = None) -> None:
         start = {
-            "id": f"chatcmpl-{run}",
+            "id": reply_id(state),
             "object": "chat.completion.chunk",
-            "created": created,
-            "model": tier,
+            "created": int(state.turn.at),
+            "model": state.admitted.tier,
             "service_tier": "default",
             "system_fingerprint": None,
         }
+        self._after = -1 if after is None else after
+        self._at = max(self._after, 0)
         self._head = b"data: " + orjson.dumps(start)[:-1]
-        self._null = b',"usage":null' if usage else b""
-        self._usage = usage
-        self._rehearsal = rehearsal
+        self._usage = bool(state.turn.wire.get("usage"))
+        self._null = b',"usage":null' if self._usage else b""
         self._said = self._head + b',"choices":[{"index":0,"delta":{"content":'
-        self._said_end = b'},"logprobs":null,"finish_reason":null}]' + self._null + b"}\n\n"
+        self._refused = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
+        self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
 
     def role(self) -> bytes:
         """The first chunk."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._chunk(delta, None, b"")
+        return b"" if self._after >= 0 else b"id: 0\n" + self._chunk(delta, None, b"")
 
-    def said(self, text: str) -> bytes:
-        """More of the answer."""
-        return self._said + orjson.dumps(text) + self._said_end
+    def said(self, said: Said) -> bytes:
+        """More of the answer, with what its decoder told of its tokens if it was asked to; then more of tool calls,
+        which have no event number of their own."""
+        self._at = said.at
+        calls = b"".join(map(self._called, said.calls))
+        if calls and not said.text:
+            return calls
+        told = orjson.dumps(_told(said.logprobs, said.refusal)) if said.logprobs else b"null"
+        head = self._refused if said.refusal else self._said
+        words = head + orjson.dumps(said.text) + b'},"logprobs":' + told + self._said_end
+        return b"id: %d\n" % said.at + words + calls
+
+    def _called(self, more: ToolDelta) -> bytes:
+        function = {"name": more.name} if more.name else {}
+        call = {"index": more.index, "function": {**function, "arguments": more.arguments}}
+        named = {"id": more.id, "type": "function"} if more.name else {}
+        return self._chunk({"tool_calls": [call | named]}, None, b"")
 
     def noted(self, noted: Noted) -> bytes:
         """A step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in it."""
-        return self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
+        return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
 
     def ended(self, ended: Ended) -> bytes:
         """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker."""
-        last = self._chunk({}, ended.finish or "stop", _baton(extension(ended, self._rehearsal)))
-        if self._usage:
-            last += self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
-        return last + b"data: [DONE]\n\n"
+        finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
+        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
+        behind = position.end_of(ended.state).number
+        last = ((position.FINISH, finish), (position.USAGE, usage), (position.DONE, b"data: [DONE]\n\n"))
+        return b"".join(
+            b"id: %d\n" % (behind + place) + frame
+            for place, frame in last
+            if behind + place > self._after and (place != position.USAGE or self._usage)
+        )
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """An error event; no terminal marker follows."""
+        return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
 
     def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
         choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
@@ -161,8 +217,3 @@ class Chunks:
 
 def _baton(field: Mapping[str, object]) -> bytes:
     return b',"baton":' + orjson.dumps(field)
-
-
-def failed(error: Mapping[str, object]) -> bytes:
-    """The frame that ends a stream which went wrong after its first byte."""
-    return b"data: " + orjson.dumps(error) + b"\n\n"

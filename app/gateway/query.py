@@ -17,6 +17,7 @@ import orjson
 from app.core.pool import MILLION
 from app.errors import InvalidRequest
 
+REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 PAGE = 100
 EVENT_PAGE = 1_000
@@ -131,3 +132,9 @@ def cursor(value: str) -> tuple[float, str]:
     if not isinstance(created_at, float | int) or not isinstance(run, str) or not RUN_ID.fullmatch(run):
         raise ValueError("is not a cursor of this service")
     return float(created_at), run
+
+
+def run_of(name: str) -> str:
+    """The run that a reply's id leads to; a run's own id as it is."""
+    reply = REPLY_ID.fullmatch(name)
+    return reply[1] if reply else name

@@ -1,9 +1,10 @@
-"""The audit trail over HTTP: `GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`.
+"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream` and
+`POST /{id}/cancel`.
 
-Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well. A caller sees the runs of its
-own tenant, an `admin` all of them; somebody else's run is not there (404). Everything is read from the journal, and
-lists from the rows that the journal's writes keep. A page goes on after the last row that was seen, so that new runs
-shift nothing.
+Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
+that asked for it comes back. A caller sees the runs of its own tenant, an `admin` all of them; somebody else's run is
+not there (404). Everything is read from the journal, and lists from the rows that the journal's writes keep. A page
+goes on after the last row that was seen, so that new runs shift nothing.
 """
 
 from collections.abc import Mapping
@@ -16,19 +17,22 @@ from starlette.responses import Response
 
 from app.core.journal import RUN_STATES, Event
 from app.core.progress import fold
-from app.errors import NotFound
-from app.gateway import audit, query
+from app.errors import Forbidden, NotFound
+from app.gateway import audit, cancel, chat, query
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate
+from app.gateway.ingress import read_json_if_any
+from app.gateway.once import OnceOnly, last_event
 from app.store.protocol import RunQuery, RunRow
 
 EVENTS_PAGE = 500
 
 
-def routes(gate: Gate, keys: Keys) -> APIRouter:
-    """The audit routes."""
+def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
+    """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs")
     reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
+    writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
     auditor = Annotated[Caller, Depends(keys.needs("runs:read", "audit:read"))]
 
     @router.get("")
@@ -60,6 +64,24 @@ def routes(gate: Gate, keys: Keys) -> APIRouter:
             raise NotFound("The run has no step of that number.")
         return _json(await audit.step_in_full(gate.store, state, journal.events, int(n)))
 
+    @router.get("/{run}/stream")
+    async def stream(run: str, request: Request, caller: reader) -> Response:
+        row = await _visible(gate, run, caller)
+        if row.key != caller.key.id and not caller.may("audit:read"):
+            raise Forbidden()
+        asked = query.read(request.query_params, {"starting_after": query.whole})
+        if request.method == "HEAD":  # which would wait for the run's end, and for nothing
+            return Response(media_type="text/event-stream")
+        after = last_event(request)
+        begun = await once.hear(request, caller, row.id, asked.get("starting_after") if after is None else after)
+        return chat.stream(gate, begun)
+
+    @router.post("/{run}/cancel")
+    async def stop(run: str, request: Request, caller: writer) -> Response:
+        body = await read_json_if_any(request, gate.bounds)
+        row = await _visible(gate, run, caller)
+        return await once.reply(request, caller, body, lambda: _cancelled(gate, row))
+
     return router
 
 
@@ -75,11 +97,16 @@ def _event(event: Event) -> dict[str, Any]:
     return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
 
 
+async def _cancelled(gate: Gate, row: RunRow) -> Response:
+    """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
+    return _json(audit.summary(await cancel.stop(gate, row)))
+
+
 async def _visible(gate: Gate, run: str, caller: Caller) -> RunRow:
     """A run's row if this caller may see it; a run of somebody else is as absent as one that never was."""
     if not query.RUN_ID.fullmatch(run):
         raise NotFound()
-    row = await gate.store.run(run.removeprefix("chatcmpl-"))
+    row = await gate.store.run(query.run_of(run))
     if caller.tenant not in (None, row.tenant):
         raise NotFound()
     return row

@@ -2,31 +2,34 @@
 
 Source: the published Messages reference, "Streaming messages" and "Structured outputs". The terminal marker is the
 event `message_stop`; usage is cumulative and complete in `message_delta`; events and blocks of an unknown kind are
-skipped, as the reference asks. Thinking is no part of the answer. `input_tokens` leaves out what the cache read or
-wrote, so all three are added up.
+skipped, as the reference asks. Thinking is no part of the answer; of a turn with tool calls it is kept, signatures and
+all, and given back before them, which the API demands while a model thinks. `input_tokens` leaves out what the cache
+read or wrote, so all three are added up.
 
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
 with both given, `top_p` is left out. Options: `anthropic_version` (default 2023-06-01), `ignore`.
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
 
 from app.core.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
-from app.core.pool import ProviderSpec
+from app.core.pool import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated
-from app.providers import options
+from app.providers import functions, options
 from app.providers.document import count, inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
+from app.providers.functions import Calls
 from app.providers.http import Endpoint, exchange
-from app.providers.protocol import Deadlines, Request
-from app.providers.turns import inline, turns
+from app.providers.protocol import Request
+from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
-UNSUPPORTED = frozenset(("seed", "presence_penalty", "frequency_penalty"))
+UNSUPPORTED = frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias"))
 """Names of `Sampling` that the format has no place for. It has no log-probabilities either."""
 OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
 FINISH: dict[str, Finish] = {
@@ -77,13 +80,16 @@ class AnthropicProvider:
         if talk.instructions:
             body["system"] = [{"type": "text", "text": text} for text in talk.instructions]
         body["messages"] = [
-            {"role": "user" if mine else "assistant", "content": [*map(_block, parts)]} for mine, parts in talk.turns
+            {"role": "user" if mine else "assistant", "content": [block for part in parts for block in _blocks(part)]}
+            for mine, parts in talk.turns
         ]
         if not talk.turns[-1][0]:
             _trim(body["messages"][-1]["content"])
         body |= _sampling(request.sampling, self.unsupported)
-        if request.schema is not None and self._spec.structured:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.schema)}}
+        strict = _loosened if self._spec.structured else None
+        body |= functions.for_anthropic(request.toolbox, request.messages, strict)
+        if request.form is not None and request.form.schema is not None and self._spec.structured:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": _loosened(request.form.schema)}}
         if self._spec.streams and request.live:
             body["stream"] = True
         return orjson.dumps(body, default=dict)
@@ -99,6 +105,20 @@ class AnthropicProvider:
         await self._endpoint.close()
 
 
+def _blocks(said: Said) -> list[dict[str, Any]]:
+    if isinstance(said, Kept):
+        return list(said.data.get("blocks", ()))
+    if isinstance(said, Called):
+        call = said.call
+        given = functions.object_of(call.arguments)
+        return [{"type": "tool_use", "id": _id(call.id), "name": call.name, "input": given}]
+    if isinstance(said, Result):
+        content = [_block(part) for part in said.parts]
+        result = {"type": "tool_result", "tool_use_id": _id(said.called.call.id), "content": content}
+        return [result | ({"is_error": True} if said.failed else {})]
+    return [_block(said)]
+
+
 def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
@@ -109,9 +129,14 @@ def _block(part: Part) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
+def _id(id_: str) -> str:
+    """An id of the letters that Anthropic takes."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", id_)
+
+
 def _trim(blocks: list[dict[str, Any]]) -> None:
     """A last turn of the assistant is the answer's beginning, and may not end in white space."""
-    if blocks[-1]["type"] == "text":
+    if blocks and blocks[-1]["type"] == "text":
         blocks[-1]["text"] = blocks[-1]["text"].rstrip()
         if not blocks[-1]["text"] and len(blocks) > 1:
             blocks.pop()
@@ -149,10 +174,12 @@ def _loosened(schema: object) -> Any:
 class Reply:
     """One reply as it arrives: named events, or a whole `message`."""
 
-    __slots__ = ("_counts", "_finish", "_model", "_who", "done")
+    __slots__ = ("_calls", "_counts", "_finish", "_model", "_thoughts", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
+        self._calls = Calls(who)
+        self._thoughts: dict[object, dict[str, Any]] = {}
         self._finish: Finish | None = None
         self._model: str | None = None
         self._counts: dict[str, Any] = {}
@@ -170,9 +197,9 @@ class Reply:
         document = parse(data, self._who)
         kind = document.get("type")
         if kind == "content_block_delta":
-            self._say(inner(document.get("delta"), self._who), pieces)
+            self._more(document.get("index"), inner(document.get("delta"), self._who), pieces)
         elif kind == "content_block_start":
-            self._say(inner(document.get("content_block"), self._who), pieces)
+            self._begin(document.get("index"), inner(document.get("content_block"), self._who), pieces)
         elif kind == "message_start":
             self._start(inner(document.get("message"), self._who))
         elif kind == "message_delta":
@@ -189,8 +216,8 @@ class Reply:
         document = parse(body, self._who)
         if document.get("type") == "error" or document.get("error") is not None:
             raise in_stream(self._who, document)
-        for block in rows(document.get("content"), self._who):
-            self._say(block, pieces)
+        for index, block in enumerate(rows(document.get("content"), self._who)):
+            self._begin(index, block, pieces)
         self._model = label(document.get("model"))
         self._stop(document, document)
         if self._finish is None:
@@ -201,10 +228,38 @@ class Reply:
         """See `http.Reading`."""
         if self._finish is None or not self.done:
             raise fault(WorkerTruncated, self._who, "no message_stop")
-        return End(self._finish, self._usage(), self._model, refused=self._finish == "content_filter")
+        finish = self._calls.finish(self._finish)
+        return End(finish, self._usage(), self._model, refused=finish == "content_filter")
 
-    def _say(self, block: Mapping[str, Any], pieces: list[Piece]) -> None:
-        if block.get("type") in ("text_delta", "text") and (text := words(block.get("text"), self._who)):
+    def keepsake(self) -> dict[str, Any]:
+        """See `http.Reading`: blocks of thinking, as they must be given back."""
+        return {"blocks": list(self._thoughts.values())} if len(self._calls) and self._thoughts else {}
+
+    def _begin(self, index: object, block: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """A block, whole or still empty."""
+        kind = block.get("type")
+        if kind == "text":
+            self._say(block, pieces)
+        elif kind == "tool_use":
+            given = inner(block.get("input"), self._who)
+            name, id_ = words(block.get("name"), self._who), words(block.get("id"), self._who)
+            self._calls.take(index, id_, name, functions.text_of(given, self._who) if given else "", pieces)
+        elif kind in ("thinking", "redacted_thinking"):
+            self._thoughts[index] = dict(block)
+
+    def _more(self, index: object, delta: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """More of a block."""
+        kind = delta.get("type")
+        if kind == "text_delta":
+            self._say(delta, pieces)
+        elif kind == "input_json_delta":
+            self._calls.take(index, "", "", words(delta.get("partial_json"), self._who), pieces)
+        elif kind in ("thinking_delta", "signature_delta") and (thought := self._thoughts.get(index)):
+            field = "thinking" if kind == "thinking_delta" else "signature"
+            thought[field] = words(thought.get(field), self._who) + words(delta.get(field), self._who)
+
+    def _say(self, said: Mapping[str, Any], pieces: list[Piece]) -> None:
+        if text := words(said.get("text"), self._who):
             pieces.append(Words(text))
 
     def _start(self, message: Mapping[str, Any]) -> None:

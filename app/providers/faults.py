@@ -94,7 +94,7 @@ def by_status(who: str, status: int, headers: Mapping[str, str], document: objec
     kind = _kind(status)
     if 400 <= status < 500 and any(_kind(WORDS.get(word, 400)) is WorkerMisconfigured for word in _words(error)):
         kind = WorkerMisconfigured
-    return fault(kind, who, f"HTTP {status}", _retry_after(headers, error))
+    return fault(_excused(kind, error), who, f"HTTP {status}", _retry_after(headers, error))
 
 
 def in_stream(who: str, document: object) -> WorkerError:
@@ -102,7 +102,7 @@ def in_stream(who: str, document: object) -> WorkerError:
     error = _error(document)
     status = next((_numbered(error.get(name)) for name in ("code", "status") if _numbered(error.get(name))), 0)
     status = status or next((WORDS[word] for word in _words(error) if word in WORDS), 500)
-    return fault(_kind(status), who, f"error {status} inside the answer", _retry_after({}, error))
+    return fault(_excused(_kind(status), error), who, f"error {status} inside the answer", _retry_after({}, error))
 
 
 def _kind(status: int) -> type[WorkerError]:
@@ -113,6 +113,13 @@ def _kind(status: int) -> type[WorkerError]:
     if status >= 400:
         return WorkerRefused
     return WorkerMisconfigured if status >= 300 else WorkerMalformed
+
+
+def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerError]:
+    """OpenRouter says 403 of words that a model's moderation keeps out: the request's own fault, not the key's."""
+    metadata = error.get("metadata")
+    flagged = isinstance(metadata, dict) and "flagged_input" in metadata
+    return WorkerRefused if flagged and kind is WorkerMisconfigured else kind
 
 
 def _error(document: object) -> dict[str, Any]:

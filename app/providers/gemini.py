@@ -3,27 +3,31 @@
 Source: the v1beta reference (`GenerateContentResponse`, `FinishReason`, `UsageMetadata`). A stream has no terminal
 event: its marker is the candidate's `finishReason`, or the prompt's `blockReason`, and then the body ends. Thoughts are
 no part of the answer, but are billed as output beside `candidatesTokenCount`. Log-probabilities are not asked for: most
-models answer 400 to that. Option: `ignore`.
+models answer 400 to that. Tool calls come whole, and without ids from most models; their `thoughtSignature` is kept and
+given back. For calls that another model made, Gemini 3 and later take `skip_thought_signature_validator` in its place
+("Thought signatures"). Option: `ignore`.
 """
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 
 from app.core.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
-from app.core.pool import ProviderSpec
+from app.core.pool import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
-from app.providers import options
+from app.providers import functions, options
 from app.providers.document import count, inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
+from app.providers.functions import Calls
 from app.providers.http import Endpoint, exchange
-from app.providers.protocol import Deadlines, Request
-from app.providers.turns import inline, turns
+from app.providers.protocol import Request
+from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://generativelanguage.googleapis.com"
-UNSUPPORTED: frozenset[str] = frozenset()
+UNSUPPORTED = frozenset(("logit_bias",))
 """Names of `Sampling` that the format has no place for."""
 FINISH: dict[str, Finish] = {
     "STOP": "stop",
@@ -49,6 +53,7 @@ NONSENSE = frozenset(
     ]
 )
 """The model wrote what Gemini itself could not read."""
+UNSIGNED = "skip_thought_signature_validator"
 UNSPECIFIED = frozenset(("", "FINISH_REASON_UNSPECIFIED", "BLOCK_REASON_UNSPECIFIED"))
 MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
 
@@ -69,16 +74,19 @@ class GeminiProvider:
     def render(self, request: Request) -> bytes:
         """The exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
         talk = turns(request.messages)
+        signed = re.search(r"gemini-[12]\b", request.worker.model) is None
         body: dict[str, Any] = {}
         if talk.instructions:
             body["systemInstruction"] = {"parts": [{"text": text} for text in talk.instructions]}
         body["contents"] = [
-            {"role": "user" if mine else "model", "parts": [*map(_part, parts)]} for mine, parts in talk.turns
+            {"role": "user" if mine else "model", "parts": [part for said in parts for part in _parts(said, signed)]}
+            for mine, parts in talk.turns
         ]
         body["generationConfig"] = _sampling(request.sampling, self.unsupported)
-        if request.schema is not None and self._spec.structured:
-            shape = {"responseMimeType": "application/json", "responseJsonSchema": request.schema}
-            body["generationConfig"] |= shape
+        if request.form is not None and self._spec.structured:
+            shape = {"responseJsonSchema": request.form.schema} if request.form.schema is not None else {}
+            body["generationConfig"] |= {"responseMimeType": "application/json", **shape}
+        body |= functions.for_gemini(request.toolbox)
         return orjson.dumps(body, default=dict)
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
@@ -86,7 +94,8 @@ class GeminiProvider:
         who, streams = f"{request.worker.name} at {self._spec.name}", self._spec.streams and request.live
         verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
         path = f"/{_resource(request.worker.model)}:{verb}"
-        return exchange(self._endpoint, path, body, deadlines, Candidate(who), who, streams=streams)
+        names = {functions.gemini_name(tool.name): tool.name for tool in request.toolbox.tools}
+        return exchange(self._endpoint, path, body, deadlines, Candidate(who, names), who, streams=streams)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -96,6 +105,34 @@ class GeminiProvider:
 def _resource(model: str) -> str:
     """`gemini-x`, or a resource name like `tunedModels/x`."""
     return quote(model if "/" in model else f"models/{model}", safe="/")
+
+
+def _parts(said: Said, signed: bool) -> list[dict[str, Any]]:
+    """`signed` says whether the model wants a signature beside the first call of a turn."""
+    if isinstance(said, Kept):
+        return []
+    if isinstance(said, Called):
+        signature = _kept(said, "signatures") or (UNSIGNED if signed and not said.place and not said.keepsake else None)
+        call = {"name": functions.gemini_name(said.call.name), "args": functions.object_of(said.call.arguments)}
+        return [{"functionCall": call | _its_id(said)} | ({"thoughtSignature": signature} if signature else {})]
+    if isinstance(said, Result):
+        text = "".join(part.text for part in said.parts if isinstance(part, Text))
+        response = {"name": functions.gemini_name(said.called.call.name), **_its_id(said.called)}
+        response["response"] = {"error" if said.failed else "output": text}
+        pictures = [_part(part) for part in said.parts if not isinstance(part, Text)]
+        return [{"functionResponse": response}, *pictures]
+    return [_part(said)]
+
+
+def _its_id(called: Called) -> dict[str, Any]:
+    id_ = _kept(called, "ids")
+    return {"id": id_} if id_ else {}
+
+
+def _kept(called: Called, what: str) -> str | None:
+    """One of the things that were kept for each call of a turn, if this was among them."""
+    values = called.keepsake.get(what, ())
+    return values[called.place] if called.place < len(values) else None
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -124,14 +161,18 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
 class Candidate:
     """One reply as it arrives: `GenerateContentResponse`s, one or many; only candidate 0 is read."""
 
-    __slots__ = ("_calls", "_finish", "_model", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_ids", "_model", "_names", "_signatures", "_usage", "_who", "done")
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, names: Mapping[str, str] | None = None) -> None:
+        """`names` are the tools' names as they were sent, to those that the caller gave them."""
         self._who = who
+        self._names = names or {}
+        self._ids: list[str] = []
+        self._signatures: list[str] = []
         self._finish: Finish | None = None
         self._model: str | None = None
         self._usage: Usage | None = None
-        self._calls = False
+        self._calls = Calls(who)
         self.done = False
 
     @property
@@ -154,8 +195,14 @@ class Candidate:
         """See `http.Reading`."""
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
-        finish: Finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
+        finish = self._calls.finish(self._finish)
         return End(finish, self._usage, self._model, refused=finish == "content_filter")
+
+    def keepsake(self) -> dict[str, Any]:
+        """See `http.Reading`: the signature and the id of each call."""
+        if not len(self._calls):
+            return {}
+        return {"signatures": self._signatures, "ids": self._ids}
 
     def _take(self, document: dict[str, Any], pieces: list[Piece]) -> None:
         if document.get("error") is not None:
@@ -175,7 +222,8 @@ class Candidate:
 
     def _choose(self, candidate: dict[str, Any], pieces: list[Piece]) -> None:
         for part in rows(inner(candidate.get("content"), self._who).get("parts"), self._who):
-            self._calls = self._calls or "functionCall" in part
+            if part.get("functionCall") is not None:
+                self._call(part, pieces)
             text = words(part.get("text"), self._who)
             if text and not part.get("thought"):
                 pieces.append(Words(text))
@@ -184,6 +232,14 @@ class Candidate:
             raise fault(WorkerMalformed, self._who, "the model's output could not be read")
         if reason not in UNSPECIFIED:
             self._finish = self._finish or FINISH.get(reason, "length")
+
+    def _call(self, part: dict[str, Any], pieces: list[Piece]) -> None:
+        call = inner(part["functionCall"], self._who)
+        name = words(call.get("name"), self._who)
+        arguments = functions.text_of(inner(call.get("args"), self._who), self._who)
+        self._ids.append(words(call.get("id"), self._who))
+        self._signatures.append(words(part.get("thoughtSignature"), self._who))
+        self._calls.take(len(self._calls), self._ids[-1], self._names.get(name, name), arguments, pieces)
 
 
 def _usage(counts: dict[str, Any]) -> Usage | None:

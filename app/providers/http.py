@@ -8,14 +8,14 @@ closes what it builds.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from app.core.chat import End, Piece
-from app.core.pool import ProviderSpec
+from app.core.chat import End, Keepsake, Piece
+from app.core.pool import Deadlines, ProviderSpec
 from app.errors import (
     ConfigInvalid,
     WorkerError,
@@ -26,7 +26,6 @@ from app.errors import (
 )
 from app.providers.document import peek
 from app.providers.faults import by_status, fault, malformed
-from app.providers.protocol import Deadlines
 from app.providers.sse import EVENT_BYTES, EventReader
 
 CONNECTIONS = 512
@@ -67,6 +66,10 @@ class Reading(Protocol):
 
     def end(self) -> End:
         """The terminal marker; raises WorkerTruncated if there was none."""
+        ...
+
+    def keepsake(self) -> Mapping[str, Any]:
+        """What the provider wants back with this turn, if it has tool calls; empty if nothing."""
         ...
 
 
@@ -128,7 +131,7 @@ async def exchange(
         if call.whole:
             pieces: list[Piece] = []
             reading.whole(await call.rest(), pieces)
-            pieces.append(reading.end())
+            _end(reading, pieces)
             yield pieces
             return
         events = EventReader(who)
@@ -153,10 +156,17 @@ def _pieces(reading: Reading, events: EventReader, read: bytes) -> tuple[list[Pi
             if reading.done:
                 break
         if reading.done or not read:
-            pieces.append(reading.end())
+            _end(reading, pieces)
     except WorkerError as error:
         return pieces, error
     return pieces, None
+
+
+def _end(reading: Reading, pieces: list[Piece]) -> None:
+    end = reading.end()
+    if kept := reading.keepsake():
+        pieces.append(Keepsake(kept))
+    pieces.append(end)
 
 
 class Call:

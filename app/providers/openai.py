@@ -3,11 +3,14 @@
 Source: the openai-openapi 2.3.0 description and the documentation of those servers. The terminal marker is a choice's
 `finish_reason`: OpenAI ends with `[DONE]`, but some compatible servers just close, and by then the answer is whole.
 `[DONE]` without a `finish_reason` says nothing about the answer, and counts as truncated. Only choice 0 is read (`n` is
-never sent). Reasoning text is no part of the answer and is skipped.
+never sent). Reasoning is no part of the answer; of a turn with tool calls it is kept and given back under the names
+under which it came, which DeepSeek and OpenRouter ask for. Tools return text here: images in a result follow it in a
+user's message.
 
 Options: `max_tokens_field` (`max_completion_tokens` on api.openai.com, else `max_tokens`), `stream_options` (`omit` for
 servers that refuse it; then there may be no usage), `developer_role` (`keep` on api.openai.com, else `system`),
-`ignore`.
+`reasoning` (`drop` for servers that refuse it back), `tool_ids` (`short` for Mistral, which knows nine letters and
+digits only), `ignore`.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -15,14 +18,16 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import Chosen, End, Finish, Message, Piece, Sampling, Text, Usage, Words
-from app.core.pool import ProviderSpec
+from app.core.chat import Chosen, End, Finish, Form, Likely, Piece, Sampling, Usage, Words
+from app.core.pool import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
-from app.providers import options
+from app.providers import functions, options
 from app.providers.document import inner, label, parse, rows, usage, words
 from app.providers.faults import fault, in_stream, malformed
+from app.providers.functions import Calls
 from app.providers.http import Endpoint, exchange
-from app.providers.protocol import Deadlines, Request
+from app.providers.openai_messages import Reasoning, Talk
+from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
 UNSUPPORTED: frozenset[str] = frozenset()
@@ -31,12 +36,13 @@ OPTIONS = {
     "max_tokens_field": ("max_tokens", "max_completion_tokens"),
     "stream_options": ("send", "omit"),
     "developer_role": ("keep", "system"),
+    "reasoning": ("return", "drop"),
+    "tool_ids": ("keep", "short"),
     "positional": ("true", "false"),
     "logprobs": ("true", "false"),
 }
 """The last two say what a conductor may count on: schemas with `prefixItems`, and log-probabilities with a schema."""
 MOST_LOGPROBS = 20
-SCHEMA_NAME = "answer"
 FINISH: dict[str, Finish] = {
     "stop": "stop",
     "eos": "stop",
@@ -63,18 +69,23 @@ class OpenAIProvider:
         self._url = "/chat/completions"
         own = self._endpoint.base.host == "api.openai.com"
         self._cap = spec.options.get("max_tokens_field", "max_completion_tokens" if own else "max_tokens")
-        self._keep_developer = spec.options.get("developer_role", "keep" if own else "system") == "keep"
+        mistral = self._endpoint.base.host == "api.mistral.ai"
+        self._talk = Talk(
+            keep_developer=spec.options.get("developer_role", "keep" if own else "system") == "keep",
+            reasoning=spec.options.get("reasoning") != "drop",
+            short_ids=spec.options.get("tool_ids", "short" if mistral else "keep") == "short",
+        )
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 
     def render(self, request: Request) -> bytes:
         """The exact request body; see `protocol.Provider`."""
         spec = self._spec
-        body: dict[str, Any] = {"model": request.worker.model, "messages": [*map(self._message, request.messages)]}
+        body: dict[str, Any] = {"model": request.worker.model, "messages": self._talk.render(request.messages)}
         body |= _sampling(request.sampling, self._cap, self.unsupported)
-        if request.schema is not None and spec.structured:
-            named = {"name": SCHEMA_NAME, "strict": True, "schema": request.schema}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
-        if request.logprobs:
+        body |= functions.for_openai(request.toolbox, strict=spec.structured)
+        if request.form is not None and spec.structured:
+            body["response_format"] = _response_format(request.form)
+        if request.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": min(request.logprobs, MOST_LOGPROBS)}
         if spec.streams and request.live:
             body["stream"] = True
@@ -92,23 +103,13 @@ class OpenAIProvider:
         """Close all connections."""
         await self._endpoint.close()
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        role: str = message.role
-        if role == "developer" and not self._keep_developer:
-            role = "system"
-        if role == "tool":
-            role = "user"  # A result without the id of its call is only readable as somebody's words.
-        name = {"name": message.name} if message.name else {}
-        if all(isinstance(part, Text) for part in message.parts) and len(message.parts) < 2:
-            return {"role": role, "content": message.text, **name}
-        return {"role": role, "content": [*map(_part, message.parts)], **name}
 
-
-def _part(part: Any) -> dict[str, Any]:
-    if isinstance(part, Text):
-        return {"type": "text", "text": part.text}
-    detail = {"detail": part.detail} if part.detail else {}
-    return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+def _response_format(form: Form) -> dict[str, Any]:
+    if form.schema is None:
+        return {"type": "json_object"}
+    described = {"description": form.description} if form.description else {}
+    named = {"name": form.name, **described, "strict": form.strict, "schema": form.schema}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict[str, Any]:
@@ -120,6 +121,7 @@ def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict
         "seed": sampling.seed,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": dict(sampling.logit_bias) or None,
     }
     return {name: value for name, value in given.items() if value is not None and name not in unsupported}
 
@@ -127,10 +129,12 @@ def _sampling(sampling: Sampling, cap: str, unsupported: frozenset[str]) -> dict
 class Completion:
     """One reply as it arrives: `chat.completion.chunk`s, or a whole `chat.completion`."""
 
-    __slots__ = ("_finish", "_model", "_refused", "_usage", "_who", "done")
+    __slots__ = ("_calls", "_finish", "_model", "_reasoning", "_refused", "_usage", "_who", "done")
 
     def __init__(self, who: str) -> None:
         self._who = who
+        self._calls = Calls(who)
+        self._reasoning = Reasoning()
         self._finish: Finish | None = None
         self._usage: Usage | None = None
         self._model: str | None = None
@@ -159,7 +163,12 @@ class Completion:
         """See `http.Reading`."""
         if self._finish is None:
             raise fault(WorkerTruncated, self._who, "no finish reason")
-        return End(self._finish, self._usage, self._model, self._refused or self._finish == "content_filter")
+        finish = self._calls.finish(self._finish)
+        return End(finish, self._usage, self._model, self._refused or finish == "content_filter")
+
+    def keepsake(self) -> dict[str, Any]:
+        """See `http.Reading`."""
+        return self._reasoning.keepsake(len(self._calls)) if len(self._calls) else {}
 
     def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         if document.get("error") is not None or document.get("object") == "error":
@@ -178,15 +187,29 @@ class Completion:
         said = inner(choice.get(part), who)
         if text := _content(said.get("content"), who):
             pieces.append(Words(text))
+        self._reasoning.said(said)
+        for place, call in enumerate(rows(said.get("tool_calls"), who)):
+            self._call(call, place, pieces)
         if refusal := words(said.get("refusal"), who):
             self._refused = True
-            pieces.append(Words(refusal))
+            pieces.append(Words(refusal, refusal=True))
         if choice.get("logprobs") is not None:
             pieces.extend(_chosen(inner(choice["logprobs"], who), who))
         if reason := words(choice.get("finish_reason"), who):
             if reason in BROKEN_OFF:
                 raise fault(WorkerUnavailable, who, "it broke off its answer")
             self._finish = self._finish or FINISH.get(reason, "length")
+
+    def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:
+        """More of one tool call; some servers leave out the index, and a whole reply has none."""
+        who = self._who
+        key = place if call.get("index") is None else call["index"]
+        function = inner(call.get("function"), who)
+        arguments = functions.text_of(function.get("arguments"), who)
+        named = words(call.get("id"), who), words(function.get("name"), who)
+        number = self._calls.take(key, *named, arguments, pieces)
+        if number is not None:
+            self._reasoning.extra(number, call.get("extra_content"))
 
 
 def _content(value: object, who: str) -> str:
@@ -197,19 +220,25 @@ def _content(value: object, who: str) -> str:
 
 
 def _chosen(logprobs: Mapping[str, Any], who: str) -> list[Chosen]:
-    entries = rows(logprobs.get("content"), who)
-    return [
-        Chosen(words(entry.get("token"), who), float(entry["logprob"]), _others(entry, who))
-        for entry in entries
-        if isinstance(entry.get("logprob"), float | int)
-    ]
+    chosen = []
+    for entry in rows(logprobs.get("content"), who):
+        if (one := _likely(entry, who)) is not None:
+            listed = [_likely(rival, who) for rival in rows(entry.get("top_logprobs"), who)]
+            top = tuple(rival for rival in listed if rival is not None)
+            others = tuple((rival.token, rival.logprob) for rival in top if rival.token != one.token)
+            chosen.append(Chosen(one.token, one.logprob, others, one.raw, top))
+    return chosen
 
 
-def _others(entry: Mapping[str, Any], who: str) -> tuple[tuple[str, float], ...]:
-    """The alternatives without the chosen token itself, which the format lists among them."""
-    named = [(words(rival.get("token"), who), rival.get("logprob")) for rival in rows(entry.get("top_logprobs"), who)]
-    token = entry.get("token")
-    return tuple((rival, float(log)) for rival, log in named if isinstance(log, float | int) and rival != token)
+def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
+    """A token with its log-probability; None without one. The format lists the chosen token among the likeliest."""
+    if not isinstance(entry.get("logprob"), float | int):
+        return None
+    try:
+        raw = bytes(entry["bytes"]) if isinstance(entry.get("bytes"), list) else None
+    except (TypeError, ValueError):
+        raw = None
+    return Likely(words(entry.get("token"), who), float(entry["logprob"]), raw)
 
 
 def _usage(value: object) -> Usage | None:

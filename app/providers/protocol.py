@@ -7,42 +7,35 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 * ends with exactly one `End`, always last, or raises a `WorkerError`; a stream without the format's terminal marker is
   `WorkerTruncated`, never success; an error event inside a 200 stream is the error that it names;
 * yields batches: all pieces that one network read completed, so that a busy relay coalesces by itself;
+* numbers a turn's tool calls from 0 as they begin, and gives a `Keepsake` before `End` for a turn that has calls, where
+  the provider wants some of it back; it gives it back only in messages that carry it;
 * reports `End.usage=None` when the provider said nothing, and never guesses;
 * keeps every deadline in `Deadlines` and closes the connection when its consumer stops or is cancelled;
 * attaches its key to its own origin only, follows no redirects, and never lets a key or a body into an error message.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from app.core.chat import Message, Piece, Sampling
-from app.core.pool import Worker
+from app.core.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
+from app.core.pool import Deadlines, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call. `sampling.max_tokens` is always set. `schema` asks for JSON that validates, where the server can."""
+    """One call. `sampling.max_tokens` is always set. `form` asks for JSON of that form, where the server can."""
 
     worker: Worker
     messages: tuple[Message, ...]
     sampling: Sampling
-    schema: Mapping[str, Any] | None = None
-    logprobs: int = 0
-    """How many alternatives to ask for beside each token's log-probability; 0 asks for none at all."""
+    form: Form | None = None
+    logprobs: int | None = None
+    """How many of the likeliest tokens to ask for beside each token's log-probability; None asks for neither."""
+    toolbox: Toolbox = NO_TOOLS
     live: bool = True
     """Whether somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
     fraction of the work of a stream; it passes through the same code and gives the same pieces, in one batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds, all derived from the run's deadline: to connect, to the first byte, between reads, and for all of it."""
-
-    connect: float
-    first: float
-    gap: float
-    total: float
 
 
 class Provider(Protocol):

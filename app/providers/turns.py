@@ -1,18 +1,47 @@
 """A conversation as Anthropic and Gemini take it: instructions apart, then alternating turns, the user's first.
 
-Both refuse empty text and know two roles. Nothing is added to a conversation that already fits. A message's `name` has
-no place in either format and is left out.
+Both refuse empty text and know two roles; results of tools come from the user, in the order of their calls. Nothing is
+added to a conversation that already fits. A message's `name` has no place in either format and is left out.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from app.core.chat import Image, Message, Part, Text
+from app.core.chat import Image, Message, Part, Text, ToolCall
 
 OPENING = Text("Continue.")
 """Stands in for the user where a conversation begins with the assistant, or holds nothing but instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the provider wants back with the assistant's message that follows."""
+
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A tool call, the `place`-th of its message."""
+
+    call: ToolCall
+    place: int
+    keepsake: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a tool call."""
+
+    called: Called
+    parts: tuple[Part, ...]
+    failed: bool
+
+
+Said = Part | Kept | Called | Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +49,19 @@ class Turns:
     """`instructions` are the texts of system and developer messages, in order; turns are (from the user?, parts)."""
 
     instructions: tuple[str, ...]
-    turns: tuple[tuple[bool, tuple[Part, ...]], ...]
+    turns: tuple[tuple[bool, tuple[Said, ...]], ...]
 
 
 def turns(messages: Sequence[Message]) -> Turns:
     """Split and merge; the order of what remains is kept."""
     instructions: list[str] = []
-    merged: list[tuple[bool, tuple[Part, ...]]] = []
+    merged: list[tuple[bool, tuple[Said, ...]]] = []
+    known: dict[str, Called] = {}
     for message in messages:
-        parts = tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
         if message.role in ("system", "developer"):
-            instructions.extend(part.text for part in parts if isinstance(part, Text))
+            instructions.extend(part.text for part in _filled(message) if isinstance(part, Text))
             continue
+        parts = _parts(message, known)
         mine = message.role != "assistant"
         if merged and merged[-1][0] == mine:
             merged[-1] = (mine, merged[-1][1] + parts)
@@ -40,6 +70,20 @@ def turns(messages: Sequence[Message]) -> Turns:
     if not merged or not merged[0][0]:
         merged.insert(0, (True, (OPENING,)))
     return Turns(tuple(instructions), tuple(merged))
+
+
+def _filled(message: Message) -> tuple[Part, ...]:
+    return tuple(part for part in message.parts if not isinstance(part, Text) or part.text)
+
+
+def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
+    """What a message says; `known` are the calls so far. A result that belongs to none of them is plain words."""
+    if message.call_id in known:
+        return (Result(known[message.call_id], _filled(message), message.failed),)
+    keepsake = message.keepsake or {}
+    called = tuple(Called(call, place, keepsake) for place, call in enumerate(message.calls))
+    known |= {one.call.id: one for one in called}
+    return (*((Kept(keepsake),) if keepsake else ()), *_filled(message), *called)
 
 
 def inline(image: Image) -> tuple[str, str] | None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
+from app.stepqueue.broken import FAULTS
 from app.stepqueue.protocol import Live
 from app.stepqueue.wire import Undecodable, unpack_live
 
 log = logging.getLogger(__name__)
 
-PROBE_SECONDS: Final = 2.0
+PROBE_SECONDS: Final = 1.0
 """After this much silence we ask whether the server is there; after as much again we connect anew."""
 PAUSE_SECONDS: Final = 0.25
 """Between two attempts to come back."""
@@ -36,6 +36,13 @@ class Ear:
         self._sink = sink
         self._losses = losses
         self._connection: Any = None
+        self._subscribed = False
+        self._stopping = False
+
+    @property
+    def hears(self) -> bool:
+        """Whether it is subscribed, as far as anybody knows."""
+        return self._subscribed
 
     async def open(self) -> None:
         """Subscribe; returns when the server has confirmed it. Raises redis-py's errors."""
@@ -43,25 +50,30 @@ class Ear:
         try:
             await self._connection.send_command("SUBSCRIBE", self._channel, check_health=False)
             await self._connection.read_response()
+            self._subscribed = True
         except BaseException:
             await self.close()
             raise
 
     async def listen(self) -> None:
-        """Call the sink for every message until cancelled."""
-        while True:
+        """Call the sink for every message until told to stop. A cancellation alone may get lost in the client."""
+        while not self._stopping:
             try:
                 if self._connection is None:
                     await self.open()
                 await self._read()
-            except (RedisError, OSError, TimeoutError) as fault:
+            except FAULTS as fault:
                 log.debug("hearing was interrupted by %s", type(fault).__name__)
                 await self.close()
                 await asyncio.sleep(PAUSE_SECONDS)
 
+    def stop(self) -> None:
+        """Let `listen` return, within two time-outs."""
+        self._stopping = True
+
     async def close(self) -> None:
         """Let go of the connection. It is never given to anybody else: it may still be subscribed."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._subscribed = self._connection, None, False
         if connection is not None:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
@@ -69,7 +81,7 @@ class Ear:
     async def _read(self) -> None:
         """Read until the connection fails. A half-open one is silent for ever, hence the probe."""
         probing = False
-        while True:
+        while not self._stopping:
             reply = await self._connection.read_response(timeout=PROBE_SECONDS)
             if reply is not None:
                 probing = False

@@ -8,6 +8,7 @@ name                          what             lives
                               per process      `CONSUMER_SECONDS` with nothing pending, since a killed process
                                                cannot remove itself
 {prefix}:live:{address}       channel          not stored at all
+{prefix}:pulse                string           some seconds: what probes write, to see whether the server takes writes
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class Keys:
     def tickets(self, tier: str) -> str:
         """The stream of a tier."""
         return f"{self.prefix}:tickets:{tier}"
+
+    @property
+    def pulse(self) -> str:
+        """What probes write."""
+        return f"{self.prefix}:pulse"
 
     def live(self, address: str) -> str:
         """The channel of an address."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from app.errors import QueueUnavailable
-from app.stepqueue.protocol import Live, Ticket
+from app.stepqueue.protocol import AGAIN, Live, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ class MemoryQueue:
         self._closed = False
         self.sink_failures = 0
         """How many messages a sink met with an exception."""
+
+    @property
+    def sound(self) -> bool:
+        """Until closed."""
+        return not self._closed
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,7 +159,7 @@ class MemoryQueue:
         expired = list(itertools.takewhile(lambda item: item[1].until <= now, self._taken.items()))
         for receipt, taken in reversed(expired):
             del self._taken[receipt]
-            self._lanes[taken.lane].appendleft(taken.ticket)
+            self._lanes[taken.lane].appendleft(replace(taken.ticket, version=AGAIN))
 
     def _next_return(self, now: float) -> float:
         """When a ticket may come back at the earliest. What others take from now on cannot come back within a lease."""

@@ -13,14 +13,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from app.core.chat import ToolDelta
 from app.core.journal import Event
+from app.core.logprobs import Decoded
 
 DISPATCHERS = "dispatchers"
+AGAIN = -1
+"""The version of a ticket that is not rung for the first time: no row has it, so whoever takes the ticket looks at the
+row, and claims it before doing anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One step of one run: ids only. `version` is the outbox row's when it was written, `seq` the journal's."""
+    """One step of one run: ids only. `version` is the outbox row's when it was written, or `AGAIN`; `seq` is the
+    journal's then."""
 
     run: str
     step: int
@@ -43,13 +49,19 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text of a step as it streams; `offset` counts the characters of this attempt before it."""
+    """Text and tool calls of a step as they stream; `offset` counts the characters of this attempt before them, `since`
+    the pieces of tool calls."""
 
     run: str
     step: int
     call: str
     offset: int
     text: str
+    logprobs: tuple[Decoded, ...] = ()
+    """Of the tokens of `text`, where the caller asked for them."""
+    since: int = 0
+    calls: tuple[ToolDelta, ...] = ()
+    """Under the ids that the caller is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +72,41 @@ class Stop:
     step: int | None = None
 
 
-Live = Committed | Delta | Stop
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """The process at `address` wants to hear this run's answer, and has `chars` characters of what `call` says.
+
+    To a driver: somebody there listens; to be said again every few seconds. To dispatchers: the run's new driver is
+    there.
+    """
+
+    run: str
+    address: str
+    call: str = ""
+    chars: int = 0
+
+
+Live = Committed | Delta | Stop | Listen
 
 
 class StepQueue(Protocol):
-    """Six verbs and two for its own life."""
+    """Six verbs, two for its own life, and a word on how it is."""
+
+    @property
+    def sound(self) -> bool:
+        """False while tickets or messages may not get through, as far as is known: then look into the database instead
+        of waiting for them. Asking costs nothing."""
+        ...
 
     async def ring(self, tickets: Sequence[Ticket]) -> None:
         """Make tickets known to dispatchers. Returns when they are in the queue; never waits for a dispatcher."""
         ...
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
-        """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one."""
+        """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one.
+
+        A ticket that somebody took before and did not keep comes with the version `AGAIN`.
+        """
         ...
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:

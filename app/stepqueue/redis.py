@@ -1,12 +1,14 @@
 """The queue between processes: tickets on Redis Streams, live messages over publish and subscribe.
 
 Needs Redis 6.2 (XAUTOCLAIM) and the policy `noeviction`. Redis may be emptied, restarted, frozen or replaced at any
-time: then calls raise `QueueUnavailable` within `GIVE_UP_SECONDS`, and the same object works again once Redis does.
+time: then the first calls raise `QueueUnavailable` within `GIVE_UP_SECONDS` and later ones at once (`fuse.py`), and the
+same object works again within half a second of Redis doing so.
 Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and `ring`
 refuses above a bound. All names are in `keys`.
 """
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -19,23 +21,28 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError, RedisError
+from redis.exceptions import ReadOnlyError
 
 from app.errors import QueueUnavailable
+from app.stepqueue.broken import FAULTS
 from app.stepqueue.ear import Ear
+from app.stepqueue.fuse import Fuse
 from app.stepqueue.keys import Keys
 from app.stepqueue.protocol import Live, Ticket
 from app.stepqueue.streams import Streams
 from app.stepqueue.voice import Voice
 
+log = logging.getLogger(__name__)
+
 LEASE_SECONDS: Final = 4.0
-SOCKET_SECONDS: Final = 2.0
-GIVE_UP_SECONDS: Final = 2.4
+SOCKET_SECONDS: Final = 1.0
+GIVE_UP_SECONDS: Final = 1.4
 """Longer than one socket timeout, shorter than a timeout and its retry: no call may hang on a frozen server."""
 SLICE_SECONDS: Final = 0.4
 """How long one read blocks. The next one goes for abandoned tickets first, and notices that a server has frozen."""
 BOUND: Final = 100_000
 """Tickets of one tier, waiting and taken together, above which `ring` refuses: some 20 MiB of Redis."""
+MAY_EVICT: Final = "queue_may_evict"
 CONNECTIONS: Final = 32
 """At most so many for commands and so many for blocking reads; a call beyond them waits its turn within its time."""
 
@@ -61,6 +68,9 @@ class RedisQueue:
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
         self._voice = Voice(self._commands)
+        self._probing = _client(url, connections=2)
+        self._fuse = Fuse(self._probing, self._keys.pulse, self._warn)
+        self._ears: set[Ear] = set()
         self._tasks = asyncio.TaskGroup()
         self._readers: set[asyncio.Task[None]] = set()
         self._calls = 0
@@ -82,16 +92,22 @@ class RedisQueue:
         """Entries of streams that were deleted because they were no tickets."""
         return self._streams.undecodable
 
+    @property
+    def sound(self) -> bool:
+        """See the seam."""
+        fuse = self._fuse
+        return not (self._closed or fuse.blown or fuse.full) and all(ear.hears for ear in self._ears)
+
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
-        try:
+        fault = None
+        with suppress(QueueUnavailable):
             fault = await self._eviction_fault()
             await self._forget_consumers(leaving=False)
-        except QueueUnavailable:
-            return self
         if fault is not None:
             await self.__aexit__()
-            raise QueueUnavailable(fault)
+            raise QueueUnavailable(fault, code=MAY_EVICT)
+        self._readers.add(self._tasks.create_task(self._fuse.watch()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,9 +168,12 @@ class RedisQueue:
                 raise
         reader = self._tasks.create_task(ear.listen())
         self._readers.add(reader)
+        self._ears.add(ear)
         try:
             yield
         finally:
+            self._ears.discard(ear)
+            ear.stop()
             self._readers.discard(reader)
             reader.cancel()
             await asyncio.wait([reader])
@@ -162,9 +181,13 @@ class RedisQueue:
 
     async def ready(self) -> None:
         """See the seam. Also refuses a server that may evict tickets, as far as it lets us ask."""
+        if not self._closed:
+            await self._fuse.probe()
         fault = await self._eviction_fault()
         if fault is not None:
-            raise QueueUnavailable(fault)
+            raise QueueUnavailable(fault, code=MAY_EVICT)
+        if self._fuse.full:
+            raise QueueUnavailable("Redis is out of memory and takes no tickets.", code="queue_full")
 
     async def close(self) -> None:
         """Stop hearing, refuse new calls, let those in flight end, and disconnect. May be called twice."""
@@ -173,13 +196,16 @@ class RedisQueue:
         with suppress(QueueUnavailable):
             await self._forget_consumers(leaving=True)
         self._closed = True
+        self._fuse.close()
+        for ear in self._ears:
+            ear.stop()
         for reader in self._readers:
             reader.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._quiet.wait()
-        for shut in (self._commands.aclose, self._reads.aclose, self._hearing.disconnect):
-            with suppress(RedisError, OSError, TimeoutError):
+        for shut in (self._commands.aclose, self._reads.aclose, self._probing.aclose, self._hearing.disconnect):
+            with suppress(*FAULTS):
                 await shut()
 
     @asynccontextmanager
@@ -190,18 +216,24 @@ class RedisQueue:
         self._calls += 1
         self._quiet.clear()
         try:
-            async with asyncio.timeout(seconds):
+            async with self._fuse.guard(seconds):
                 yield
-        except (RedisError, OSError, TimeoutError) as fault:
-            if isinstance(fault, ReadOnlyError):
+        except QueueUnavailable as refusal:
+            if isinstance(refusal.__cause__, ReadOnlyError):
                 # A failover made this server a replica; the name in the URL leads elsewhere by now.
-                await self._commands.connection_pool.disconnect(inuse_connections=False)
-                await self._reads.connection_pool.disconnect(inuse_connections=False)
-            raise QueueUnavailable from fault
+                for client in (self._commands, self._reads, self._probing):
+                    await client.connection_pool.disconnect(inuse_connections=False)
+            raise
         finally:
             self._calls -= 1
             if not self._calls:
                 self._quiet.set()
+
+    async def _warn(self) -> None:
+        """The server that has come back may be another one."""
+        with suppress(QueueUnavailable):
+            if fault := await self._eviction_fault():
+                log.error(fault)
 
     async def _forget_consumers(self, *, leaving: bool) -> None:
         async with self._bounded():
@@ -233,9 +265,9 @@ def _options(*, retries: int) -> dict[str, Any]:
     }
 
 
-def _client(url: str) -> Any:
+def _client(url: str, connections: int = CONNECTIONS) -> Any:
     """A client with a pool of its own. `Any`, since redis-py leaves its raw commands untyped."""
     options = _options(retries=1)
     return Redis.from_pool(
-        BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, **options)
+        BlockingConnectionPool.from_url(url, max_connections=connections, timeout=SOCKET_SECONDS, **options)
     )

@@ -9,13 +9,14 @@ passed since the last time, whether or not new tickets keep coming. Only a proce
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from app.errors import QueueUnavailable
 from app.stepqueue.keys import CONSUMER_SECONDS, FIELD, GROUP
-from app.stepqueue.protocol import Ticket
+from app.stepqueue.protocol import AGAIN, Ticket
 from app.stepqueue.wire import Undecodable, pack_ticket, unpack_ticket
 
 T = TypeVar("T")
@@ -68,8 +69,17 @@ class Streams:
                 raise reply
 
     async def delete(self, tickets: Sequence[Ticket]) -> None:
-        """Acknowledge and delete, together or not at all: one without the other would leave an entry for ever."""
-        async with self._commands.pipeline(transaction=True) as pipe:
+        """Acknowledge and delete, together or not at all: one without the other would leave an entry for ever.
+
+        A server out of memory takes no transactions; there, making room comes first.
+        """
+        try:
+            await self._delete(tickets, transaction=True)
+        except OutOfMemoryError:
+            await self._delete(tickets, transaction=False)
+
+    async def _delete(self, tickets: Sequence[Ticket], *, transaction: bool) -> None:
+        async with self._commands.pipeline(transaction=transaction) as pipe:
             self._strike_out(pipe, _by_stream(tickets))
             await pipe.execute()
 
@@ -144,7 +154,7 @@ class Streams:
                 words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
                 page = await self._commands.execute_command("XAUTOCLAIM", *words)
                 self._cursors[lane] = page[0]
-                found += await self._tickets(lane, page[1])
+                found += [replace(ticket, version=AGAIN) for ticket in await self._tickets(lane, page[1])]
                 if page[0] == START:
                     break
             else:

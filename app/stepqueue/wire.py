@@ -9,8 +9,9 @@ from typing import Any, Final, assert_never
 
 import orjson
 
+from app.core.chat import ToolDelta
 from app.core.journal import Event, Kind
-from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
+from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop, Ticket
 
 BATCH: Final = 256
 """Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
@@ -65,11 +66,17 @@ def unpack_live(data: bytes) -> Iterator[Live]:
 def _row(message: Live) -> list[Any]:
     match message:
         case Delta():
-            return ["d", message.run, message.step, message.call, message.offset, message.text]
+            row = ["d", message.run, message.step, message.call, message.offset, message.text]
+            if not message.calls:
+                return [*row, message.logprobs] if message.logprobs else row
+            calls = [[call.index, call.id, call.name, call.arguments] for call in message.calls]
+            return [*row, message.logprobs, message.since, calls]
         case Committed():
             return ["c", message.run, [[event.seq, event.kind, event.at, event.body] for event in message.events]]
         case Stop():
             return ["s", message.run, message.step]
+        case Listen():
+            return ["l", message.run, message.address, message.call, message.chars]
         case _:
             assert_never(message)
 
@@ -78,12 +85,26 @@ def _message(row: Any) -> Live:
     match row:
         case ["d", str(run), int(step), str(call), int(offset), str(text)]:
             return Delta(run, step, call, offset, text)
+        case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs)]:
+            return Delta(run, step, call, offset, text, tuple(logprobs))
+        case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs), int(since), list(calls)]:
+            return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
         case ["c", str(run), list(events)]:
             return Committed(run, tuple(_event(run, event) for event in events))
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
+        case ["l", str(run), str(address), str(call), int(chars)]:
+            return Listen(run, address, call, chars)
         case _:
             raise Undecodable("not a live message")
+
+
+def _tool_delta(row: Any) -> ToolDelta:
+    match row:
+        case [int(index), str(id_), str(name), str(arguments)]:
+            return ToolDelta(index, id_, name, arguments)
+        case _:
+            raise Undecodable("not a tool call")
 
 
 def _event(run: str, row: Any) -> Event:

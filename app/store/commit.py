@@ -6,16 +6,18 @@ statement per table. An entry that is refused changes nothing and does not distu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, select
 
-from app.core.journal import AFTER_THE_END, TERMINAL, Event
+from app.core import notices
+from app.core.journal import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
-from app.store.protocol import Appended, Entry, Ledger, Move, NewRun, Projection
+from app.store.claims import Claims
+from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
 from app.store.statements import LIVE, TICKET, Statements
 from app.store.tables import EVENTS, RUNS
 
@@ -23,6 +25,8 @@ Outcome = Appended | Exception
 
 NOTHING = Ledger()
 FIRST_EPOCH = 1
+BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
+"""The events that begin a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,13 @@ class _Run:
     steps: int = 0
     ended_at: float | None = None
     error: str | None = None
+    notify_turn: int | None = None
+    stored_epoch: int = field(init=False)
+    lease: Lease | None = None
+    wished_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.stored_epoch = self.epoch
 
 
 @dataclass(slots=True)
@@ -80,12 +91,13 @@ class _Ticket:
     holder: str | None
     until: float
     rung_at: float
+    lost: int = 0
     stored: bool = True
     gone: bool = False
 
 
 _LIVE_OF = attrgetter(*LIVE)
-_CHANGE_OF = attrgetter(*LIVE, "id", "epoch")
+_CHANGE_OF = attrgetter(*LIVE, "id", "stored_epoch")
 _TICKET_OF = attrgetter(*TICKET)
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
@@ -121,15 +133,18 @@ class _Desk:
     def __init__(self, conn: Connection, statements: Statements, batch: Sequence[Packed]) -> None:
         ids = list({packed.entry.run for packed in batch})
         moving = list({packed.entry.run for packed in batch if packed.moves_tickets})
-        self._runs = {row[0]: _Run(*row) for row in statements.runs.fetch(conn, _list_value(statements, ids))}
+        rows = statements.runs.fetch(conn, _list_value(statements, ids))
+        self._runs = {row[0]: _Run(*row) for row in rows}
         tickets = statements.tickets.fetch(conn, _list_value(statements, moving)) if moving else ()
         self._tickets = {(row[0], row[1]): _Ticket(*row) for row in tickets}
+        self._claims = Claims(conn, statements, (packed.entry.once for packed in batch))
         self._born: dict[str, tuple[Any, ...]] = {}
         self._changed: set[str] = set()
         self._touched: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
         self._contents: list[tuple[Any, ...]] = []
         self._tags: list[tuple[Any, ...]] = []
+        self._notices: list[tuple[Any, ...]] = []
 
     def settle(self, packed: Packed) -> Outcome:
         """Check one entry and apply it, or say why not."""
@@ -139,6 +154,7 @@ class _Desk:
             _check_order(run, entry)
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
             money = _balance(run, entry)
+            self._claims.check(entry.once, entry.at)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
             return refusal
         if entry.new is not None:
@@ -149,8 +165,13 @@ class _Desk:
         run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
         if entry.move and ticket:
             self._move(run, ticket, entry.move)
+        if entry.lease is not None:
+            run.epoch, run.lease = run.epoch + 1, entry.lease
+        elif not _fenced(entry):
+            run.wished_at = entry.at
         events = self._record(run, packed)
         self._file(run, entry)
+        self._claims.make(entry.once, run.id)
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0)
 
     def write(self, conn: Connection, statements: Statements) -> None:
@@ -158,14 +179,26 @@ class _Desk:
         statements.new_run.each(conn, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()])
         changed = sorted(self._changed - self._born.keys())
         statements.change_run.each(conn, [_CHANGE_OF(self._runs[name]) for name in changed])
+        self._write_leases(conn, statements)
         statements.new_event.each(conn, self._events)
         statements.new_content.each(conn, self._contents)
         statements.new_tag.each(conn, self._tags)
+        statements.new_notice.each(conn, self._notices)
+        self._claims.write(conn, statements)
         touched = [self._tickets[place] for place in sorted(self._touched)]
         kept = [ticket for ticket in touched if not ticket.gone]
         statements.end_ticket.each(conn, [(t.run, t.step) for t in touched if t.gone and t.stored])
         statements.change_ticket.each(conn, [_TICKET_CHANGE_OF(t) for t in kept if t.stored])
         statements.new_ticket.each(conn, [_TICKET_OF(t) for t in kept if not t.stored])
+
+    def _write_leases(self, conn: Connection, statements: Statements) -> None:
+        """A wish comes after a change of hands: it must not be slept over."""
+        runs = [self._runs[name] for name in sorted(self._changed)]
+        held = [(run, run.lease) for run in runs if run.lease is not None]
+        statements.change_lease.each(
+            conn, [(lease.deadline, run.epoch, lease.driver, lease.until, run.id) for run, lease in held]
+        )
+        statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:
         run = self._runs.get(entry.run)
@@ -197,6 +230,7 @@ class _Desk:
         if move.verb == "take":
             # Numbered per run, not per row: a step that is queued anew must not honour a claim on its former ticket.
             run.claims += 1
+            ticket.lost += ticket.holder is not None
             ticket.claim, ticket.holder, ticket.until, ticket.rung_at = run.claims, move.holder, move.until, 0.0
         elif move.verb == "release":
             ticket.holder, ticket.until, ticket.rung_at = None, move.until, 0.0
@@ -213,8 +247,17 @@ class _Desk:
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._drop_untaken(run.id)
+            self._watch(run, draft, packed.entry)
         run.seq = seq
         return tuple(events)
+
+    def _watch(self, run: _Run, draft: Draft, entry: Entry) -> None:
+        """Whoever writes the end of a turn writes its notice with it, if it was asked for when the turn began."""
+        if draft.kind in BEGINNINGS:
+            run.notify_turn = draft.body.get("turn", 0) if entry.notify else None
+        elif run.notify_turn is not None and (word := notices.word(draft.kind, draft.body)) is not None:
+            self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at))
+            run.notify_turn = None
 
     def _drop_untaken(self, run: str) -> None:
         """Tickets that were never taken die with the run; the others stay until their call's outcome is recorded."""
@@ -232,7 +275,10 @@ class _Desk:
             ticket = self._tickets.get(place)
             if ticket is None or ticket.gone:
                 stored = ticket is not None and ticket.stored
-                ticket = _Ticket(*place, outbox.tier, outbox.driver, 0, 0, None, entry.at, entry.at, stored)
+                rung_at = entry.at if outbox.rung else 0.0
+                ticket = _Ticket(
+                    *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
+                )
                 self._tickets[place] = ticket
             else:  # still on its way, or with a dispatcher: only the address that wants to hear of it is new
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
@@ -243,9 +289,16 @@ def _list_value(statements: Statements, ids: list[str]) -> object:
     return ids if statements.arrays else orjson.dumps(ids).decode()
 
 
+def _fenced(entry: Entry) -> bool:
+    """Whether its writer has a right to state facts."""
+    return entry.epoch is not None or entry.move is not None or entry.new is not None
+
+
 def _check_order(run: _Run, entry: Entry) -> None:
     """The epoch first, because a driver that lost its run must hear of that whatever became of the run."""
-    if entry.epoch is not None and entry.epoch != run.epoch:
+    if entry.epoch != run.epoch and (entry.epoch is not None or entry.lease is not None):
+        raise LeaseLost
+    if not _fenced(entry) and any(draft.kind not in ANYBODY for draft in entry.events):
         raise LeaseLost
     ended = run.ended_at is not None
     if ended and (entry.outbox or entry.hold != NOTHING):
@@ -254,6 +307,8 @@ def _check_order(run: _Run, entry: Entry) -> None:
         if ended and draft.kind not in AFTER_THE_END:
             raise RunEnded
         ended = ended or draft.kind in TERMINAL
+    if entry.seq is not None and entry.seq != run.seq:
+        raise Conflict(code=MOVED)
 
 
 def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:

@@ -8,8 +8,9 @@ import hashlib
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.tables import CONTENTS, RUNS
+from app.store.tables import CATALOGS, CONTENTS, RUNS
 
 
 def address(salt: bytes, body: bytes) -> str:
@@ -28,3 +29,9 @@ def erase(conn: Connection, run: str) -> bool:
     known = conn.execute(update(RUNS).where(RUNS.c.id == run).values(salt=None)).rowcount
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
     return bool(known)
+
+
+def pin(conn: Connection, digest: str, snapshot: bytes) -> None:
+    """Keep a pool's snapshot; one that is there already stays as it is."""
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    conn.execute(insert(CATALOGS).values(digest=digest, body=snapshot).on_conflict_do_nothing())

@@ -18,13 +18,16 @@ from sqlalchemy import Connection
 
 from app.errors import StoreUnavailable
 from app.store.commit import Outcome, Packed, commit, landed
-from app.store.engines import Fault, Runner
+from app.store.engines import AWAY, Fault, Runner
 from app.store.protocol import Appended
 from app.store.statements import Statements
+from app.store.vigil import Vigil
 
 logger = logging.getLogger(__name__)
 
 ROOM = 4096
+ROOM_FOR_NEW = 1024
+"""Beyond it only runs that were admitted are served: they must not wait because more keep coming."""
 ROOM_BYTES = 128 * 2**20
 BATCH = 256
 BATCH_BYTES = 8 * 2**20
@@ -44,9 +47,15 @@ class Lane:
     """One writer and its queue."""
 
     def __init__(
-        self, runner: Runner, statements: Statements, committed: Callable[[Packed, Appended], None], patience: float
+        self,
+        runner: Runner,
+        statements: Statements,
+        committed: Callable[[Packed, Appended], None],
+        patience: float,
+        vigil: Vigil,
     ) -> None:
         """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone."""
+        self._vigil = vigil
         self._runner = runner
         self._statements = statements
         self._committed = committed
@@ -60,6 +69,8 @@ class Lane:
     def put(self, packed: Packed) -> asyncio.Future[Appended]:
         """Queue an entry; `StoreUnavailable` at once if there is no room."""
         if self._closed or len(self._waiting) >= ROOM or self._bytes >= ROOM_BYTES:
+            raise StoreUnavailable(retry_after=1.0)
+        if packed.entry.new is not None and not (self._vigil.sound and len(self._waiting) < ROOM_FOR_NEW):
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
@@ -103,7 +114,10 @@ class Lane:
         outcomes: list[Outcome]
         try:
             outcomes = await self._commit([waiting.packed for waiting in batch])
+            self._vigil.there()
         except Exception as error:
+            if isinstance(error, Fault) and error.reason in AWAY:
+                self._vigil.away()
             outcomes = [_unavailable(error) for _ in batch]
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):

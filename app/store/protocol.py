@@ -7,18 +7,24 @@ writer's fence under the run's row lock, and refuses the whole entry if it does 
 * a driver writes with `epoch`: it must be the run's present epoch, else `LeaseLost`;
 * a dispatcher writes with a `Move` of its ticket: the row must still be at the claim (or, for `take`, the version) that
   the move names, else `LeaseLost`;
+* whoever has neither (nor brings a new run) may write the kinds in `ANYBODY` only, else `LeaseLost`; a run that nobody
+  drives, because it waits for its caller, is then taken up by the next sweep;
 * once a run has ended only `AFTER_THE_END` kinds are taken, else `RunEnded`; a second terminal event is impossible;
+* an entry that names the `seq` that it follows is refused with `Conflict` (code `MOVED`) once there are later events;
+* `once` is refused with `Conflict` (code `TAKEN`) while another entry's claim on that id lasts: of two requests that
+  are to be carried out once, one is;
 * `hold` is refused with `RunOverBudget` if spent + held + asked would pass a cap (D7).
 
 Database faults become `StoreUnavailable`, after which nothing of the entry was written, or, when the connection died
 during COMMIT, the store has looked the entry up again before it answers. Every wait inside is bounded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from app.core.journal import Draft, Event
+from app.core.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +60,17 @@ class NewRun:
 class Outbox:
     """A ticket to be written with the event that caused it; it is rung after the commit.
 
-    It starts at version 0. If the step still has a ticket, that one stays as it is and only reports to the new driver.
-    The end of a run deletes its tickets that were never taken; the others stay for the outcome of their call.
+    It starts at `version`, which is higher for each turn of the run, so that no delivery of an earlier turn fits it. If
+    the step still has a ticket, that one stays as it is and only reports to the new driver. The end of a run deletes
+    its tickets that were never taken; the others stay for the outcome of their call.
     """
 
     step: int
     tier: str
     driver: str
+    version: int = 0
+    rung: bool = True
+    """False if nobody is going to ring: then it is overdue at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ class Move:
     """What a dispatcher does with its ticket's row, and by what right.
 
     `take` needs `version` to be the row's and its claim to have lapsed by `at` (or never made); it sets `holder`,
-    `until` and a claim number higher than any that was given out in this run before. `hold`, `finish` and `release`
+    `until` and a claim number higher than any that was given out in this run before, and counts a claim that lapsed as
+    lost. `hold`, `finish` and `release`
     need `claim` to be the row's. `hold` changes nothing but the version, `finish` deletes the row, `release` makes it
     due again at `until`.
     """
@@ -82,6 +93,19 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """A driver's lease changes hands together with an entry: epoch + 1, this driver, until then.
+
+    A driver lets go of a run by giving the lease to nobody (an empty address): no sweep takes it up before `until`,
+    unless somebody wishes something of it. `deadline` is when anybody may end the run.
+    """
+
+    driver: str
+    until: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class Projection:
     """Columns of the run's row that follow from the events; None leaves a column as it is. For lists and filters."""
 
@@ -91,6 +115,28 @@ class Projection:
     steps: int | None = None
     ended_at: float | None = None
     error: str | None = None
+
+
+TAKEN = "idempotency_key_in_use"
+"""The code of the `Conflict` that refuses a claim."""
+MOVED = "run_has_moved_on"
+"""The code of the `Conflict` that refuses an entry whose writer has not heard of the latest events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A claim: the request of this id is carried out once, and whoever sends it again gets what came of it.
+
+    `fingerprint` tells another request under the same id. `run` is the run that came of it (an entry's own, whatever
+    stands here). Its journal has the reply, unless `status` and `reply` do. Both are forgotten after `until`.
+    """
+
+    id: str
+    fingerprint: bytes
+    until: float
+    run: str = ""
+    status: int = 0
+    reply: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +159,14 @@ class Entry:
     row: Projection = Projection()
     tags: tuple[tuple[str, str], ...] = ()
     """(name, value) pairs for filters, e.g. ("worker", "gpt") or ("label", "phi")."""
+    once: Once | None = None
+    notify: bool = False
+    """Whether the end of the turn that begins with this entry becomes a notice: it is then written in the transaction
+    of the event that ends the turn, whoever writes that."""
+    lease: Lease | None = None
+    """Needs `epoch`; whoever writes under the old one from then on has lost the run."""
+    seq: int | None = None
+    """The number of the event that this entry must follow: for what sums up all that came before, such as an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +201,18 @@ class RunRow:
     steps: int
     ended_at: float | None
     error: str | None
+    code: str = ""
+    """Version of the code that admitted it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """How many open runs of one kind nobody holds a lease on, and how many of them are past their deadline."""
+
+    tier: str
+    code: str
+    runs: int
+    expired: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +235,10 @@ class Due:
     claim: int
     until: float
     seq: int
+    holder: str | None = None
+    """Whose claim it is, lapsed or not; None if nobody has it."""
+    lost: int = 0
+    """How many dispatchers have let their claim lapse without a word, before the present holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +275,8 @@ class KeyRow:
     max_usd: int | None = None
     """Cap on one run, micro-dollars."""
     rpm: int | None = None
+    tpm: int | None = None
+    """Tokens a minute, over all calls of its runs."""
     concurrency: int | None = None
     expires_at: float | None = None
     revoked_at: float | None = None
@@ -222,6 +294,22 @@ class Held:
 class Store(Protocol):
     """See the module docstring for what every implementation promises."""
 
+    @property
+    def sound(self) -> bool:
+        """Whether the database is there, as far as is known; while it is not, new runs and key lookups are refused at
+        once, and everything else may be tried. Asking costs nothing."""
+        ...
+
+    @property
+    def calm(self) -> float:
+        """Seconds since the database came back, infinite if it was never away: what others held lapsed in the meantime,
+        and they get as long as a lease to prolong it before it is taken from them."""
+        ...
+
+    async def wait(self, seconds: float) -> bool:
+        """Until the database is there, but no longer than `seconds`; whether it is. Who waits first goes first."""
+        ...
+
     async def append(self, entry: Entry) -> Appended:
         """Commit one entry.
 
@@ -238,6 +326,10 @@ class Store(Protocol):
         """The bodies that are still stored; a missing ref was erased."""
         ...
 
+    async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
+        """Keep a pool's snapshot under its digest, for the audit; what this store has kept already costs nothing."""
+        ...
+
     async def erase(self, run: str) -> bool:
         """Forget all content of a run, and its salt; the journal stays. False if there is no such run."""
         ...
@@ -250,12 +342,25 @@ class Store(Protocol):
         """At most `query.limit` rows, newest first."""
         ...
 
-    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> frozenset[str]:
-        """Prolong the leases of a driver's runs; returns those that are still its own and not ended."""
+    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+        """Prolong the leases of a driver's runs; those that are still its own and not ended, with their last seq."""
         ...
 
-    async def orphans(self, driver: str, now: float, until: float, limit: int) -> tuple[RunRow, ...]:
-        """Take over runs whose lease lapsed, and their tickets: epoch + 1, this driver; the rows as they are then."""
+    async def seqs(self, names: Sequence[str]) -> Mapping[str, int]:
+        """The last seq of each of these runs: whether a journal has moved, for less than reading it."""
+        ...
+
+    async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
+        """How many runs there are to be taken over, by tier and code."""
+        ...
+
+    async def orphans(
+        self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+    ) -> tuple[RunRow, ...]:
+        """Take over runs whose lease lapsed, and their tickets: epoch + 1, this driver; the rows as they are then.
+
+        Only those whose (tier, code) is among `kinds`, and those past their deadline.
+        """
         ...
 
     async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
@@ -266,11 +371,44 @@ class Store(Protocol):
         """One outbox row as it is now, or None if the step is finished."""
         ...
 
-    async def overdue(self, now: float, limit: int) -> tuple[Due, ...]:
-        """Outbox rows that nobody holds and that have been due for long enough to ring again.
+    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
+        """Outbox rows that nobody holds and whose last ring went unanswered for `grace` seconds (None: for a lease).
 
         They count as rung from then on: the next call leaves them out until they went unanswered for as long again.
         """
+        ...
+
+    async def once(self, claim: str, now: float) -> Once | None:
+        """What holds the claim of that id, if anything does."""
+        ...
+
+    async def remember(self, once: Once, now: float) -> Once:
+        """Make a claim beside any entry, for a request whose effect may be repeated; what holds it then, ours or an
+        earlier one."""
+        ...
+
+    async def forget_claims(self, now: float, limit: int) -> int:
+        """Delete claims that have run out, the oldest first and at most `limit`; how many there were."""
+        ...
+
+    async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
+        """Notices that are due, each as one more try; nobody else is given them before `until`."""
+        ...
+
+    async def close_notice(self, notice: Notice) -> bool:
+        """Forget a notice that was delivered or given up, whoever holds it by now; False if it is gone already."""
+        ...
+
+    async def put_off_notice(self, notice: Notice, due: float) -> bool:
+        """Have a notice tried again from `due` on; False if it is gone, or somebody else has taken it meanwhile."""
+        ...
+
+    async def pending_notices(self, most: int) -> int:
+        """How many notices are not delivered yet, counted up to `most`."""
+        ...
+
+    async def forget_notices(self, before: float, limit: int) -> int:
+        """Delete at most `limit` notices of turns that ended before then and that are due since; how many."""
         ...
 
     async def key(self, public_id: str) -> KeyRow | None:

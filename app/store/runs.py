@@ -4,12 +4,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, exists, select, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.journal import Event, Kind
 from app.errors import NotFound
-from app.store.protocol import Due, Held, Journal, Ledger, RunQuery, RunRow
+from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
 from app.store.tables import EVENTS, PULSE, RUNS, TAGS, TICKETS
 
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
@@ -41,31 +54,43 @@ def journal(conn: Connection, name: str, after: int) -> Journal:
     return Journal(found.salt or b"", events)
 
 
-def renew(conn: Connection, driver: str, epochs: Mapping[str, int], until: float) -> frozenset[str]:
-    """Prolong those leases that are still the driver's own."""
-    query = select(RUNS.c.id, RUNS.c.epoch).where(
+def renew(conn: Connection, driver: str, epochs: Mapping[str, int], until: float) -> dict[str, int]:
+    """Prolong those leases that are still the driver's own; the runs with their last seq."""
+    query = select(RUNS.c.id, RUNS.c.epoch, RUNS.c.seq).where(
         RUNS.c.id.in_(list(epochs)), RUNS.c.driver == driver, RUNS.c.ended_at.is_(None)
     )
     rows = conn.execute(query.order_by(RUNS.c.id).with_for_update()).all()
-    ours = [name for name, epoch in rows if epochs[name] == epoch]
+    ours = {name: seq for name, epoch, seq in rows if epochs[name] == epoch}
     if ours:
-        conn.execute(update(RUNS).where(RUNS.c.id.in_(ours)).values(lease_until=until))
-    return frozenset(ours)
+        conn.execute(update(RUNS).where(RUNS.c.id.in_(list(ours))).values(lease_until=until))
+    return ours
 
 
-def lapsed(now: float, limit: int) -> Select[tuple[str]]:
-    """Open runs whose driver has let its lease lapse, the longest lapsed first."""
-    return (
-        select(RUNS.c.id)
-        .where(RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now)
-        .order_by(RUNS.c.lease_until)
-        .limit(limit)
-    )
+def seqs(conn: Connection, names: Sequence[str]) -> dict[str, int]:
+    """The last seq of each of these runs."""
+    return {name: seq for name, seq in conn.execute(select(RUNS.c.id, RUNS.c.seq).where(RUNS.c.id.in_(names)))}
 
 
-def adopt(conn: Connection, driver: str, now: float, until: float, limit: int) -> tuple[RunRow, ...]:
+def _lapsed(now: float) -> tuple[ColumnElement[bool], ...]:
+    """Open runs whose driver has let its lease lapse."""
+    return RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now
+
+
+def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
+    """How many there are of each kind."""
+    expired = func.sum(case((RUNS.c.deadline <= now, 1), else_=0))
+    query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired).where(*_lapsed(now))
+    rows = conn.execute(query.group_by(RUNS.c.tier, RUNS.c.code).order_by(RUNS.c.tier, RUNS.c.code))
+    return tuple([Lapsed(*row) for row in rows])
+
+
+def adopt(
+    conn: Connection, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+) -> tuple[RunRow, ...]:
     """Take over lapsed runs and have their tickets report to the new driver; what others are just taking is left."""
-    names = conn.execute(lapsed(now, limit).with_for_update(skip_locked=True)).scalars().all()
+    ours = or_(RUNS.c.deadline <= now, tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds))
+    query = select(RUNS.c.id).where(*_lapsed(now), ours).order_by(RUNS.c.lease_until).limit(limit)
+    names = conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
     if not names:
         return ()
     conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver))
@@ -119,7 +144,7 @@ def beat(conn: Connection) -> None:
 def _tickets() -> Select[Any]:
     ticket = TICKETS.c
     columns = (ticket.run, ticket.step, ticket.tier, ticket.driver, ticket.version, ticket.claim, ticket.until)
-    return select(*columns, RUNS.c.seq).join(RUNS, RUNS.c.id == ticket.run)
+    return select(*columns, RUNS.c.seq, ticket.holder, ticket.lost).join(RUNS, RUNS.c.id == ticket.run)
 
 
 def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
@@ -163,6 +188,7 @@ def _run_row(row: Row[Any]) -> RunRow:
         cap=Ledger(row.cap_usd, row.cap_tokens),
         held=Ledger(row.held_usd, row.held_tokens),
         spent=Ledger(row.spent_usd, row.spent_tokens),
+        code=row.code,
         topology=row.topology,
         degraded=row.degraded,
         steps=row.steps,

@@ -9,15 +9,17 @@ from zlib import crc32
 
 from sqlalchemy import Connection
 
+from app.core.notices import Notice
 from app.errors import StoreUnavailable
-from app.store import content, keys, runs
+from app.store import claims, content, keys, notices, runs
 from app.store.commit import pack
-from app.store.engines import Fault, Runner, open_runner
+from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
 from app.store.migrate import migrate
-from app.store.protocol import Appended, Due, Entry, Held, Journal, KeyRow, RunQuery, RunRow
+from app.store.protocol import Appended, Due, Entry, Held, Journal, KeyRow, Lapsed, Once, RunQuery, RunRow
 from app.store.recent import RecentJournals
 from app.store.statements import Statements
+from app.store.vigil import Vigil
 
 T = TypeVar("T")
 
@@ -43,6 +45,7 @@ async def open_store(
     store = SqlStore(runner, lanes, grace, patience)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
+        group.create_task(store.vigil.keep())
         for lane in store.lanes:
             group.create_task(lane.run())
         try:
@@ -63,8 +66,21 @@ class SqlStore:
         self._grace = grace
         self._closed = False
         self._recent = RecentJournals()
+        self._pinned: set[str] = set()
         statements = Statements(runner.dialect)
-        self.lanes = tuple(Lane(runner, statements, self._recent.wrote, patience) for _ in range(lanes))
+        self.vigil = vigil = Vigil(self.ready)
+        self.lanes = tuple(Lane(runner, statements, self._recent.wrote, patience, vigil) for _ in range(lanes))
+
+    @property
+    def sound(self) -> bool:
+        return self.vigil.sound
+
+    @property
+    def calm(self) -> float:
+        return self.vigil.calm
+
+    async def wait(self, seconds: float) -> bool:
+        return await self.vigil.wait(seconds)
 
     async def append(self, entry: Entry) -> Appended:
         lane = self.lanes[crc32(entry.run.encode()) % len(self.lanes)] if len(self.lanes) > 1 else self.lanes[0]
@@ -72,7 +88,7 @@ class SqlStore:
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
         kept, known = self._recent.journal(run, after)
-        if upto is not None and known >= upto:
+        if known and upto is not None and known >= upto:
             return kept
         # What is kept is a true prefix, so only what follows it is read.
         read = await self._read(partial(runs.journal, name=run, after=max(after, known)))
@@ -86,6 +102,11 @@ class SqlStore:
             found |= await self._read(partial(content.read, run=run, refs=missing))
         return found
 
+    async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
+        if digest not in self._pinned:
+            await self._write(partial(content.pin, digest=digest, snapshot=snapshot()))
+            self._pinned.add(digest)
+
     async def erase(self, run: str) -> bool:
         """Forget a run's content and salt; False if there is no such run."""
         known = await self._write(partial(content.erase, run=run))
@@ -98,19 +119,27 @@ class SqlStore:
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._read(partial(runs.page, query=query))
 
-    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> frozenset[str]:
-        ours: frozenset[str] = frozenset()
+    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+        ours: dict[str, int] = {}
         names = sorted(epochs)
         for start in range(0, len(names), CHUNK):
             chunk = {name: epochs[name] for name in names[start : start + CHUNK]}
             ours |= await self._write(partial(runs.renew, driver=driver, epochs=chunk, until=until))
         return ours
 
-    async def orphans(self, driver: str, now: float, until: float, limit: int) -> tuple[RunRow, ...]:
-        # Nearly always there are none, so look before taking the write lock.
-        if not await self._read(lambda conn: conn.execute(runs.lapsed(now, 1)).first()):
-            return ()
-        return await self._write(partial(runs.adopt, driver=driver, now=now, until=until, limit=limit))
+    async def seqs(self, names: Sequence[str]) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for start in range(0, len(names), CHUNK):
+            found |= await self._read(partial(runs.seqs, names=names[start : start + CHUNK]))
+        return found
+
+    async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
+        return await self._read(partial(runs.lapsed, now=now))
+
+    async def orphans(
+        self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+    ) -> tuple[RunRow, ...]:
+        return await self._write(partial(runs.adopt, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
     async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
         ours: frozenset[Held] = frozenset()
@@ -121,12 +150,47 @@ class SqlStore:
     async def due(self, run: str, step: int) -> Due | None:
         return await self._read(partial(runs.due, name=run, step=step))
 
-    async def overdue(self, now: float, limit: int) -> tuple[Due, ...]:
-        if not await self._read(lambda conn: conn.execute(runs.overdue(now, self._grace, 1)).first()):
+    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
+        grace = self._grace if grace is None else grace
+        if not await self._read(lambda conn: conn.execute(runs.overdue(now, grace, 1)).first()):
             return ()
-        return await self._write(partial(runs.ring, now=now, grace=self._grace, limit=limit))
+        return await self._write(partial(runs.ring, now=now, grace=grace, limit=limit))
+
+    async def once(self, claim: str, now: float) -> Once | None:
+        return await self._read(partial(claims.find, claim=claim, now=now))
+
+    async def remember(self, once: Once, now: float) -> Once:
+        return await self._write(partial(claims.remember, once=once, now=now))
+
+    async def forget_claims(self, now: float, limit: int) -> int:
+        # Nearly always there are none, so look before taking the write lock.
+        if not await self._read(partial(claims.lapsed, now=now)):
+            return 0
+        return await self._write(partial(claims.forget, now=now, limit=limit))
+
+    async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
+        # As with overdue tickets: look before taking the write lock.
+        if not await self._read(lambda conn: conn.execute(notices.due(now, 1)).first()):
+            return ()
+        return await self._write(partial(notices.take, now=now, until=until, limit=limit))
+
+    async def close_notice(self, notice: Notice) -> bool:
+        return await self._write(partial(notices.close, notice=notice))
+
+    async def put_off_notice(self, notice: Notice, due: float) -> bool:
+        return await self._write(partial(notices.put_off, notice=notice, due=due))
+
+    async def pending_notices(self, most: int) -> int:
+        return await self._read(partial(notices.count, most=most))
+
+    async def forget_notices(self, before: float, limit: int) -> int:
+        if not await self._read(partial(notices.count, most=1)):
+            return 0
+        return await self._write(partial(notices.forget, before=before, limit=limit))
 
     async def key(self, public_id: str) -> KeyRow | None:
+        if not self.vigil.sound:
+            raise StoreUnavailable(retry_after=1.0)
         return await self._read(partial(keys.find, public_id=public_id))
 
     async def keys(self) -> tuple[KeyRow, ...]:
@@ -143,34 +207,40 @@ class SqlStore:
             async with asyncio.timeout(READY_SECONDS):
                 await self._write(runs.beat)
         except TimeoutError as error:
+            self.vigil.away()
             raise StoreUnavailable(retry_after=1.0) from error
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        self.vigil.close()
         for lane in self.lanes:
             lane.close()
         for lane in self.lanes:
             await lane.finished.wait()
+        await self.vigil.finished.wait()
         await self._runner.close()
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await _patiently(partial(self._runner.read, work))
+        return await self._patiently(partial(self._runner.read, work))
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """For work that may be done twice without harm: an unanswered COMMIT is reported as a failure."""
-        return await _patiently(partial(self._runner.write, work))
+        found = await self._patiently(partial(self._runner.write, work))
+        self.vigil.there()  # only a write proves it: a full disk and a standby can be read
+        return found
 
-
-async def _patiently(call: Callable[[], Coroutine[object, object, T]]) -> T:
-    """Once more if a pooled connection turned out to be dead; every other fault is the caller's to know."""
-    try:
+    async def _patiently(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Once more if a pooled connection turned out to be dead; every other fault is the caller's to know."""
         try:
-            return await call()
+            try:
+                return await call()
+            except Fault as fault:
+                if fault.reason not in {"lost", "contended"}:
+                    raise
+                return await call()
         except Fault as fault:
-            if fault.reason not in {"lost", "contended"}:
-                raise
-            return await call()
-    except Fault as fault:
-        raise StoreUnavailable(retry_after=1.0) from fault
+            if fault.reason in AWAY:
+                self.vigil.away()
+            raise StoreUnavailable(retry_after=1.0) from fault

@@ -20,18 +20,23 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.tables import CONTENTS, EVENTS, RUNS, TAGS, TICKETS
+from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
-"""Columns of a run that an entry never changes, in table order."""
+"""Columns of a run that only a change of its lease changes, in table order."""
+LEASE = ("deadline", "epoch", "driver", "lease_until")
+"""Columns of a run that change with its lease, in table order."""
 LIVE = tuple(column.name for column in RUNS.columns)[len(BORN) :]
 """Columns of a run that an entry may change, in table order."""
 TICKET = tuple(column.name for column in TICKETS.columns)
+NOTICE = tuple(column.name for column in NOTICES.columns)
+CLAIM = tuple(column.name for column in ONCE.columns)
 
 
 class Prepared:
@@ -84,9 +89,22 @@ class Statements:
             dialect,
             [*LIVE, "its_id", "its_epoch"],
         )
+        self.change_lease = Prepared(
+            update(RUNS).where(RUNS.c.id == bindparam("its_id")).values({name: bindparam(name) for name in LEASE}),
+            dialect,
+            [*LEASE, "its_id"],
+        )
+        self.hasten = Prepared(
+            update(RUNS)
+            .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
+            .values(lease_until=bindparam("lease_until")),
+            dialect,
+            ["lease_until", "its_id"],
+        )
         self.new_event = Prepared(insert(EVENTS), dialect, ["run", "seq", "kind", "at", "body"])
         self.new_content = Prepared(self._insert_once(CONTENTS), dialect, ["run", "ref", "body"])
         self.new_tag = Prepared(self._insert_once(TAGS), dialect, ["name", "value", "run"])
+        self.new_notice = Prepared(self._insert_once(NOTICES), dialect, NOTICE)
         this_ticket = (TICKETS.c.run == bindparam("its_run"), TICKETS.c.step == bindparam("its_step"))
         self.new_ticket = Prepared(insert(TICKETS), dialect, TICKET)
         self.change_ticket = Prepared(
@@ -95,6 +113,16 @@ class Statements:
             [*TICKET[2:], "its_run", "its_step"],
         )
         self.end_ticket = Prepared(delete(TICKETS).where(*this_ticket), dialect, ["its_run", "its_step"])
+
+        self.claims = Prepared(
+            select(ONCE).where(self._among(ONCE.c.id)).order_by(ONCE.c.id).with_for_update(), dialect, ["ids"]
+        )
+        self.new_claim = Prepared(insert(ONCE), dialect, CLAIM)
+        self.change_claim = Prepared(
+            update(ONCE).where(ONCE.c.id == bindparam("its_id")).values({name: bindparam(name) for name in CLAIM[1:]}),
+            dialect,
+            [*CLAIM[1:], "its_id"],
+        )
 
     def _among(self, column: Column[Any]) -> ColumnElement[bool]:
         """Membership in a list that travels as one parameter, so that the statement's text never changes."""

@@ -51,6 +51,7 @@ RUNS = Table(
     Column("steps", BigInteger, nullable=False),
     Column("ended_at", Double),  # set by the store with the terminal event: NULL means "not ended"
     Column("error", Text),
+    Column("notify_turn", BigInteger),  # the turn whose end is to become a notice; NULL where none is
     sqlite_with_rowid=False,
 )
 UNHAPPY = tuple(sorted(ENDED - {"succeeded"}))
@@ -97,6 +98,7 @@ TICKETS = Table(
     Column("holder", Text),  # NULL when nobody holds it
     Column("until", Double, nullable=False),  # end of the claim if it is held, else when it becomes due
     Column("rung_at", Double, nullable=False),  # last ring that nobody answered yet; 0 after a take or a release
+    Column("lost", BigInteger, nullable=False, server_default=text("0")),  # claims that lapsed without a word
     sqlite_with_rowid=False,
 )
 Index("tickets_by_until", TICKETS.c.until)
@@ -108,6 +110,40 @@ TAGS = Table(
     Column("value", Text, primary_key=True),
     Column("run", Text, primary_key=True),
     sqlite_with_rowid=False,
+)
+
+ONCE = Table(
+    "once",
+    METADATA,
+    Column("id", Text, primary_key=True),  # a hash of tenant and Idempotency-Key
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("until", Double, nullable=False),
+    Column("run", Text, nullable=False),  # empty where no run came of the request
+    Column("status", BigInteger, nullable=False),  # 0 where the reply is written from the run's journal
+    Column("reply", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("once_by_until", ONCE.c.until)
+
+NOTICES = Table(
+    "notices",
+    METADATA,
+    Column("run", Text, primary_key=True),
+    Column("turn", BigInteger, primary_key=True, autoincrement=False),
+    Column("word", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("due", Double, nullable=False),  # when it may be tried (again); while it is taken, the end of that claim
+    sqlite_with_rowid=False,
+)
+Index("notices_by_due", NOTICES.c.due)
+
+# Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
+CATALOGS = Table(
+    "catalogs",
+    METADATA,
+    Column("digest", Text, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
 )
 
 KEYS = Table(
@@ -126,6 +162,7 @@ KEYS = Table(
     Column("concurrency", BigInteger),
     Column("expires_at", Double),
     Column("revoked_at", Double),
+    Column("tpm", BigInteger),
 )
 
 # One row that the readiness probe writes to: proof that a write transaction goes through, schema included.

@@ -11,12 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from app.config import configure
-from app.core.chat import Message, Task, Text
+from app.core.chat import Message, Task, Text, ToolDelta
 from app.core.journal import Event, Kind
 from app.core.pool import Limits
+from app.gateway.app import create_app
+from app.gateway.auth import mint
 from app.order import Driven, Ended, Noted, Order, Said
 from app.wiring import House, house
+from tests.audited import look
 from tests.stubs import ProviderStub
 
 WORKERS = ("alpha", "beta", "gamma", "planner")
@@ -47,6 +52,7 @@ provider = "stub"
 model = "{name}"
 price = {{ input = 1.00, output = 2.00, cached = 0.50 }}
 strengths = ["general"]
+tools = true
 """
 
 
@@ -56,8 +62,19 @@ def pool_text(stub: ProviderStub) -> str:
 
 
 @asynccontextmanager
-async def open_house(folder: Path, pool: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[House]:
-    """The service with one set of drivers and one dispatcher, in this loop."""
+async def open_house(
+    folder: Path,
+    pool: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    dispatches: bool = True,
+    audits: bool = True,
+) -> AsyncIterator[House]:
+    """The service with one set of drivers and one dispatcher, in this loop; `dispatches`: whether the latter works.
+
+    When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
+    find nothing wrong with the journal. What is new in a request is to be recomposed in `app/audit/recompose.py`.
+    """
     path = folder / "pool.toml"
     path.write_text(pool)
     base = {
@@ -70,13 +87,30 @@ async def open_house(folder: Path, pool: str, environ: Mapping[str, str] | None 
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.drivers.run(drivers_end))
-            group.create_task(opened.dispatcher.run(steps_end))
+            group.create_task(opened.webhooks.run(drivers_end))
+            if dispatches:
+                group.create_task(opened.dispatcher.run(steps_end))
             await asyncio.sleep(0)
             try:
                 yield opened
             finally:
                 drivers_end.set()
                 steps_end.set()
+    if audits:
+        found = (await look(opened.pool.loaded.settings.database_url)).violations
+        assert not found, "\n".join(map(str, found))
+
+
+@asynccontextmanager
+async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    """A caller with a key in the real store, straight into the application."""
+    scopes = ["runs:write", "runs:read", "audit:read"]
+    key, row = mint(opened.gate.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
+    assert await opened.gate.store.add_key(row)
+    transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=20) as client:
+        yield client
 
 
 def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
@@ -100,21 +134,24 @@ class Outcome:
     ended: Ended
     said: list[str] = field(default_factory=list)
     noted: list[Noted] = field(default_factory=list)
+    called: list[ToolDelta] = field(default_factory=list)
 
 
 async def finish(driven: Driven, within: float = 20.0) -> Outcome:
     """Listen to a run until it has ended."""
     said: list[str] = []
     noted: list[Noted] = []
+    called: list[ToolDelta] = []
     async with asyncio.timeout(within):
         while True:
             for told in await driven.line.take(1.0):
                 if isinstance(told, Said):
-                    said.append(told.text)
+                    said += [told.text] if told.text or not told.calls else []
+                    called += told.calls
                 elif isinstance(told, Noted):
                     noted.append(told)
                 else:
-                    return Outcome(told, said, noted)
+                    return Outcome(told, said, noted, called)
 
 
 async def events(opened: House, run: str) -> tuple[Event, ...]:

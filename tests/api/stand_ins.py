@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -11,22 +11,25 @@ import httpx
 import orjson
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from app.core.bill import bill
 from app.core.chat import Message, Task, Text, Usage, task_to_json
 from app.core.journal import Draft, Event, Kind
 from app.core.pool import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.position import Position
 from app.core.progress import fold
 from app.core.state import RunState
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
 from app.gateway.auth import adopt
+from app.gateway.connection import connection
 from app.gateway.gate import Gate
 from app.mailbox import Mailbox
 from app.order import Driven, Ended, Order, Said, Told
 from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Journal, KeyRow, Ledger, RunQuery, RunRow, Store
+from app.store.protocol import Journal, KeyRow, Ledger, Once, RunQuery, RunRow, Store
 from app.telemetry import Telemetry
 
 PEPPER = b"pepper"
@@ -65,7 +68,7 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
         "excluded": {"gamma": "not cleared for phi"},
     }
     admitted |= {"effort": "medium", "model": "baton-mini", "catalog": "0" * 64, "rehearsal": True}
-    admitted |= {"ignored": [], "preview": False}
+    admitted |= {"ignored": [], "preview": False, "wire": {"format": "responses", "store": True, "given": 1}}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
         Draft(Kind.ADMITTED, admitted),
@@ -119,8 +122,8 @@ Script = Callable[[Order, str, Mailbox[Told]], Awaitable[None]]
 
 async def say_four(_order: Order, run: str, line: Mailbox[Told]) -> None:
     """The usual script."""
-    for text in ("Fo", "ur", "."):
-        line.put(Said(text))
+    for text, at in (("Fo", 2), ("ur", 4), (".", 5)):
+        line.put(Said(text, at=at))
     line.put(ended(run))
 
 
@@ -142,15 +145,27 @@ class ScriptedDrivers:
             raise self.refusal
         run = f"run_{len(self.orders)}"
         self.orders.append(order)
+        state = state_of(run)
+        turn = replace(state.turn, streams=order.streams, wire=order.wire)
         line = self._lines[run] = Mailbox(1_000_000)
         if self.script is say_four:
             await say_four(order, run, line)
         else:
             self._tasks[run] = asyncio.create_task(self._play(order, run, line))
-        return Driven(run, line)
+        return Driven(run, line, replace(state, turn=turn))
 
     async def _play(self, order: Order, run: str, line: Mailbox[Told]) -> None:
         await self.script(order, run, line)
+
+    async def attach(self, run: str, at: Position = Position(), **_which: object) -> Driven:
+        """A run that has ended."""
+        line: Mailbox[Told] = Mailbox(10)
+        line.put(ended(run))
+        return Driven(run, line, state_of(run), replayed=True)
+
+    def leave(self, driven: Driven) -> None:
+        """As if nobody else listened, and the run were to end then."""
+        self.cancel(driven.run, "client")
 
     def cancel(self, run: str, by: str) -> None:
         """Stop the script and end the run."""
@@ -168,6 +183,7 @@ class ShelfStore:
         self.key_rows: dict[str, KeyRow] = {}
         self.rows: list[RunRow] = []
         self.shelf: dict[str, bytes] = {}
+        self.claims: dict[str, Once] = {}
         self.fault: Exception | None = None
         self.lookups = 0
         self.queries: list[RunQuery] = []
@@ -180,6 +196,10 @@ class ShelfStore:
         self.lookups += 1
         self._check()
         return self.key_rows.get(public_id)
+
+    async def erase(self, run: str) -> bool:
+        self._check()
+        return True
 
     async def run(self, run: str) -> RunRow:
         self._check()
@@ -204,6 +224,14 @@ class ShelfStore:
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         self._check()
         return {ref: self.shelf[ref] for ref in refs if ref in self.shelf}
+
+    async def once(self, claim: str, now: float) -> Once | None:
+        self._check()
+        return self.claims.get(claim)
+
+    async def remember(self, once: Once, now: float) -> Once:
+        self._check()
+        return self.claims.setdefault(once.id, once)
 
     async def ready(self) -> None:
         self._check()
@@ -292,9 +320,10 @@ class House:
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[str]:
-    """A uvicorn on loopback in this loop."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+async def serving(app: FastAPI, head_seconds: float = 30.0) -> AsyncIterator[str]:
+    """A uvicorn on loopback in this loop, with the connections of the real service."""
+    http = connection(lambda prefix: f"{prefix}_raw", head_seconds)
+    config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))
     task = asyncio.create_task(server.serve([listening]))
@@ -314,3 +343,12 @@ def ask(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
 def shelve_content(store: ShelfStore) -> None:
     """Put the contents of `journal_of` into the store."""
     store.shelf = {ref: text.encode() for ref, text in TEXTS.items()} | {"task": orjson.dumps(task_to_json(TASK))}
+
+
+def api_routes(routes: list[object]) -> Iterator[APIRoute]:
+    """Every route of an application, also of routers inside it."""
+    for route in routes:
+        if isinstance(route, APIRoute):
+            yield route
+        else:
+            yield from api_routes(getattr(getattr(route, "original_router", route), "routes", []))

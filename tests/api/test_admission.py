@@ -1,6 +1,7 @@
 """Admission: rates, concurrency and the size of the process, and that every place comes back."""
 
 import asyncio
+import math
 from typing import Any
 
 import httpx
@@ -31,6 +32,42 @@ async def test_a_rate_is_a_bucket_that_refills(gateway: House) -> None:
     gateway.ticks += 20
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
     assert len(gateway.drivers.orders) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_settled_with_what_the_run_used(gateway: House, stream: bool) -> None:
+    key = gateway.add_key("slow", tpm=120)
+    replies = [await post(gateway, key, stream=stream) for _ in range(4)]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
+    expected = 11  # of the input, in tokens; each run uses 53
+    left = [int(reply.headers["x-ratelimit-remaining-tokens"]) for reply in replies]
+    assert left == [120 - expected, 120 - 53 - expected, 120 - 2 * 53 - expected, 0]
+    refused = replies[-1]
+    debt = 3 * 53 - 120
+    assert refused.headers["retry-after"] == str(math.ceil((debt + expected) / 2))
+    assert refused.headers["x-ratelimit-limit-tokens"] == "120"
+    assert refused.headers["x-ratelimit-reset-tokens"] == f"{3 * 53 / 2:.3f}s"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    gateway.ticks += (debt + expected) / 2
+    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
+    assert len(gateway.drivers.orders) == 4
+
+
+async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gateway: House) -> None:
+    key = gateway.add_key("small", tpm=5)
+    assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
+    gateway.ticks += 60 * 60
+    assert (await post(gateway, key)).status_code == 200
+
+
+async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
+    gateway = House(rates=Rates(rpm=2, tpm=1000, concurrency=0))
+    reply = await post(gateway, gateway.add_key())
+    assert reply.status_code == 429
+    names = {name for name in reply.headers if name.startswith("x-ratelimit")}
+    assert names == {f"x-ratelimit-{a}-{b}" for a in ("limit", "remaining", "reset") for b in ("requests", "tokens")}
+    assert reply.headers["x-ratelimit-remaining-requests"] == "2"
+    assert int(reply.headers["retry-after"]) >= 1
 
 
 async def test_keys_do_not_share_a_rate() -> None:

@@ -113,3 +113,16 @@ async def test_pages_of_real_runs_hold_each_once(client: httpx.AsyncClient) -> N
         seen += [one["id"] for one in page["data"]]
         path = f"/v1/runs?limit=2&after={page['next']}" if page["has_more"] else ""
     assert seen == made[::-1]
+
+
+async def test_a_caller_learns_why_the_planned_worker_was_passed_over(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Fail(status=401))
+    steps = plan(("alpha", "Answer", ["user"]))
+    first, second = [(await ask(client, baton={"plan": steps})).json()["baton"]["audit"] for _ in range(2)]
+    [refused, _] = (await client.get(first)).json()["steps"][0]["attempts"]
+    assert (refused["blamed"], refused["retry_after"], refused["passed_over"]) == ("misconfigured", None, [])
+    [step] = (await client.get(second)).json()["steps"]
+    assert (step["planned_worker"], step["worker"], step["passed_over"]) == ("alpha", "beta", [])
+    assert step["attempts"][0]["passed_over"] == [{"worker": "alpha", "reason": "misconfigured"}]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -10,73 +12,42 @@ import pytest
 
 from app.gateway.ingress import Bounds
 from tests.api.stand_ins import House, ask
+from tests.bad_bodies import CANARY, LIMIT, RAW
 
-CANARY = "canary7Q"
-LIMIT = 4 << 20
-FILL = LIMIT - 100
+STALL = 0.25
+"""Seconds; `python -m tests.bench` has the figure on a quiet machine, and its budget of 0.1."""
 
 
 def message(content: Any, role: str = "user", **more: Any) -> dict[str, Any]:
     return ask() | {"messages": [{"role": role, "content": content} | more]}
 
 
+def by_schema(schema: Any) -> dict[str, Any]:
+    return ask(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+
 def baton(**fields: Any) -> dict[str, Any]:
     return ask(baton=fields)
 
 
-RAW: dict[str, bytes] = {
-    "empty": b"",
-    "blank": b" \n",
-    "not json": CANARY.encode(),
-    "unclosed": b'{"model":"' + CANARY.encode(),
-    "trailing comma": b'{"model":"baton-mini",}',
-    "two values": b"{}{}",
-    "comment": b"{/* no */}",
-    "single quotes": b"{'model':'x'}",
-    "list": b"[]",
-    "string": b'"canary7Q"',
-    "number": b"1",
-    "null": b"null",
-    "nan": b'{"temperature":NaN}',
-    "infinity": b'{"temperature":-Infinity}',
-    "1e999": b'{"temperature":1e999}',
-    "lone surrogate": b'{"user":"\\ud800"}',
-    "reversed surrogates": b'{"user":"\\udc00\\ud800"}',
-    "escaped nul": b'{"user":"canary7Q\\u0000"}',
-    "nul in a key": b'{"us\\u0000er":"canary7Q"}',
-    "raw nul": b'{"user":"\x00"}',
-    "raw newline": b'{"user":"\n"}',
-    "invalid utf-8": b'{"user":"\xff\xfe"}',
-    "overlong utf-8": b'{"user":"\xc0\x80"}',
-    "surrogate in utf-8": b'{"user":"\xed\xa0\x80"}',
-    "utf-8 bom": b"\xef\xbb\xbf{}",
-    "utf-16": '{"model":"baton-mini"}'.encode("utf-16"),
-    "utf-16-le": '{"model":"baton-mini"}'.encode("utf-16-le"),
-    "utf-32": '{"model":"baton-mini"}'.encode("utf-32"),
-    "duplicate keys": b'{"model":"baton-mini","model":"canary7Q"}',
-    "duplicate keys below": b'{"baton":{"budget":{"usd":1,"usd":2}}}',
-    "duplicate keys by escape": b'{"model":"a","mod\\u0065l":"b"}',
-    "int of 4,000 digits": b'{"seed":' + b"9" * 4_000 + b"}",
-    "2^63": b'{"seed":9223372036854775808}',
-    "2^64": b'{"seed":18446744073709551616}',
-    "-2^63-1": b'{"seed":-9223372036854780000}',
-    "depth 33": b'{"a":' * 33 + b"1" + b"}" * 33,
-    "depth 900": b"[" * 900 + b"]" * 900,
-    "depth 5,000": b"[" * 5_000 + b"]" * 5_000,
-    "depth 100,000": b"[" * 100_000 + b"]" * 100_000,
-    "depth of the whole body": b"[" * FILL,
-    "1e6 small objects": b'{"messages":[' + b",".join([b"{}"] * 1_000_000) + b"]}",
-    "1e5 bad messages": b'{"messages":[' + b",".join([b"{}"] * 100_000) + b"]}",
-    "20,000 bad messages": b'{"model":"m","messages":[' + b",".join([b"1"] * 20_000) + b"]}",
-    "20,000 keys": b"{" + b",".join([b'"canary7Q%d":1' % n for n in range(20_000)]) + b"}",
-    "many quotes": b'"' * FILL,
-    "many escapes": b'{"user":"' + b'\\"' * (FILL // 2) + b'"}',
-    "many backslashes": b'{"user":"' + b"\\\\" * (FILL // 2) + b'"}',
-    "4 MiB of text": b'{"user":"' + b"a" * FILL + b'"}',
-    "4 MiB of digits": b"1" * FILL,
-    "4 MiB of spaces": b" " * FILL,
-    "many long integers": b"[" + b",".join([b"9" * 4_000] * 1_000) + b"]",
-}
+CALL = {"id": CANARY, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of so many objects and lists inside each other; each property takes two."""
+    schema: dict[str, Any] = {"type": "object"} if levels % 2 else {"enum": [1]}
+    for _ in range((levels - 1) // 2):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def offer(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | more}
+
+
+def choose(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
 
 FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no model": ({"messages": [{"role": "user", "content": "x"}]}, "model"),
@@ -87,11 +58,18 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "too many messages": (ask() | {"messages": [{"role": "user", "content": "x"}] * 2_049}, "messages"),
     "no role": (ask() | {"messages": [{"content": CANARY}]}, "messages[0].role"),
     "unknown role": (message("x", CANARY), "messages[0].role"),
-    "tool role": (message("x", "tool", tool_call_id=CANARY), "messages[0].role"),
+    "function role": (message("x", "function", name="f"), "messages[0].role"),
+    "a result of nothing": (message("x", "tool", tool_call_id=CANARY), "messages[0].tool_call_id"),
+    "a result without an id": (message("x", "tool"), "messages[0].tool_call_id"),
+    "a user with an id": (message("x", tool_call_id=CANARY), "messages[0].tool_call_id"),
     "no content": (message(None), "messages[0].content"),
     "content is a number": (message(5), "messages[0].content"),
     "empty parts": (message([]), "messages[0].content"),
     "unknown part": (message([{"type": CANARY}]), "messages[0].content[0]"),
+    "a text part with a strange field": (
+        message([{"type": "text", "text": "x", "foo": CANARY}]),
+        "messages[0].content[0].foo",
+    ),
     "text is a number": (message([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
     "audio part": (message([{"type": "input_audio", "input_audio": {"data": CANARY}}]), "messages[0].content[0]"),
     "file url": (
@@ -106,7 +84,19 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
         message([{"type": "image_url", "image_url": {"url": "https://x/y"}}], "assistant"),
         "messages[0].content[0]",
     ),
-    "tool calls": (message("x", "assistant", tool_calls=[{"id": CANARY}]), "messages[0].tool_calls"),
+    "half a call": (message("x", "assistant", tool_calls=[{"id": CANARY}]), "messages[0].tool_calls[0].type"),
+    "no call": (message("x", "assistant", tool_calls=[]), "messages[0].tool_calls"),
+    "a call of a user": (message("x", tool_calls=[CALL]), "messages[0].tool_calls"),
+    "a call of a custom tool": (
+        message("x", "assistant", tool_calls=[CALL | {"type": "custom"}]),
+        "messages[0].tool_calls[0].type",
+    ),
+    "arguments that are none": (
+        message("x", "assistant", tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "a call without its result": (message(None, "assistant", tool_calls=[CALL]), "messages[0].tool_calls"),
+    "the same call twice": (message(None, "assistant", tool_calls=[CALL, CALL]), "messages[0].tool_calls"),
     "bad name": (message("x", name="a b " + CANARY), "messages[0].name"),
     "temperature is a string": (ask(temperature="1" + CANARY), "temperature"),
     "temperature is true": (ask(temperature=True), "temperature"),
@@ -130,12 +120,39 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "n 2": (ask(n=2), "n"),
     "n 1e18": (ask(n=10**18), "n"),
     "n true": (ask(n=True), "n"),
-    "tools": (ask(tools=[{"type": "function", "function": {"name": CANARY}}]), "tools"),
-    "tool_choice": (ask(tool_choice="auto"), "tool_choice"),
+    "a custom tool": (ask(tools=[{"type": "custom", "custom": {"name": CANARY}}]), "tools[0].type"),
+    "a tool with a bad name": (ask(tools=[offer(f"a b {CANARY}")]), "tools[0].function.name"),
+    "a tool twice": (ask(tools=[offer("f"), offer("f")]), "tools[1].function.name"),
+    "a tool with a bad schema": (ask(tools=[offer("f", parameters={"type": CANARY})]), "tools[0].function.parameters"),
+    "an unknown field of a tool": (ask(tools=[offer("f", returns=CANARY)]), "tools[0].function.returns"),
+    "129 tools": (ask(tools=[offer(f"f{n}") for n in range(129)]), "tools"),
+    "tool_choice without tools": (ask(tool_choice="auto"), "tool_choice"),
+    "tool_choice of another tool": (ask(tools=[offer("f")], tool_choice=choose(CANARY)), "tool_choice"),
+    "tool_choice that is none": (ask(tools=[offer("f")], tool_choice=CANARY), "tool_choice"),
+    "an allowed tool that is not there": (
+        ask(
+            tools=[offer("f")],
+            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [choose("g")]}},
+        ),
+        "tool_choice",
+    ),
+    "parallel_tool_calls 1": (ask(tools=[offer("f")], parallel_tool_calls=1), "parallel_tool_calls"),
     "functions": (ask(functions=[{"name": CANARY}]), "functions"),
-    "json mode": (ask(response_format={"type": "json_object"}), "response_format"),
-    "logprobs": (ask(logprobs=True), "logprobs"),
-    "logit_bias": (ask(logit_bias={"1": 5}), "logit_bias"),
+    "unknown format": (ask(response_format={"type": "xml"}), "response_format"),
+    "schema without a name": (
+        ask(response_format={"type": "json_schema", "json_schema": {}}),
+        "response_format.json_schema.name",
+    ),
+    "schema that is none": (by_schema({"type": "objct"}), "response_format.json_schema.schema"),
+    "schema elsewhere": (by_schema({"$ref": "http://127.0.0.1:9/x"}), "response_format.json_schema.schema"),
+    "schema of 17 levels": (by_schema(nested(17)), "response_format.json_schema.schema"),
+    "a tool of 17 levels": (ask(tools=[offer("f", parameters=nested(17))]), "tools[0].function.parameters"),
+    "schema too long": (by_schema({"description": "x" * 70_000}), "response_format.json_schema.schema"),
+    "logprobs 1": (ask(logprobs=1), "logprobs"),
+    "21 top_logprobs": (ask(logprobs=True, top_logprobs=21), "top_logprobs"),
+    "top_logprobs alone": (ask(top_logprobs=1), "top_logprobs"),
+    "a bias of words": (ask(logit_bias={CANARY: 5}), "logit_bias"),
+    "a bias beyond 100": (ask(logit_bias={"1": 101}), "logit_bias"),
     "audio": (ask(modalities=["text", "audio"]), "modalities"),
     "prediction": (ask(prediction={"type": "content", "content": CANARY}), "prediction"),
     "web search": (ask(web_search_options={}), "web_search_options"),
@@ -168,40 +185,89 @@ def check(reply: httpx.Response, status: int) -> dict[str, Any]:
     assert len(reply.content) <= 4_096
     assert CANARY not in reply.text
     assert CANARY not in str(reply.headers)
+    assert reply.headers["x-request-id"]
+    assert reply.headers["openai-processing-ms"].isdigit()
     error: dict[str, Any] = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
     return error
 
 
-async def fastest(gateway: House, key: str, body: bytes) -> tuple[httpx.Response, float]:
-    """The reply, and the best of three times: the others belong to whoever shares the machine."""
+@asynccontextmanager
+async def watched() -> AsyncIterator[list[float]]:
+    """The longest time that the loop worked without a turn for others inside the block, and how many turns it gave.
+
+    Seconds of its own CPU: the rest of the time belongs to whoever shares the machine.
+    """
+    longest = [0.0, 0]
+
+    async def watch() -> None:
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest[0] = max(longest[0], time.thread_time() - began)
+            longest[1] += 1
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    try:
+        yield longest
+        await asyncio.sleep(0)
+    finally:
+        watcher.cancel()
+
+
+async def stalls(gateway: House, key: str, body: bytes) -> tuple[httpx.Response, float]:
+    """The reply, and the best of three longest stalls: caches and clocks are shared with others, too."""
     best = 1e9
     for _ in range(3):
-        began = time.perf_counter()
-        reply = await send(gateway, key, body)
-        best = min(best, time.perf_counter() - began)
-        if best < 0.05:
+        async with watched() as longest:
+            reply = await send(gateway, key, body)
+        best = min(best, longest[0])
+        if best < STALL / 2:
             break
     return reply, best
 
 
 @pytest.mark.parametrize("name", RAW)
 async def test_bytes_that_are_no_request(gateway: House, key: str, name: str) -> None:
-    reply, seconds = await fastest(gateway, key, RAW[name])
+    reply, stall = await stalls(gateway, key, RAW[name])
     error = check(reply, 400)
     assert error["type"] == "invalid_request_error"
-    assert seconds < 0.1
+    assert stall < STALL
     assert gateway.drivers.orders == []
+
+
+async def test_others_get_turns_while_a_large_body_is_read(gateway: House, key: str) -> None:
+    turns = []
+    for body in (b'{"user":5}', RAW["many mixed escapes"]):
+        async with watched() as seen:
+            await send(gateway, key, body)
+        turns.append(seen[1])
+    assert turns[1] >= turns[0] + 5
+
+
+async def test_schemas_may_have_16_levels(gateway: House, key: str) -> None:
+    body = by_schema(nested(16)) | {"tools": [offer("f", parameters=nested(16))]}
+    assert (await send(gateway, key, json.dumps(body).encode())).status_code == 200
+
+
+@pytest.mark.parametrize("shift", range(6))
+async def test_escapes_across_slices_hide_no_key(gateway: House, key: str, shift: int) -> None:
+    """The body is longer than one slice of the scan, whose cut falls on every place of the escapes."""
+    content = "x" * shift + '\\":{,[\\\\' * 180_000
+    assert (await send(gateway, key, json.dumps(ask(content)).encode())).status_code == 200
+    twice = json.dumps(ask(content))[:-1] + ',"n":1,"n":1}'
+    check(await send(gateway, key, twice.encode()), 400)
 
 
 @pytest.mark.parametrize("name", FIELDS)
 async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> None:
     body, param = FIELDS[name]
-    reply, seconds = await fastest(gateway, key, json.dumps(body).encode())
+    reply, stall = await stalls(gateway, key, json.dumps(body).encode())
     error = check(reply, 400)
     assert error["param"] == param
-    assert seconds < 0.1
+    assert stall < STALL
     assert gateway.drivers.orders == []
 
 
@@ -213,9 +279,9 @@ async def test_an_unknown_model_is_a_404(gateway: House, key: str) -> None:
 @pytest.mark.parametrize("size", [LIMIT + 1, 31_000_000])
 async def test_a_large_body_is_refused_unread(gateway: House, key: str, size: int) -> None:
     body = b'{"user":"' + b"a" * size + b'"}'
-    reply, seconds = await fastest(gateway, key, body)
+    reply, stall = await stalls(gateway, key, body)
     assert check(reply, 413)["code"] == "request_too_large"
-    assert seconds < 0.1
+    assert stall < STALL
 
 
 async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: House, key: str) -> None:
@@ -241,7 +307,7 @@ async def test_a_body_that_does_not_come_is_given_up_on() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: 99\r\n\r\n{{"
         writer.write(head.encode())
-        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
 
 
@@ -273,7 +339,6 @@ async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: 
     [
         ("GET", "/", 404),
         ("GET", "/v1/canary7Q", 404),
-        ("GET", "/openapi.json", 404),
         ("GET", "/docs", 404),
         ("GET", "/v1/models/canary7Q", 404),
         ("GET", "/v1/runs/canary7Q", 404),
@@ -281,7 +346,10 @@ async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: 
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/v1/runs", 405),
-        ("OPTIONS", "/v1/chat/completions", 405),
+        ("PUT", "/v1/chat/completions", 405),
+        ("GET", "/v1/audio/canary7Q", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/chat/completions", 404),
     ],
 )
 async def test_other_routes_and_methods(gateway: House, key: str, method: str, path: str, status: int) -> None:

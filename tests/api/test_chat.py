@@ -27,7 +27,7 @@ def frames(reply: httpx.Response) -> list[str]:
 
 
 def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
-    data = [frame.removeprefix("data: ") for frame in frames(reply) if frame.startswith("data: {")]
+    data = [frame.partition("data: ")[2] for frame in frames(reply) if "data: {" in frame]
     return [orjson.loads(one) for one in data]
 
 
@@ -71,19 +71,19 @@ async def test_a_stream_is_exactly_these_frames(gateway: House, key: str) -> Non
     assert reply.headers["x-accel-buffering"] == "no"
     assert reply.headers["x-baton-run"] == "run_0"
     head = (
-        'data: {"id":"chatcmpl-run_0","object":"chat.completion.chunk","created":1000000000,"model":"baton-mini",'
+        '\ndata: {"id":"chatcmpl-run_0","object":"chat.completion.chunk","created":1000000001,"model":"baton-mini",'
         '"service_tier":"default","system_fingerprint":null,"choices":[{"index":0,"delta":'
     )
     tail = ',"logprobs":null,"finish_reason":null}]}'
     found = frames(reply)
     assert found[:4] == [
-        head + '{"role":"assistant","content":"","refusal":null}' + tail,
-        head + '{"content":"Fo"}' + tail,
-        head + '{"content":"ur"}' + tail,
-        head + '{"content":"."}' + tail,
+        "id: 0" + head + '{"role":"assistant","content":"","refusal":null}' + tail,
+        "id: 2" + head + '{"content":"Fo"}' + tail,
+        "id: 4" + head + '{"content":"ur"}' + tail,
+        "id: 5" + head + '{"content":"."}' + tail,
     ]
-    assert found[4].startswith(head + '{},"logprobs":null,"finish_reason":"stop"}],"baton":{"run":"run_0",')
-    assert found[5:] == ["data: [DONE]"]
+    assert found[4].startswith("id: 6" + head + '{},"logprobs":null,"finish_reason":"stop"}],"baton":{"run":"run_0",')
+    assert found[5:] == ["id: 8\ndata: [DONE]"]
     for chunk in chunks(reply):
         ChatCompletionChunk.model_validate(chunk, strict=True)
         assert "usage" not in chunk
@@ -96,7 +96,7 @@ async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: House, key: str
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 17
     ChatCompletionChunk.model_validate(last, strict=True)
-    assert frames(reply)[-1] == "data: [DONE]"
+    assert frames(reply)[-1] == "id: 8\ndata: [DONE]"
 
 
 async def test_steps_are_told_on_empty_deltas(gateway: House, key: str) -> None:

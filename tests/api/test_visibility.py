@@ -20,8 +20,10 @@ from app.core.chat import Message, Task, Text
 from app.core.state import RunState
 from app.core.workflow import Access
 from app.store.protocol import Store
+from app.view import View
 from app.wiring import House
 from tests.api.house import WORKERS, finish, open_house, order, pool_text
+from tests.audited import look
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.record import Received
 
@@ -147,10 +149,11 @@ class Table:
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[tuple[House, Table]]:
+async def opened(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[House, Table]]:
     """The service, with all workers played by one table."""
     table = Table(Random(20_260_101))
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as running:
+    honest = "leak" not in request.fixturenames
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), audits=honest) as running:
         stub.always("*", table.answer)
         stub.always("planner", table.conduct)
         yield running, table
@@ -172,15 +175,16 @@ async def test_an_ignored_access_list_would_be_noticed(
     opened: tuple[House, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     """The check is shown a dispatcher that grants too much."""
-    honest = dispatch.see_with_task
+    honest = dispatch.look
 
-    async def leaky(store: Store, state: RunState, n: int) -> tuple[tuple[Message, ...], Task]:
+    async def leaky(store: Store, state: RunState, n: int) -> View:
         step = state.steps[n]
         done = tuple(m for m, earlier in state.steps.items() if m < n and earlier.state == "done")
         wide = Access(step.access.user or leak != "steps", done if leak != "user" else step.access.steps)
         return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n)
 
-    monkeypatch.setattr(dispatch, "see_with_task", leaky)
+    monkeypatch.setattr(dispatch, "look", leaky)
     running, table = opened
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong
+    assert "request-altered" in (await look(running.pool.loaded.settings.database_url)).rules

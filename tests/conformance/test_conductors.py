@@ -12,7 +12,7 @@ from app.conductor.fixed import SHAPES, FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages
 from app.conductor.protocol import Brief, Conductor, Given
-from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Usage, Words
+from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
 from app.core.pool import Card, ConductorSpec, Limits, Price, Worker
 from app.core.workflow import Access, Step
 from app.errors import PlanRejected, WorkerUnavailable
@@ -266,6 +266,28 @@ def test_the_conversation_stands_between_question_lines() -> None:
     question = messages(BRIEF)[1].text.partition("<question>\n")[2].partition("\n</question>")[0]
     assert question == "system: Be brief.\n\nuser: What is this? [1 image(s) attached]"
     assert "data:image" not in messages(BRIEF)[1].text
+
+
+def test_offered_tools_are_shown_and_so_are_the_calls_of_the_conversation() -> None:
+    called = Message("assistant", (), calls=(ToolCall("c", "look", '{"at":1}'),))
+    talk = (*BRIEF.task.messages, called, Message("tool", (Text("found"),), call_id="c"))
+    box = Toolbox((Tool("look", "Looks somewhere." * 30), Tool("mute")))
+    system, user = messages(replace(BRIEF, task=replace(BRIEF.task, messages=talk, toolbox=box)))
+    assert "- look: Looks somewhere." in system.text
+    assert len(system.text) < len(messages(BRIEF)[0].text) + 1_000
+    assert "- mute: no description" in system.text
+    assert '"tools": true' in system.text
+    assert 'assistant:  [calls look({"at":1})]\n\ntool: found' in user.text
+    assert "tools" not in messages(BRIEF)[0].text
+
+
+async def test_with_tools_each_step_of_the_schema_says_whether_it_may_call_them() -> None:
+    tooled = replace(BRIEF, task=replace(BRIEF.task, toolbox=Toolbox((Tool("look"),))))
+    for brief, there in ((BRIEF, False), (tooled, True)):
+        asked = saying(chain(1))
+        await proposed(model(), brief, asked)
+        place = asked.calls[0]["schema"]["properties"]["steps"]["prefixItems"][0]
+        assert ("tools" in place["properties"]) is there
 
 
 def test_the_repair_has_every_objection_and_what_was_rejected() -> None:

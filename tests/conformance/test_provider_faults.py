@@ -118,6 +118,16 @@ def test_what_only_an_operator_can_mend_is_misconfigured(status: int, document: 
     assert type(by_status("w at p", status, {}, document)) is WorkerMisconfigured
 
 
+def test_words_that_moderation_keeps_out_are_the_requests_own_fault() -> None:
+    """Else a caller could have a worker ejected for everybody."""
+    metadata = {"reasons": ["violence"], "flagged_input": "...", "provider_name": "p", "model_slug": "m"}
+    flagged = {"error": {"code": 403, "message": "Flagged", "metadata": metadata}}
+    assert type(by_status("w at p", 403, {}, flagged)) is WorkerRefused
+    assert type(in_stream("w at p", flagged)) is WorkerRefused
+    assert type(by_status("w at p", 403, {}, {"error": {"code": 403, "metadata": None}})) is WorkerMisconfigured
+    assert type(by_status("w at p", 503, {}, flagged)) is WorkerUnavailable
+
+
 @pytest.mark.parametrize(
     "document", [None, [], "x", {"error": None}, {"error": {"code": [], "details": "x"}}, {"a": 1}]
 )

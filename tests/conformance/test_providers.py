@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.chat import Image, Message, Piece, Sampling, Text, Usage, Words
+from app.core.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
 from app.core.pool import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import Reading
@@ -153,6 +153,14 @@ async def test_log_probabilities_of_the_chosen_tokens(stub: ProviderStub) -> Non
     assert [token.token for token in chosen(pieces)] == ["Hello", " there", "."]
     assert chosen(pieces)[0].logprob == -0.125
     assert [name for name, _ in chosen(pieces)[0].others] == [" alternative0", " alternative1"]
+    assert [likely.token for likely in chosen(pieces)[0].top] == ["Hello", " alternative0", " alternative1"]
+    assert [token.raw for token in chosen(pieces)] == [b"Hello", b" there", b"."]
+
+
+async def test_log_probabilities_without_alternatives(stub: ProviderStub) -> None:
+    async with connected(FORMATS["openai"], stub) as line:
+        pieces = await line.pieces(request(logprobs=0))
+    assert [(token.token, token.top) for token in chosen(pieces)] == [("Hello", ()), (" there", ()), (".", ())]
 
 
 async def test_a_connection_is_used_again(line: Line) -> None:
@@ -168,7 +176,9 @@ async def test_a_connection_is_used_again(line: Line) -> None:
 
 
 async def test_what_is_sent_is_exactly_what_was_rendered(line: Line) -> None:
-    asked = request(sampling=Sampling(max_tokens=64, temperature=0.5, stop=("END",), seed=None), schema=SCHEMA)
+    asked = request(
+        sampling=Sampling(max_tokens=64, temperature=0.5, stop=("END",), seed=None), form=Form(SCHEMA, strict=True)
+    )
     assert line.adapter.render(asked) == line.adapter.render(asked)
     await line.pieces(asked)
     (received,) = line.stub.requests
@@ -213,15 +223,16 @@ def _rendered(name: str, spec: dict[str, Any] | None = None, **changes: Any) -> 
     return body
 
 
-ALL = Sampling(1.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2)
+ALL = Sampling(1.5, 0.9, 99, ("\n\n",), 7, 0.1, 0.2, (("50256", -100),))
 
 
 def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
-    body = _rendered("openai", sampling=ALL, schema=SCHEMA, logprobs=40)
+    body = _rendered("openai", sampling=ALL, form=Form(SCHEMA, strict=True), logprobs=40)
     assert body["max_completion_tokens"] == 99
     assert "max_tokens" not in body
     assert (body["temperature"], body["top_p"], body["stop"], body["seed"]) == (1.5, 0.9, ["\n\n"], 7)
     assert (body["presence_penalty"], body["frequency_penalty"]) == (0.1, 0.2)
+    assert body["logit_bias"] == {"50256": -100}
     assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
     assert body["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": SCHEMA}
     assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
@@ -230,7 +241,7 @@ def test_openai_renders_all_of_the_sampling_and_the_schema() -> None:
 def test_openai_options_for_compatible_servers() -> None:
     spec = {"base_url": "http://127.0.0.1:9/v1", "structured": False}
     messages = (Message("developer", (Text("d"),)), Message("user", (Text("u"),)))
-    body = _rendered("openai", spec, schema=SCHEMA, messages=messages)
+    body = _rendered("openai", spec, form=Form(SCHEMA, strict=True), messages=messages)
     assert body["max_tokens"] == 64
     assert "response_format" not in body
     assert body["messages"][0]["role"] == "system"
@@ -257,13 +268,13 @@ def test_openai_names_and_images() -> None:
 
 
 def test_anthropic_renders_what_it_can_and_says_what_it_cannot() -> None:
-    body = _rendered("anthropic", sampling=ALL, schema=SCHEMA)
+    body = _rendered("anthropic", sampling=ALL, form=Form(SCHEMA, strict=True))
     assert (body["temperature"], body["max_tokens"], body["stop_sequences"]) == (1.0, 99, ["\n\n"])
     assert body.keys().isdisjoint({"top_p", "seed", "presence_penalty", "frequency_penalty"})
     steps = body["output_config"]["format"]["schema"]["properties"]["steps"]
     assert steps == {"type": "array", "items": {"type": "integer"}}
     adapter: Any = FORMATS["anthropic"].adapter(ProviderSpec("p", "anthropic", options={"ignore": "top_p"}), "k")
-    assert adapter.unsupported == {"seed", "presence_penalty", "frequency_penalty", "top_p"}
+    assert adapter.unsupported == {"seed", "presence_penalty", "frequency_penalty", "logit_bias", "top_p"}
 
 
 def test_anthropic_blocks() -> None:
@@ -289,7 +300,7 @@ def test_gemini_parts_and_configuration() -> None:
         Message("assistant", (Text("A"),)),
         Message("user", (Text("V"),)),
     )
-    body = _rendered("gemini", messages=messages, sampling=ALL, schema=SCHEMA)
+    body = _rendered("gemini", messages=messages, sampling=ALL, form=Form(SCHEMA, strict=True))
     assert body["systemInstruction"] == {"parts": [{"text": "S"}]}
     assert [turn["role"] for turn in body["contents"]] == ["user", "model", "user"]
     assert body["contents"][0]["parts"][1:] == [

@@ -17,12 +17,12 @@ from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief
 from app.config import configure
 from app.core import plan
-from app.core.chat import Chosen, End, Message, Piece, Sampling, Task, Text, Words
-from app.core.pool import Limits, ProviderSpec, Worker
+from app.core.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.pool import Deadlines, Limits, ProviderSpec, Worker
 from app.core.visibility import Seen, compose
 from app.core.workflow import Step, Workflow
 from app.errors import WorkerTimeout
-from app.providers.protocol import Deadlines, Request
+from app.providers.protocol import Request
 from app.providers.rehearsal import RehearsalProvider
 from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.minds import minds
@@ -138,9 +138,9 @@ def test_wrong_answers_are_different(question: str) -> None:
     ],
 )
 def test_other_texts_are_left_alone_quickly(question: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     solve(question)
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -355,7 +355,9 @@ async def test_other_schemas_are_filled_in() -> None:
         "properties": {"answer": {"type": "string"}, "value": {"type": "integer"}, "sure": {"type": "boolean"}},
     }
     found = text(
-        await pieces(RehearsalProvider(spec()), request("sage", compose(task("6 * 7"), "", []), schema=schema))
+        await pieces(
+            RehearsalProvider(spec()), request("sage", compose(task("6 * 7"), "", []), form=Form(schema, strict=True))
+        )
     )
     assert json.loads(found) == {"answer": "The answer is 42.", "value": 42, "sure": True}
 
@@ -371,7 +373,9 @@ async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], li
     """What the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
     schema = plan.schema(len(names), of.limits.steps, 600, positional)
-    found = await pieces(RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), schema=schema, logprobs=5))
+    found = await pieces(
+        RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
+    )
     reader = plan.Reader(plan.by_ordinal(names), of.limits.steps)
     odds = Odds()
     odds.note(found)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from app.core.chat import ToolDelta
 from app.core.journal import Event, Kind
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import Committed, Delta, Live, StepQueue, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
 
 TIERS = ("ultra", "mini")
@@ -120,7 +121,7 @@ async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
         began = time.monotonic()
         (found,) = await other.take(1, LEASE + 1.0)
         assert LEASE - 0.05 <= time.monotonic() - began <= LEASE + 1.0
-        assert bare([found]) == bare([lost])
+        assert bare([found]) == bare([replace(lost, version=AGAIN)])
 
 
 async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
@@ -177,9 +178,12 @@ async def test_a_full_tier_refuses_until_something_is_done(open_queue: Opener) -
 
 MESSAGES: list[Live] = [
     Delta("run", 1, "call", 0, "héllo \U0001f600\x00"),
+    Delta("run", 1, "call", 8, "y", ({"token": "y", "logprob": -0.5, "bytes": [121], "top_logprobs": []},)),
     Stop("run"),
     Stop("run", 3),
     Committed("run", (Event("run", 4, Kind.STEP_DONE, 1.5, {"step": 1, "sizes": [1, 2], "why": None}),)),
+    Delta("run", 1, "call", 9, "", (), 2, (ToolDelta(1, "id", "look", '{"q":'), ToolDelta(1, arguments='"é"}'))),
+    Delta("run", 1, "call", 9, "z", ({"token": "z"},), 4, (ToolDelta(0),)),
     *(Delta("run", 1, "call", offset, "x") for offset in range(600)),
 ]
 

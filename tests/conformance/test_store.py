@@ -10,6 +10,7 @@ from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, S
 from app.store import lanes
 from app.store.content import address
 from app.store.protocol import (
+    MOVED,
     Appended,
     Entry,
     Ledger,
@@ -76,7 +77,7 @@ async def test_a_run_is_admitted_once(opener: Opener) -> None:
 async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> None:
     await store.append(admitted("run"))
     with pytest.raises(TypeError):
-        await store.append(Entry("run", 2.0, (Draft(Kind.PLAN_STEP, {"bad": object()}),)))
+        await store.append(Entry("run", 2.0, (Draft(Kind.PLAN_STEP, {"bad": object()}),), epoch=1))
     assert (await store.run("run")).seq == 1
 
 
@@ -85,17 +86,37 @@ async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> Non
 
 async def test_only_the_present_epoch_writes(store: Store) -> None:
     await store.append(admitted("run", lease_until=10.0))
-    (taken,) = await store.orphans("heir", now=11.0, until=20.0, limit=5)
+    (taken,) = await store.orphans("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
     assert (taken.epoch, taken.driver, taken.lease_until) == (2, "heir", 20.0)
     with pytest.raises(LeaseLost):
         await store.append(note("run", epoch=1))
     await store.append(note("run", epoch=2))
 
 
+async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(store: Store) -> None:
+    """A sum over all that came before would be wrong."""
+    await store.append(admitted("run"))
+    await store.append(note("run", epoch=1))
+    last = Entry("run", 9.0, (Draft(Kind.FAILED, {}),), epoch=1, seq=1)
+    with pytest.raises(Conflict) as refusal:
+        await store.append(last)
+    assert refusal.value.public_code == MOVED
+    (event,) = (await store.append(replace(last, seq=2))).events
+    assert event.seq == 3
+
+
+async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
+    """A forged ticket may name any number."""
+    await store.append(admitted("run"))
+    assert (await store.journal("run", upto=0)).events
+    with pytest.raises(NotFound):
+        await store.journal("absent", upto=0)
+
+
 async def test_a_run_ends_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await one.append(admitted("run"))
-        ends = [Entry("run", 9.0, (Draft(kind, {}),)) for kind in TERMINAL for _ in range(4)]
+        ends = [Entry("run", 9.0, (Draft(kind, {}),), epoch=1) for kind in TERMINAL for _ in range(4)]
         answers = await settled(store.append(end) for store, end in zip([one, other] * len(ends), ends, strict=False))
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, RunEnded) for answer in answers) == len(ends) - 1
@@ -112,7 +133,7 @@ async def test_after_the_end_only_an_outcome_is_taken(store: Store) -> None:
         note("run", epoch=1),
         Entry("run", 6.0, outbox=(Outbox(1, "mini", "driver"),)),
         Entry("run", 6.0, hold=Ledger(1, 1)),
-        Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}), Draft(Kind.STEP_DONE, {}))),
+        Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}), Draft(Kind.STEP_DONE, {})), epoch=1),
     )
     for entry in refused:
         with pytest.raises(RunEnded):
@@ -126,7 +147,7 @@ async def test_one_entry_cannot_go_on_after_its_own_end(store: Store) -> None:
     await store.append(admitted("run"))
     for second in (Kind.SUCCEEDED, Kind.STEP_DONE):
         with pytest.raises(RunEnded):
-            await store.append(Entry("run", 2.0, (Draft(Kind.FAILED, {}), Draft(second, {}))))
+            await store.append(Entry("run", 2.0, (Draft(Kind.FAILED, {}), Draft(second, {})), epoch=1))
     assert (await store.run("run")).ended_at is None
 
 
@@ -146,7 +167,7 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
 async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await one.append(admitted("run", cap=Ledger(1000, 10**6)))
-        holds = [Entry("run", 2.0, (Draft(Kind.CALL_INTENDED, {}),), hold=Ledger(7, 1)) for _ in range(200)]
+        holds = [Entry("run", 2.0, (Draft(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
         answers = await settled(store.append(hold) for store, hold in zip([one, other] * 100, holds, strict=True))
         granted = sum(isinstance(answer, Appended) for answer in answers)
         assert granted == 1000 // 7
@@ -301,6 +322,6 @@ async def test_a_prefix_from_memory_is_completed_from_the_database(opener: Opene
 async def test_an_ended_run_is_read_from_the_database(opener: Opener) -> None:
     async with opener() as store:
         appended: list[Event] = []
-        for entry in (admitted("run"), note("run"), Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {"usd": 1}),))):
+        for entry in (admitted("run"), note("run"), Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {"usd": 1}),), epoch=1)):
             appended += (await store.append(entry)).events
         assert (await store.journal("run", upto=3)).events == tuple(appended)

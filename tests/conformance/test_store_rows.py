@@ -13,6 +13,8 @@ from app.store.protocol import (
     Entry,
     Held,
     KeyRow,
+    Lapsed,
+    Lease,
     Ledger,
     Outbox,
     Projection,
@@ -30,9 +32,10 @@ async def test_a_ticket_is_taken_held_and_finished(store: Store) -> None:
     await store.append(queued("run"))
     assert await store.due("run", 0) == Due("run", 0, "mini", "driver", version=0, claim=0, until=2.0, seq=2)
     assert (await store.append(take("run", 0, "a"))).claim == 1
-    assert await store.due("run", 0) == Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2)
+    held = Due("run", 0, "mini", "driver", version=1, claim=1, until=10.0, seq=2, holder="a")
+    assert await store.due("run", 0) == held
     await store.append(moved("run", "hold", 1))
-    assert await store.due("run", 0) == Due("run", 0, "mini", "driver", version=2, claim=1, until=10.0, seq=3)
+    assert await store.due("run", 0) == replace(held, version=2, seq=3)
     await store.append(moved("run", "finish", 1))
     assert await store.due("run", 0) is None
     with pytest.raises(LeaseLost):
@@ -53,6 +56,21 @@ async def test_a_held_ticket_is_refused_to_others_until_its_claim_lapses(store: 
         with pytest.raises(LeaseLost):
             await store.append(moved("run", verb, 1))  # the zombie
     await store.append(moved("run", "finish", 2))
+
+
+async def test_claims_that_lapse_are_counted_and_those_handed_back_are_not(store: Store) -> None:
+    await store.append(admitted("run"))
+    await store.append(queued("run"))
+    losses = []
+    for version, name in enumerate(("silent", "silent too", "orderly")):
+        await store.append(take("run", version, name, at=10.0 * version + 3, until=10.0 * version + 5))
+        due = await store.due("run", 0)
+        losses.append(due.lost if due else None)
+    await store.append(moved("run", "release", 3, until=40.0))
+    await store.append(take("run", 4, "next", at=41.0, until=50.0))
+    due = await store.due("run", 0)
+    assert due is not None
+    assert ([*losses, due.lost], due.holder) == ([0, 1, 2, 2], "next")
 
 
 async def test_one_of_many_dispatchers_gets_the_ticket(opener: Opener) -> None:
@@ -114,6 +132,15 @@ async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store
     assert len(await store.overdue(20.0 + 2 * GRACE, 10)) == 1
 
 
+async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: Store) -> None:
+    await store.append(admitted("run"))
+    quiet = Outbox(0, "mini", "driver", rung=False)
+    await store.append(replace(queued("run", at=20.0), outbox=(quiet,)))
+    assert len(await store.overdue(20.0, 10)) == 1
+    assert await store.overdue(20.1, 10, 0.2) == ()  # whoever looked it up is about to take it
+    assert len(await store.overdue(20.2, 10, 0.2)) == 1
+
+
 async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
@@ -134,16 +161,18 @@ async def test_two_sweepers_share_what_is_overdue(opener: Opener) -> None:
 
 # Leases
 
+KINDS = [("mini", "v1")]
+
 
 async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await asyncio.gather(*(one.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
-        await one.append(Entry("run-00", 5.0, (Draft(Kind.SUCCEEDED, {}),)))
+        await one.append(Entry("run-00", 5.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
         await one.append(queued("run-01"))
-        assert await one.orphans("early", 9.9, 30.0, 50) == ()
-        calls = [store.orphans(f"heir-{n}", 10.0, 30.0, 5) for n, store in enumerate([one, other] * 5)]
+        assert await one.orphans("early", 9.9, 30.0, 50, KINDS) == ()
+        calls = [store.orphans(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 5)]
         taken: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
-        while rows := await one.orphans("heir", 10.0, 30.0, 5):  # what one left because another was at it
+        while rows := await one.orphans("heir", 10.0, 30.0, 5, KINDS):  # what one left because another was at it
             taken += rows
         assert sorted(row.id for row in taken) == [f"run-{n:02}" for n in range(1, 20)]
         assert {row.epoch for row in taken} == {2}
@@ -156,22 +185,90 @@ async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
     await asyncio.gather(*(store.append(admitted(name, lease_until=10.0)) for name in ("mine", "ended", "lost")))
     await store.append(Entry("ended", 5.0, (Draft(Kind.FAILED, {}),), epoch=1))
     await store.renew("driver", {"mine": 1}, 20.0)
-    assert [row.id for row in await store.orphans("heir", 15.0, 99.0, 10)] == ["lost"]
+    assert [row.id for row in await store.orphans("heir", 15.0, 99.0, 10, KINDS)] == ["lost"]
     epochs = {"mine": 1, "ended": 1, "lost": 1, "none": 1}
-    assert await store.renew("driver", epochs, 30.0) == {"mine"}
-    assert await store.renew("heir", {"lost": 2, "mine": 1}, 30.0) == {"lost"}
+    await store.append(note("mine"))
+    assert await store.renew("driver", epochs, 30.0) == {"mine": 2}
+    assert await store.renew("heir", {"lost": 2, "mine": 1}, 30.0) == {"lost": 1}
     assert (await store.run("mine")).lease_until == 30.0
-    assert await store.renew("driver", {}, 30.0) == frozenset()
+    assert await store.renew("driver", {}, 30.0) == {}
+    assert await store.seqs(["mine", "ended", "none"]) == {"mine": 2, "ended": 2}
+    assert await store.seqs([]) == {}
+
+
+async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) -> None:
+    kinds = {"here": ("mini", "v1"), "elsewhere": ("grand", "v1"), "tomorrow": ("mini", "v2")}
+    for name, (tier, code) in kinds.items():
+        await store.append(admitted(name, lease_until=10.0, tier=tier, code=code, deadline=50.0))
+    await store.append(admitted("driven", lease_until=99.0, tier="grand"))
+    counted = [Lapsed("grand", "v1", 1, 0), Lapsed("mini", "v1", 1, 0), Lapsed("mini", "v2", 1, 0)]
+    assert await store.lapsed(9.9) == ()
+    assert await store.lapsed(10.0) == tuple(counted)
+    assert await store.orphans("heir", 10.0, 30.0, 10, []) == ()
+    assert [row.id for row in await store.orphans("heir", 10.0, 30.0, 10, KINDS)] == ["here"]
+    assert await store.lapsed(50.0) == tuple(replace(one, expired=1) for one in counted)
+    late = await store.orphans("anybody", 50.0, 60.0, 10, [])
+    assert {row.id: (row.tier, row.code) for row in late} == kinds
 
 
 # Lists
+
+
+async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
+    """Let go of until the wait is over, then taken by whoever comes back: each old epoch is worth nothing from then."""
+    await store.append(admitted("run"))
+    await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
+    row = await store.run("run")
+    assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (2, "", 900.0, 900.0, 2)
+    assert await store.orphans("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
+    late, taken, twice = await settled(
+        store.append(Entry("run", 3.0, (Draft(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
+        for epoch in (1, 2, 2)
+    )
+    assert isinstance(late, LeaseLost)
+    assert isinstance(taken, Appended)
+    assert isinstance(twice, LeaseLost)
+    row = await store.run("run")
+    assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (3, "home", 9.0, 70.0, 3)
+    await store.append(Entry("run", 3.0, (Draft(Kind.STEP_QUEUED, {}),), epoch=3))
+    assert await store.renew("home", {"run": 3}, 20.0) == {"run": 4}
+    with pytest.raises(LeaseLost):
+        await store.append(Entry("run", 4.0, lease=Lease("thief", 9.0, 70.0)))
+
+
+async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:
+    await store.append(admitted("run"))
+    await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
+    (row,) = await store.orphans("home", 900.0, 950.0, 9, [])
+    assert (row.id, row.epoch, row.driver, row.lease_until) == ("run", 3, "home", 950.0)
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together: bool) -> None:
+    rest = Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
+    await settled(store.append(admitted(name)) for name in ("run", "driven"))
+    if together:
+        await settled(store.append(entry) for entry in (rest, note("run"), note("driven")))
+    else:
+        for entry in (rest, note("run"), note("driven")):
+            await store.append(entry)
+    (row,) = await store.orphans("home", 2.0, 50.0, 9, [("mini", "v1")])
+    assert (row.id, row.epoch) == ("run", 3)
+    assert (await store.run("driven")).lease_until == 100.0
+
+
+async def test_a_run_that_is_born_and_let_go_of_in_one_batch_is_nobodys(store: Store) -> None:
+    rest = Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
+    await settled(store.append(entry) for entry in (admitted("run"), rest))
+    row = await store.run("run")
+    assert (row.epoch, row.driver, row.seq) == (2, "", 2)
 
 
 async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1"))
     await store.append(replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"))))
     await store.append(admitted("c", 30.0, tenant="t2", row=Projection(degraded=True)))
-    await store.append(Entry("a", 31.0, (Draft(Kind.FAILED, {}),), row=Projection(error="no_worker")))
+    await store.append(Entry("a", 31.0, (Draft(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
     await store.append(note("b", spent=Ledger(700, 1), row=row, tags=(("worker", "w"),)))
     cases: dict[str, list[RunQuery]] = {
@@ -222,6 +319,7 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
         labels=frozenset({"phi", "eu"}),
         max_usd=2**40,
         rpm=60,
+        tpm=2**40,
         concurrency=4,
         expires_at=9.5,
     )

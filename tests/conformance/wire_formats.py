@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.core.chat import Chosen, End, Message, Piece, Sampling, Text, Words
-from app.core.pool import ProviderSpec, Worker
+from app.core.pool import Deadlines, ProviderSpec, Worker
 from app.providers.anthropic import AnthropicProvider, Reply
 from app.providers.gemini import Candidate, GeminiProvider
 from app.providers.http import Reading
 from app.providers.openai import Completion, OpenAIProvider
-from app.providers.protocol import Deadlines, Request
+from app.providers.protocol import Request
 from tests.stubs import KEYS, ProviderStub
 
 PATIENT = Deadlines(connect=5, first=10, gap=10, total=20)

@@ -14,8 +14,8 @@ from app.core.bill import bill
 from app.core.chat import Usage, usage_to_json
 from app.core.journal import Draft, Event, Kind
 from app.core.pool import Limits
-from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, decide
-from app.core.state import RUN_ENDED, Call, RunState, StepState
+from app.core.progress import Await, Finish, Propose, Queue, Skip, advance, begin, decide
+from app.core.state import RUN_ENDED, Call, RunState, StepState, Turn
 from app.core.workflow import Access, Step
 
 POOL = ("ada", "bob", "cyd")
@@ -40,6 +40,8 @@ def admission(**changes: Any) -> Draft:
         "streams": False,
         "preview": False,
         "ignored": (),
+        "on_disconnect": "cancel",
+        "wire": {"format": "chat"},
     }
     return drafts.admitted(**plain | changes)
 
@@ -64,6 +66,16 @@ def done(n: int, call: str, chars: int = 5) -> Draft:
     return Draft(Kind.STEP_DONE, body)
 
 
+def called(n: int, call: str, *ids: str) -> Draft:
+    """`step.awaiting_tool`."""
+    return drafts.tool_calls(n, call, f"said-{call}", 4, [(id_, "look") for id_ in ids])
+
+
+def resumed(number: int, deadline: float, *, streams: bool = True) -> Draft:
+    """`run.resumed`."""
+    return drafts.resumed(Turn(number, deadline, streams, "request", deadline - 9), "")
+
+
 def failed(n: int, error: str = "worker_failed") -> Draft:
     """`step.failed`."""
     return Draft(Kind.STEP_FAILED, {"n": n, "error": error})
@@ -84,6 +96,8 @@ class Play:
     events: list[Event] = field(default_factory=list)
     state: RunState = field(init=False)
     queued: list[int] = field(default_factory=list)
+    turns: dict[int, tuple[Usage, int]] = field(default_factory=dict)
+    """What each turn of the run used so far."""
     forgiving: float = 0.9
     """How likely a proposal or a call is a good one."""
 
@@ -126,7 +140,11 @@ class Play:
         busy = [step for step in state.current if step.state in ("queued", "running")]
         assert len(busy) <= state.admitted.limits.fan_out
         split = bill(state)
-        assert split.visible + split.orchestration == split.total
+        assert split.visible + split.orchestration == split.turn
+        assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0
+        self.turns[state.turn.number] = (split.turn, split.turn_usd)
+        assert split.total == sum((usage for usage, _ in self.turns.values()), Usage())
+        assert split.usd == sum(usd for _, usd in self.turns.values())
         assert split.total == sum((call.usage for call in state.calls.values()), Usage())
         assert split.usd == state.usd == sum(call.usd for call in state.calls.values())
 
@@ -140,15 +158,28 @@ class Play:
         if state.ended:
             return
         yield from self._driver()
+        if state.state == "awaiting_tool":
+            yield from self._return()
+            return
         for step in state.steps.values():
             if step.state == "queued" or (step.state == "running" and not self._called(step)):
                 yield (intent(self._name(), step.n, access=tuple(step.access.as_list()), worker=step.worker),)
                 if random.random() > self.forgiving:
-                    yield (failed(step.n, random.choice(("worker_failed", "run_over_budget"))),)
+                    yield (failed(step.n, random.choice(("worker_failed", "run_over_budget", "no_time"))),)
         if random.random() < 0.02:
             yield (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)
         if random.random() < 0.02:
             self.now += DEADLINE / 3
+
+    def _return(self) -> Iterator[tuple[Draft, ...]]:
+        """The caller comes back with results, or it does not."""
+        waiting = [step for step in self.state.steps.values() if step.state == "awaiting_tool"]
+        assert set(self.state.awaited.values()) == {step.n for step in waiting}
+        assert not any(step.state in ("queued", "running") for step in self.state.current)
+        results = [drafts.tool_results(step.n, f"results-{step.n}", step.exchanges[-1].ids) for step in waiting]
+        self.now = self.random.choice((self.now, self.state.turn.until))
+        deadline = self.now + DEADLINE
+        yield (resumed(self.state.turn.number + 1, deadline, streams=self.random.random() < 0.5), *results)
 
     def _driver(self) -> Iterator[tuple[Draft, ...]]:
         commands = decide(self.state, self.now)
@@ -165,7 +196,7 @@ class Play:
     def _over(self, commands: tuple[Any, ...]) -> bool:
         return any(isinstance(command, Finish) for command in commands)
 
-    def _obey(self, command: Propose | Queue | Skip | Finish) -> tuple[Draft, ...]:
+    def _obey(self, command: Propose | Queue | Skip | Await | Finish) -> tuple[Draft, ...]:
         if isinstance(command, Propose):
             assert command.number == len(self.state.proposals)
             return (drafts.opened(command, "model", POOL, instant=False),)
@@ -174,6 +205,9 @@ class Play:
             return tuple(Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps)
         if isinstance(command, Skip):
             return drafts.skipped([self.state.steps[command.step]], "inputs_lost")
+        if isinstance(command, Await):
+            assert command.steps
+            return (drafts.awaiting(self.state, command, self.now + 50),)
         skips = drafts.skipped(self.state.current, RUN_ENDED)
         return (*skips, drafts.ended(self._after(skips), command))
 
@@ -215,6 +249,8 @@ class Play:
         written = (outcome(call.id, n, usage, usd=random.randint(0, 99), kind=kind),)
         if self.state.ended or n is None:
             return written
+        if good and random.random() < 0.3 and len(self.state.steps[n].exchanges) < 4:
+            return (*written, called(n, call.id, f"{call.id}-a", f"{call.id}-b"))
         return (*written, done(n, call.id, random.choice((0, 7)))) if good else written
 
     def _called(self, step: StepState) -> bool:

@@ -20,20 +20,22 @@ from app.core.journal import (
     Kind,
 )
 from app.core.progress import Propose, advance, fold
-from app.core.state import Call, Proposal, RunState, StepState
+from app.core.state import Call, Exchange, Proposal, RunState, StepState
 from app.core.workflow import Access, Step
-from tests.core.play import POOL, admission, done, failed, intent, numbered, outcome
+from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
 
 STEP_KINDS = {
     Kind.STEP_QUEUED: "queued",
     Kind.CALL_INTENDED: "running",
+    Kind.STEP_AWAITING: "awaiting_tool",
+    Kind.STEP_RESULTS: "running",
     Kind.STEP_DONE: "done",
     Kind.STEP_FAILED: "failed",
     Kind.STEP_SKIPPED: "skipped",
 }
+LEAVES = {Kind.CALL_INTENDED: {"queued"}, Kind.STEP_RESULTS: {"awaiting_tool"}}
+"""Two kinds lead to `running`, each from one state."""
 SETTLED = {"done", "failed", "skipped"}
-AWAITING = "awaiting_tool"
-"""Its arrows are drawn already; the event that leads to it comes with tool calls."""
 DRAFTS = {
     Kind.ADMITTED: admission(),
     Kind.CANCEL_ASKED: Draft(Kind.CANCEL_ASKED, {"by": "client"}),
@@ -44,11 +46,17 @@ DRAFTS = {
     Kind.STEP_QUEUED: Draft(Kind.STEP_QUEUED, {"n": 0}),
     Kind.CALL_INTENDED: intent("fresh", 0),
     Kind.CALL_FINISHED: outcome("open", 0),
+    Kind.STEP_AWAITING: called(0, "open", "id"),
+    Kind.STEP_RESULTS: drafts.tool_results(0, "results", ["id"]),
     Kind.STEP_DONE: done(0, "open"),
     Kind.STEP_FAILED: failed(0),
     Kind.STEP_SKIPPED: Draft(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
+    Kind.AWAITING: Draft(Kind.AWAITING, {"until": 7.0}),
+    Kind.RESUMED: resumed(1, 9.0),
     **{kind: Draft(kind, {"step": None}) for kind in TERMINAL},
 }
+
+EXCHANGE = Exchange("open", "ada", "said", ("id",), 0)
 
 
 def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "accepted") -> RunState:
@@ -60,7 +68,7 @@ def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "ac
         seq=9,
         state=run,
         proposals=(plan,),
-        steps={0: StepState(0, 0, "ada", "", Access(), True, state=step)},
+        steps={0: StepState(0, 0, "ada", "", Access(), True, state=step, exchanges=(EXCHANGE,))},
         calls={"open": Call("open", 0, "ada", True, 9, 90)},
     )
 
@@ -84,13 +92,13 @@ def test_steps_take_every_legal_arrow_and_no_other() -> None:
         if start in SETTLED:
             assert came is not None, "what comes too late is no fault"
             assert came.steps[0] == in_state(step=start).steps[0]
-        elif target in STEP_ARROWS[start]:
+        elif target in STEP_ARROWS[start] and start in LEAVES.get(kind, STEP_ARROWS):
             assert came is not None
             assert came.steps[0].state == target
             seen.add((start, target))
         else:
             assert came is None or (start, came.steps[0].state) == ("running", "running"), (start, kind)
-    drawn = {(start, end) for start, ends in STEP_ARROWS.items() for end in ends if end != AWAITING}
+    drawn = {(start, end) for start, ends in STEP_ARROWS.items() for end in ends}
     assert seen == drawn
 
 
@@ -109,7 +117,7 @@ def test_runs_take_every_legal_arrow_and_no_other() -> None:
         assert came.state in RUN_ARROWS[start], (start, kind)
         seen.add((start, came.state))
     drawn = {(start, end) for start, ends in RUN_ARROWS.items() for end in ends}
-    assert seen == drawn - {("running", AWAITING)}
+    assert seen == drawn
 
 
 def test_a_terminal_event_ends_any_open_run_once() -> None:
@@ -159,7 +167,13 @@ def test_a_running_step_may_be_tried_again_by_another_worker() -> None:
 
 
 def test_the_arrows_are_drawn_for_every_state() -> None:
-    assert tuple(RUN_ARROWS) == ("admitted", "planned", "running", AWAITING, *[s for s in RUN_ARROWS if s in ENDED])
+    assert tuple(RUN_ARROWS) == (
+        "admitted",
+        "planned",
+        "running",
+        "awaiting_tool",
+        *[s for s in RUN_ARROWS if s in ENDED],
+    )
     assert set(RUN_ARROWS) == set(RUN_STATES)
     drawing = str(journal.__doc__)
     assert all(word in drawing for word in {*RUN_STATES, *STEP_ARROWS, *OUTCOMES})

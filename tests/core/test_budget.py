@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
-from app.core.chat import Image, Message, Text, Usage
+from app.core.chat import Image, Message, Text, ToolCall, Usage
 from app.core.pool import MILLION, Price, Worker
 
 RATES = st.integers(0, 200 * MILLION)
@@ -56,6 +56,11 @@ def test_more_cached_than_input_costs_no_less_than_nothing() -> None:
 def test_the_bound_counts_bytes_names_images_and_what_the_provider_adds() -> None:
     assert input_bound(TALK, 100) == 2 + 6 + 3 + 3 * PER_MESSAGE + PER_IMAGE + 100
     assert input_bound(()) == PER_MESSAGE
+
+
+def test_the_bound_counts_tool_calls_and_what_providers_want_back() -> None:
+    call = Message("assistant", (), calls=(ToolCall("id", "add", "{é}"),), keepsake={"s": "x"})
+    assert input_bound([call]) == 3 + 4 + PER_MESSAGE + len('{"s": "x"}') + 2 * PER_MESSAGE
 
 
 @settings(max_examples=40, deadline=None)

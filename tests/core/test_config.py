@@ -1,5 +1,6 @@
 """The door: settings, pool files and discovery; every fault at once, no secret ever shown."""
 
+import base64
 import stat
 from pathlib import Path
 
@@ -397,16 +398,51 @@ def test_secrets_are_masked() -> None:
         "BATON_BOOTSTRAP_KEY": "bt_id_secretpart",
         "BATON_DATABASE_URL": "postgresql://baton:hunter2@db/baton?password=hunter3",
         "BATON_REDIS_URL": "redis://:hunter4@cache:6379/0",
+        "BATON_WEBHOOK_URL": "https://hooks.example.com:8443/services/hunter5?token=hunter6",
+        "BATON_WEBHOOK_SECRET": WEBHOOK_SECRET,
     }
     settings = read(environ)
     shown = "\n".join(str(row) for row in describe(settings)) + repr(settings)
-    for secret in ("pppp", "secretpart", "hunter"):
+    for secret in ("pppp", "secretpart", "hunter", "c3Nz"):
         assert secret not in shown
     rows = {row.name: row for row in describe(settings)}
     assert set(rows) == set(variables())
     assert rows["BATON_PEPPER"].origin == "environment"
     assert rows["BATON_PORT"].origin == "default"
+    assert rows["BATON_WEBHOOK_URL"].value == "https://hooks.example.com:8443/********"
     assert all(row.meaning for row in rows.values())
+
+
+WEBHOOK_SECRET = "whsec_" + base64.b64encode(b"s" * 24).decode()
+
+
+@pytest.mark.parametrize(
+    ("environ", "fault"),
+    [
+        ({"URL": "https://h/x"}, "BATON_WEBHOOK_SECRET: is not set"),
+        ({"SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_SECRET: is set without BATON_WEBHOOK_URL"),
+        ({"URL": "https://h/x", "SECRET": "hunter2"}, "BATON_WEBHOOK_SECRET: is no secret; write whsec_"),
+        ({"URL": "https://h/x", "SECRET": f"{WEBHOOK_SECRET} hunter2"}, "BATON_WEBHOOK_SECRET: is no secret"),
+        ({"URL": "ftp://hunter2/x", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: is not an HTTP URL"),
+        ({"URL": "https://u:hunter2@h/x", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: holds credentials"),
+        ({"URL": "https://h/x#hunter2", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: has a fragment"),
+        ({"URL": "https://h:x/hunter2", "SECRET": WEBHOOK_SECRET}, "BATON_WEBHOOK_URL: is not a URL"),
+    ],
+)
+def test_a_webhook_needs_an_address_and_a_secret(environ: dict[str, str], fault: str) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        read({f"BATON_WEBHOOK_{name}": value for name, value in environ.items()})
+    (told,) = refused.value.faults
+    assert told.startswith(fault)
+    assert "hunter2" not in told
+
+
+def test_a_webhook_may_have_a_query_and_several_secrets() -> None:
+    url, secrets = "http://hooks:8080/take?token=x", f"{WEBHOOK_SECRET} {WEBHOOK_SECRET}"
+    settings = read({"BATON_WEBHOOK_URL": url, "BATON_WEBHOOK_SECRET": secrets})
+    assert settings.webhook_url == url
+    assert settings.webhook_secret is not None
+    assert settings.webhook_secret.get_secret_value() == secrets
 
 
 def test_the_pepper_is_made_once(tmp_path: Path) -> None:

@@ -62,6 +62,18 @@ def test_a_server_without_prefix_items_gets_one_schema_for_all_places() -> None:
     assert steps["items"]["properties"]["access"] == {"type": "array", "items": {"enum": ["user", 0]}}
 
 
+def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> None:
+    for positional in (True, False):
+        steps = plan.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
+        place = steps["prefixItems"][1] if positional else steps["items"]
+        assert list(place["properties"]) == place["required"] == ["worker", "subtask", "access", "tools"]
+    tooled = [one | {"tools": place == 0} for place, one in enumerate(json.loads(TWO)["steps"])]
+    assert [one.tools for one in read(json.dumps({"steps": tooled}))] == [True, False]
+    assert [one.tools for one in read(TWO)] == [False, False]
+    faulty = [tooled[0] | {"tools": "yes"}, tooled[1]]
+    assert reasons_of(read, json.dumps({"steps": faulty})) == ["step 0: tools must be true or false"]
+
+
 def test_enumerations_of_access_lists_stay_small() -> None:
     schema = plan.schema(1, 8, 10)
     assert len(json.dumps(schema)) < 20_000
@@ -161,6 +173,15 @@ def test_control_characters_in_a_subtask_are_kept() -> None:
         (text_of(step(subtask="a\ud800b")), "NUL or unpaired surrogate"),
         (text_of(step(subtask="x" * 4_001)), "longer than 4000 characters"),
         (text_of(*[step()] * 7), "more than 5 steps"),
+        (
+            '{"steps": [{"worker": 0, "subtask": "a", "access": ["user"], "worker": 1}]}',
+            "step 0: has the same key twice",
+        ),
+        (
+            '{"steps": [{"worker": 0, "subtask": "a", "acc\\u0065ss": [], "access": ["user"]}]}',
+            "has the same key twice",
+        ),
+        (TWO[:-1] + ', "steps": []}', "unknown field beside steps"),
     ],
 )
 def test_other_text_is_rejected(text: str, reason: str) -> None:

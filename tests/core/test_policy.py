@@ -1,18 +1,19 @@
 """Who may work on a task: every exclusion has its reason, and the order of the pool is kept."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.core.chat import Image, Message, Task, Text
-from app.core.policy import Overrides, eligible, missing_clearance, unknown_names
+from app.core.chat import Image, Message, Task, Text, Tool, Toolbox
+from app.core.policy import Eligible, Overrides, eligible, healthy, missing_clearance, unknown_names
 from app.core.pool import Card, Catalog, ConductorSpec, Limits, Tier, Worker
 
 CARDS = {
     "plain": Card(),
-    "sees": Card(modalities=frozenset({"text", "image"})),
+    "sees": Card(modalities=frozenset({"text", "image"}), tools=True),
     "cleared": Card(clearance=frozenset({"phi", "eu"})),
-    "short": Card(context=100),
+    "short": Card(context=100, tools=True),
 }
 TIER = Tier("mini", ("cleared", "plain", "short", "sees"), ConductorSpec("fixed"), "plain", {"medium": Limits()})
 CATALOG = Catalog(
@@ -26,6 +27,9 @@ SHORT = Task((Message("user", (Text("hi"),)),))
 LONG = Task((Message("user", (Text("x" * 1_000),)),))
 PICTURE = Task((Message("user", (Text("what?"), Image("data:x"))),))
 
+TOOLS = replace(SHORT, toolbox=Toolbox((Tool("look"),)))
+WORDY_TOOLS = replace(SHORT, toolbox=Toolbox((Tool("look", "x" * 1_000),)))
+
 
 @pytest.mark.parametrize(
     ("task", "labels", "overrides", "excluded"),
@@ -33,6 +37,13 @@ PICTURE = Task((Message("user", (Text("what?"), Image("data:x"))),))
         (SHORT, (), Overrides(), {}),
         (LONG, (), Overrides(), {"short": "longer than its context"}),
         (PICTURE, (), Overrides(), dict.fromkeys(("cleared", "plain", "short"), "cannot see images")),
+        (TOOLS, (), Overrides(), dict.fromkeys(("cleared", "plain"), "cannot call tools")),
+        (
+            WORDY_TOOLS,
+            (),
+            Overrides(),
+            {**dict.fromkeys(("cleared", "plain"), "cannot call tools"), "short": "longer than its context"},
+        ),
         (SHORT, ("phi",), Overrides(), dict.fromkeys(("plain", "short", "sees"), "not cleared for phi")),
         (
             SHORT,
@@ -69,3 +80,26 @@ def test_missing_clearances_are_sorted() -> None:
 def test_a_model_id_means_a_tier_or_nothing() -> None:
     assert CATALOG.tier("m") is CATALOG.tier("mini") is TIER
     assert CATALOG.tier("large") is None
+
+
+@pytest.mark.parametrize(
+    ("ejected", "kept"),
+    [
+        ((), "abcd"),
+        (("b",), "acd"),
+        (("b", "d"), "ac"),
+        (("b", "d", "a"), "ac"),
+        (("d", "c", "b", "a"), "ab"),
+    ],
+)
+def test_ejected_workers_are_left_out_the_worst_first_while_two_remain(ejected: tuple[str, ...], kept: str) -> None:
+    choice = Eligible(tuple(Worker(name, "stub", name) for name in "abcd"), {"e": "not cleared for phi"})
+    found = healthy(choice, dict.fromkeys(ejected, "failing"))
+    assert "".join(worker.name for worker in found.workers) == kept
+    assert found.excluded == {"e": "not cleared for phi"} | dict.fromkeys(set("abcd") - set(kept), "ejected: failing")
+
+
+def test_a_small_choice_is_never_narrowed() -> None:
+    two = Eligible((Worker("a", "stub", "a"), Worker("b", "stub", "b")))
+    assert healthy(two, {"a": "failing", "b": "misconfigured"}) == two
+    assert healthy(Eligible(()), {}) == Eligible(())

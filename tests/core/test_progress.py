@@ -14,7 +14,7 @@ from app.core.chat import Usage
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
 from app.core.progress import Finish, Propose, Queue, Skip, advance, decide, fold
-from app.core.state import DRIVER_LOST, RUN_ENDED, Mode, RunState
+from app.core.state import DRIVER_LOST, NO_TIME, RUN_ENDED, Mode, RunState
 from app.core.workflow import Access, Step, topology
 from tests.core.play import DEADLINE, POOL, Play, admission, done, failed, intent, numbered, outcome
 
@@ -223,6 +223,16 @@ def test_without_its_answering_step_a_run_fails(end: Draft, error: str) -> None:
     assert decide(state_of(*planned(seeing()), *queued(0), end), 0.0) == (Finish(Kind.FAILED, error=error),)
 
 
+@pytest.mark.parametrize("state", ["failed", "skipped"])
+def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(state: str) -> None:
+    """An empty output is stood in for, a missing one is not: a plan or a draft must not pass for an answer."""
+    ending = failed(1, "worker_timeout") if state == "failed" else Draft(Kind.STEP_SKIPPED, {"n": 1, "reason": "gone"})
+    spoken = state_of(*planned(seeing(), seeing(0)), *answered(0, 5), *queued(1), ending)
+    assert [step.chars for step in spoken.current] == [5, 0]
+    error = "worker_timeout" if state == "failed" else "gone"
+    assert decide(spoken, 0.0) == (Finish(Kind.FAILED, error=error),)
+
+
 def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_else() -> None:
     cancel = Draft(Kind.CANCEL_ASKED, {"by": "client"})
     running = [*planned(seeing()), *queued(0)]
@@ -235,6 +245,11 @@ def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_els
 def test_a_step_over_budget_ends_the_run() -> None:
     state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, OVER))
     assert decide(state, 0.0) == (Finish(Kind.OVER_BUDGET, error=OVER),)
+
+
+def test_a_step_that_nobody_could_do_in_time_ends_the_run_before_its_deadline() -> None:
+    state = state_of(*planned(seeing(), seeing()), *queued(0, 1), failed(0, NO_TIME))
+    assert decide(state, 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
 
 
 def test_only_what_was_lost_degrades_a_run() -> None:

@@ -1,13 +1,14 @@
 """What a step sees: exactly what its access list grants, byte for byte the same every time."""
 
 import re
+from dataclasses import replace
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.chat import Image, Message, Task, Text
-from app.core.visibility import INTRODUCTION, Seen, compose, granted
+from app.core.chat import Image, Message, Task, Text, ToolCall
+from app.core.visibility import INTRODUCTION, Seen, ToolUse, compose, granted
 from app.core.workflow import Access
 
 TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
@@ -76,6 +77,60 @@ def test_the_fence_is_drawn_again_until_no_text_holds_it() -> None:
     drawn = words(compose(None, Anything("x"), (PLAN,)))
     assert Anything.asked == 2
     assert re.findall(r'id="(\w{16})"', plain)[0] != re.findall(r'id="(\w{16})"', drawn)[0]
+
+
+CALLS = (ToolCall("theirs-1", "look", '{"q":"a"}'), ToolCall("theirs-2", "look", "{}"))
+SAID = Message("assistant", (Text("Let me see."),), calls=CALLS, keepsake={"signature": "s"})
+CAME = (
+    Message("tool", (Text("found"),), call_id="ours-1"),
+    Message("tool", (Text("boom"),), call_id="ours-2", failed=True),
+    Message("user", (Text("And hurry."),)),
+)
+USED = ToolUse("ada", SAID, ("ours-1", "ours-2"), CAME)
+
+
+def test_a_step_goes_on_with_its_own_transcript_under_the_ids_that_its_worker_knows() -> None:
+    *before, said, one, two, hurry = compose(TASK, "Solve it.", (PLAN,), (USED,), "ada")
+    assert tuple(before) == compose(TASK, "Solve it.", (PLAN,))
+    assert said is SAID
+    assert (one.call_id, one.text, two.call_id, two.failed) == ("theirs-1", "found", "theirs-2", True)
+    assert hurry is CAME[2]
+    assert compose(TASK, "", (), (USED,), "ada")[:2] == TASK.messages
+
+
+def test_another_worker_gets_the_transcript_without_what_the_first_ones_provider_wants_back() -> None:
+    said = compose(TASK, "", (), (USED, USED), "bob")[2]
+    assert said == replace(SAID, keepsake=None)
+
+
+def test_without_user_the_users_words_after_the_results_are_left_out() -> None:
+    assert [message.role for message in compose(None, "x", (), (USED,), "ada")] == ["user", "assistant", "tool", "tool"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0), st.booleans(), st.integers(2, 5))
+def test_no_byte_of_another_steps_transcript_is_seen(seed: int, user: bool, steps: int) -> None:
+    """Whatever is granted: of other steps only the answer, of its own transcript everything."""
+    random = Random(seed)
+    secrets = {(n, what): f"{random.getrandbits(128):032x}" for n in range(steps) for what in PARTS}
+    used = {n: _used(*(secrets[n, what] for what in PARTS)) for n in range(steps)}
+    done = {n: Seen(n, f"subtask {n}", f"answer {n}") for n in range(steps - 1)}
+    me = steps - 1
+    task = TASK if user else None
+    access = Access(user, tuple(n for n in done if random.random() < 0.7))
+    seen = repr(compose(task, "Go on.", granted(access, done), (used[me], used[me]), "ada"))
+    for (n, what), secret in secrets.items():
+        assert (secret in seen) == (n == me and (user or what != "user")), (n, what)
+
+
+PARTS = ("text", "id", "name", "arguments", "result", "keepsake", "user")
+
+
+def _used(text: str, id_: str, name: str, arguments: str, result: str, keepsake: str, user: str) -> ToolUse:
+    call = ToolCall(id_, name, arguments)
+    said = Message("assistant", (Text(text),), calls=(call,), keepsake={"x": keepsake})
+    came = Message("tool", (Text(result),), call_id="ours")
+    return ToolUse("ada", said, ("ours",), (came, Message("user", (Text(user),))))
 
 
 @settings(max_examples=40, deadline=None)

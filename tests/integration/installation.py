@@ -52,7 +52,7 @@ conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
 limits = {{ seconds = 40 }}
 [tiers.baton-ultra]
 pool = "all"
-conductor = {{ kind = "model", worker = "planner" }}
+conductor = {{ kind = "model", worker = "planner", probe = 0 }}
 limits = {{ seconds = 40 }}
 """
 

@@ -20,7 +20,6 @@ import pytest
 from redis import Redis
 from sqlalchemy.engine import make_url
 
-from app.conduct import PATIENCE
 from tests import servers
 from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, execute, settings
 from tests.processes import Caller, Process, asking, calling, command, running, within
@@ -28,6 +27,9 @@ from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl, stub_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+
+PROMPTLY = 2.0
+"""Seconds for a run of workers that answer at once."""
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: st
     began = time.monotonic()
     said, reply = (caller.streamed if streams else caller.whole)(tier, "Is anybody there?")
     assert said == "Hello there."
-    assert time.monotonic() - began < PATIENCE, "somebody waited for a message that did not come"
+    assert time.monotonic() - began < PROMPTLY, "somebody waited for a message that did not come"
     assert reply["usage"]["total_tokens"] == reply["usage"]["prompt_tokens"] + reply["usage"]["completion_tokens"]
     run = caller.run(reply["baton"]["run"])
     assert (run["state"], run["degraded"]) == ("succeeded", False)
@@ -280,7 +282,7 @@ def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubCont
                 redis.stop()
                 began = time.monotonic()
                 assert caller.whole("baton-mini", "Is the bell needed?")[0] == "Hello there."
-                assert time.monotonic() - began < 2 * LEASE + PATIENCE
+                assert time.monotonic() - began < 2 * LEASE + PROMPTLY
                 assert answers(gateway, "/readyz") == 200, "it serves, degraded"
 
 

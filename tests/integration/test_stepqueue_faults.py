@@ -7,15 +7,18 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 
 from app.core.journal import Event, Kind
 from app.errors import QueueUnavailable
-from app.stepqueue.ear import PROBE_SECONDS
+from app.stepqueue.ear import PAUSE_SECONDS, PROBE_SECONDS
+from app.stepqueue.fuse import WATCH_SECONDS
 from app.stepqueue.keys import GROUP, Keys
 from app.stepqueue.protocol import Committed, Live, Stop, Ticket
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
@@ -160,7 +163,7 @@ async def test_it_works_again_after_a_restart(server: servers.Server, queue: Red
             with pytest.raises(QueueUnavailable):
                 await asyncio.wait_for(call, ANSWER_SECONDS)
         server.start()
-        await queue.ring([ticket(3)])
+        await _again(lambda: queue.ring([ticket(3)]), 1.0)
         assert [each.step for each in await queue.take(1, 1.0)] == [3]
         await _tell_until_heard(queue, heard)
 
@@ -168,7 +171,7 @@ async def test_it_works_again_after_a_restart(server: servers.Server, queue: Red
 async def _tell_until_heard(queue: RedisQueue, heard: list[Live]) -> None:
     async with asyncio.timeout(8.0):
         while not heard:
-            await queue.tell("a", [Stop("run")])
+            await _end(queue.tell("a", [Stop("run")]))
             await asyncio.sleep(0.05)
 
 
@@ -209,6 +212,39 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
         assert 3 in taken
         heard.clear()
         await _tell_until_heard(queue, heard)
+
+
+async def test_a_frozen_server_is_paid_for_once(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(1)])
+    (mine,) = await queue.take(1, 1.0)
+    with _frozen(await _pid(server)):
+        began = time.monotonic()
+        await _until(lambda: not queue.sound)  # nobody asked for anything
+        assert time.monotonic() - began < WATCH_SECONDS + PROBE_SECONDS + 0.5
+        for _ in range(20):
+            for call in (
+                queue.ring([ticket(2)]),
+                queue.take(1, 9.0),
+                queue.tell("a", [Stop("run")]),
+                queue.done([mine]),
+            ):
+                assert isinstance((await _end(call))[0], QueueUnavailable)
+        assert time.monotonic() - began < WATCH_SECONDS + PROBE_SECONDS + 1.0
+    await _until(lambda: queue.sound, 1.5)
+    await queue.ring([ticket(3)])
+
+
+async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
+    server: servers.Server, queue: RedisQueue
+) -> None:
+    await queue.ready()
+    with _frozen(await _pid(server)):
+        first = asyncio.create_task(_end(queue.tell("a", [Stop("run")])))
+        await asyncio.sleep(0.8)
+        last = asyncio.create_task(_end(queue.ring([ticket(1)])))
+        ends = await asyncio.gather(first, last)
+    assert [type(fault) for fault, _ in ends] == [QueueUnavailable] * 2
+    assert abs(ends[0][1] - ends[1][1]) < 0.4
 
 
 async def test_a_teller_that_leaves_does_not_pretend_to_the_others(server: servers.Server, queue: RedisQueue) -> None:
@@ -267,6 +303,27 @@ async def _subscriptions(client: Redis) -> set[str]:
     return {each["id"] for each in await client.client_list(_type="pubsub")}
 
 
+async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing_more(
+    server: servers.Server, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop raises a RuntimeError then, and redis-py passes it on."""
+    heard: list[Live] = []
+
+    async def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+        await client.ping()
+        await client.client_kill_filter(_type="pubsub")
+        with monkeypatch.context() as broken:
+            broken.setattr(AbstractConnection, "send_packed_command", closed)
+            with pytest.raises(QueueUnavailable):
+                await queue.ring([ticket(1)])
+            await asyncio.sleep(2 * PAUSE_SECONDS)
+        await _again(partial(queue.ring, [ticket(2)]))
+        await _tell_until_heard(queue, heard)
+
+
 async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) -> None:
     server.stop()
     async with RedisQueue(server.url, TIERS, LEASE) as queue:
@@ -297,13 +354,20 @@ async def test_a_server_that_keeps_its_policy_to_itself_is_trusted() -> None:
 
 
 async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.take(1, 0)  # makes what it needs
     await queue.ring([ticket(1)])
     async with Redis.from_url(server.url) as client:
         await client.config_set("maxmemory", "1")
+        await _until(lambda: not queue.sound)  # whoever only takes tickets learns it as well
         with pytest.raises(QueueUnavailable):
             await queue.ring([ticket(2)])
+        with pytest.raises(QueueUnavailable, match="memory"):
+            await queue.ready()
+        await queue.done(await queue.take(1, 1.0))  # what makes room goes on
+        await queue.tell("a", [Stop("run")])
         await client.config_set("maxmemory", "0")
     await queue.ring([ticket(2)])
+    await _until(lambda: queue.sound)
 
 
 async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:

@@ -19,6 +19,8 @@ BLOCKS = {
 }
 OLD_VERSION = "2023-06-01"
 """The last version that takes sampling parameters: 2026-10-21 answers 400 to them, even at their defaults."""
+TOOL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+UNSUPPORTED = names("minimum maximum minLength maxLength minItems maxItems uniqueItems multipleOf")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
@@ -103,9 +105,26 @@ def _check_blocks(blocks: list[Any], i: int, role: str, final: bool) -> None:
             refuse(f"messages.{i}.content.{k}.text.citations: citations are not permitted in user messages")
         if kind == "image" and block.get("source", {}).get("type") not in ("base64", "url", "file"):
             refuse(f"messages.{i}.content.{k}.image.source: Input tag does not match any of the expected tags")
-        for name in ("id", "name", "input") if kind == "tool_use" else ():
-            if name not in block:
-                refuse(f"messages.{i}.content.{k}.tool_use.{name}: Field required")
+        if kind in ("tool_use", "tool_result"):
+            _check_tool_block(block, f"messages.{i}.content.{k}")
+
+
+def _check_tool_block(block: dict[str, Any], where: str) -> None:
+    kind = block["type"]
+    fields = ("id", "name", "input") if kind == "tool_use" else ("tool_use_id",)
+    for name in fields:
+        if name not in block:
+            refuse(f"{where}.{kind}.{name}: Field required")
+    if not TOOL_ID.fullmatch(str(block[fields[0]])):
+        refuse(f"{where}.{kind}.{fields[0]}: String should match pattern '^[a-zA-Z0-9_-]+$'")
+    if kind == "tool_use" and not isinstance(block["input"], dict):
+        refuse(f"{where}.tool_use.input: Input should be a valid dictionary")
+    content = block.get("content", "") if kind == "tool_result" else ""
+    for inner in content if isinstance(content, list) else ():
+        if inner.get("type") not in ("text", "image", "document", "search_result"):
+            refuse(f"{where}.tool_result.content: Input tag '{inner.get('type')}' found using 'type'")
+        if inner["type"] == "text" and not inner.get("text"):
+            refuse("messages: text content blocks must be non-empty")
 
 
 def _check_tool_turn(blocks: list[Any], i: int, calls: list[str]) -> list[str]:
@@ -160,6 +179,9 @@ def _check_thinking(body: dict[str, Any]) -> None:
 
 def _check_tools(body: dict[str, Any]) -> None:
     tools = body.get("tools") or []
+    blocks = [block for message in body["messages"] for block in message["content"] if isinstance(block, dict)]
+    if not tools and any(block.get("type") in ("tool_use", "tool_result") for block in blocks):
+        refuse("Requests which have `tool_use` or `tool_result` blocks in messages must include `tools`.")
     if body.get("tool_choice") is not None and not tools:
         refuse("tool_choice: tool_choice may only be specified while providing tools.")
     for i, tool in enumerate(tools):
@@ -169,11 +191,26 @@ def _check_tools(body: dict[str, Any]) -> None:
             refuse(f"tools.{i}.custom.input_schema: Field required")
         if tool.get("type") in (None, "custom") and tool["input_schema"].get("type") != "object":
             refuse(f"tools.{i}.custom.input_schema.type: Input should be 'object'")
-    offered = [tool["name"] for tool in tools]
-    choice = body.get("tool_choice") or {}
+        if tool.get("strict") and (keyword := _unsupported(tool["input_schema"])):
+            refuse(f"tools.{i}.custom: For '{tool['name']}', property '{keyword}' is not supported")
+    _check_choice(body.get("tool_choice") or {}, [tool["name"] for tool in tools])
+
+
+def _check_choice(choice: dict[str, Any], offered: list[str]) -> None:
     if len(set(offered)) < len(offered):
         refuse("tools: Tool names must be unique.")
     if choice.get("type", "auto") not in ("auto", "any", "tool", "none"):
         refuse("tool_choice: Input tag does not match any of the expected tags: 'auto', 'any', 'tool', 'none'")
     if choice.get("type") == "tool" and choice.get("name") not in offered:
         refuse(f"Tool '{choice.get('name')}' not found in provided tools")
+    if choice.get("type") == "none" and "disable_parallel_tool_use" in choice:
+        refuse("tool_choice.none.disable_parallel_tool_use: Extra inputs are not permitted")
+
+
+def _unsupported(schema: Any) -> str | None:
+    """A keyword that strict tools do not take, if there is one; what stands in `properties` are names."""
+    if not isinstance(schema, dict):
+        return None
+    found = sorted(UNSUPPORTED & schema.keys())
+    inner = [*schema.get("properties", {}).values(), schema.get("items")]
+    return next((one for one in (*found, *map(_unsupported, inner)) if one), None)

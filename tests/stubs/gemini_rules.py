@@ -61,6 +61,7 @@ def check(body: dict[str, Any]) -> None:
     _check_calls(contents)
     _check_config(config)
     _check_tools(body.get("tools") or [])
+    _check_choice(body)
     if not (body.get("systemInstruction") or {"parts": 1}).get("parts"):
         refuse("* GenerateContentRequest.system_instruction.parts: system_instruction.parts must not be empty.\n")
 
@@ -110,6 +111,29 @@ def _check_calls(contents: list[dict[str, Any]]) -> None:
         before = content
 
 
+def check_signatures(contents: list[dict[str, Any]]) -> None:
+    """Gemini 3 and later want a signature at the first call of each turn (Source: "Thought signatures")."""
+    for i, content in enumerate(contents):
+        calls = [part for part in content["parts"] if "functionCall" in part]
+        if calls and not calls[0].get("thoughtSignature"):
+            name = calls[0]["functionCall"].get("name")
+            refuse(
+                f"Function call is missing a thought_signature in functionCall parts. This is required for tools to "
+                f"work correctly. Additional data, function call `{name}`, position {i}."
+            )
+
+
+def _check_choice(body: dict[str, Any]) -> None:
+    config = (body.get("toolConfig") or {}).get("functionCallingConfig") or {}
+    if config.get("mode", "AUTO") not in ("AUTO", "ANY", "NONE", "VALIDATED"):
+        refuse("Invalid value at 'tool_config.function_calling_config.mode'")
+    offered = [f["name"] for tool in body.get("tools") or [] for f in tool.get("functionDeclarations") or []]
+    if set(config.get("allowedFunctionNames") or ()) - set(offered):
+        refuse("allowed_function_names should be a subset of function declarations' names.")
+    if config.get("allowedFunctionNames") and config.get("mode") != "ANY":
+        refuse("Function calling mode must be ANY to set allowed_function_names.")
+
+
 def _check_config(config: dict[str, Any]) -> None:
     if not within(config.get("temperature"), 0, 2):
         refuse("* GenerateContentRequest.generation_config.temperature: temperature must be in the range [0.0, 2.0].\n")
@@ -132,6 +156,8 @@ def _check_config(config: dict[str, Any]) -> None:
 def _check_tools(tools: list[dict[str, Any]]) -> None:
     for i, tool in enumerate(tools):
         for k, function in enumerate(tool.get("functionDeclarations") or []):
+            if not function.get("description"):
+                refuse(f"* GenerateContentRequest.tools[{i}].function_declarations[{k}].description: is required.\n")
             if not TOOL_NAME.fullmatch(str(function.get("name", ""))):
                 where = f"tools[{i}].function_declarations[{k}].name"
                 refuse(

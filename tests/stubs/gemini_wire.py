@@ -85,7 +85,10 @@ class GeminiWire:
             raise Refused(
                 404, f"models/{received.model} is not found for API version v1beta, or is not supported for {verb}."
             )
-        gemini_rules.check(gemini_rules.camel(parse(received, "Invalid JSON payload received.")))
+        body = gemini_rules.camel(parse(received, "Invalid JSON payload received."))
+        gemini_rules.check(body)
+        if received.model.startswith("gemini-3"):
+            gemini_rules.check_signatures(body["contents"])
 
     def error(self, refused: Refused) -> dict[str, Any]:
         """google.rpc.Status in its JSON form."""

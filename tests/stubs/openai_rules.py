@@ -81,9 +81,31 @@ def _check_messages(body: dict[str, Any]) -> None:
             results.append(message["tool_call_id"])
         else:
             _check_answered(open_calls, results, i)
-            open_calls, results = [call.get("id", "") for call in message.get("tool_calls") or []], []
+            open_calls, results = _check_calls(message, i), []
         _check_content(message, i)
     _check_answered(open_calls, results, len(messages))
+
+
+def _check_calls(message: dict[str, Any], i: int) -> list[str]:
+    """The ids of an assistant's calls; ids and names have their bounds, and there are no empty lists."""
+    calls = message.get("tool_calls")
+    if calls is None:
+        return []
+    where = f"messages[{i}].tool_calls"
+    if message["role"] != "assistant" or not isinstance(calls, list) or not calls:
+        refuse(f"Invalid '{where}': empty array. Expected an array with minimum length 1.", where, "empty_array")
+    for k, call in enumerate(calls):
+        function = call.get("function") or {}
+        if call.get("type") != "function" or not isinstance(function.get("arguments"), str):
+            refuse(
+                f"Missing required parameter: '{where}[{k}].function.arguments'.", where, "missing_required_parameter"
+            )
+        if not TOOL_NAME.fullmatch(str(function.get("name", ""))):
+            refuse(f"Invalid '{where}[{k}].function.name': string does not match pattern.", f"{where}[{k}]")
+        if not 0 < len(str(call.get("id", ""))) <= 40:
+            words = "string too long. Expected a string with maximum length 40"
+            refuse(f"Invalid '{where}[{k}].id': {words}.", f"{where}[{k}].id", "string_above_max_length")
+    return [call["id"] for call in calls]
 
 
 def _check_answered(calls: list[str], results: list[str], i: int) -> None:
@@ -207,6 +229,24 @@ def _check_tools(body: dict[str, Any]) -> None:
                 f"Invalid 'tools[{i}].function.name': string does not match pattern '^[a-zA-Z0-9_-]+$'.",
                 f"tools[{i}].function.name",
             )
+        if function.get("strict"):
+            words = f"Invalid schema for function '{function['name']}': "
+            check_strict_schema(
+                function.get("parameters"), lambda why, words=words: refuse(words + why, "tools", "invalid_schema")
+            )
+    _check_choice(body, [tool[tool["type"]]["name"] for tool in tools])
+
+
+def _check_choice(body: dict[str, Any], offered: list[str]) -> None:
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        name = (choice.get("function") or {}).get("name")
+        if choice.get("type") != "function" or name not in offered:
+            refuse(f"Tool choice '{name}' not found in 'tools' parameter.", "tool_choice", None)
+    elif choice not in (None, "none", "auto", "required"):
+        refuse(f"Invalid value: '{choice}'. Supported values are: 'none', 'auto', and 'required'.", "tool_choice")
+    if not isinstance(body.get("parallel_tool_calls"), bool | None):
+        refuse("Invalid type for 'parallel_tool_calls': expected a boolean.", "parallel_tool_calls", "invalid_type")
 
 
 def _check_format(body: dict[str, Any]) -> None:

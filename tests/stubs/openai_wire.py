@@ -7,6 +7,7 @@ every frame `usage: null` once usage was asked for, the usage frame has no choic
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -143,8 +144,8 @@ class OpenAIWire:
         for piece in reply.reasoning if not self.strict else ():
             yield self._chunk("open", shared, index, {"reasoning_content": piece, "reasoning": piece})
         if reply.refusal is not None:
-            for word in reply.refusal.split(" "):
-                yield self._chunk("delta", shared, index, {"refusal": word + " "})
+            for word in re.findall(r"\S+\s*", reply.refusal):
+                yield self._chunk("delta", shared, index, {"refusal": word})
             return
         for piece in reply.pieces():
             log = self._logprobs(received.json, reply, [piece])

@@ -112,7 +112,7 @@ async def test_openai_stream(stub: ProviderStub, client: openai.AsyncOpenAI) -> 
 async def test_openai_refusal_and_odd_text(stub: ProviderStub, client: openai.AsyncOpenAI) -> None:
     stub.script("m", Reply(refusal="I cannot"), Reply(chunks=("\x00", "\ud800")))
     stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True)
-    assert "".join([c.choices[0].delta.refusal or "" async for c in stream]) == "I cannot "
+    assert "".join([c.choices[0].delta.refusal or "" async for c in stream]) == "I cannot"
     odd = await client.chat.completions.create(model="m", messages=HELLO)
     assert odd.choices[0].message.content == "\x00\ud800"
 

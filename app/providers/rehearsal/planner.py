@@ -60,11 +60,11 @@ def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[
     return _steps(found, cards, limit)
 
 
-def to_text(choices: Sequence[Choice]) -> str:
-    """The plan as JSON."""
-    return json.dumps(
-        {"steps": [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access)} for one in choices]}
-    )
+def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) -> str:
+    """The plan as JSON, with all fields that the schema wants; only the step that answers may call tools."""
+    tools = {"tools": False} if '"tools"' in json.dumps(schema) else {}
+    steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **tools} for one in choices]
+    return json.dumps({"steps": steps})
 
 
 def _steps(found: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:

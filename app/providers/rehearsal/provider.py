@@ -14,11 +14,25 @@ from dataclasses import asdict
 from math import log
 from typing import Any
 
-from app.core.chat import Chosen, End, Finish, Message, Piece, Usage, Words, message_from_json
-from app.core.pool import ProviderSpec
+from app.core.chat import (
+    Chosen,
+    End,
+    Finish,
+    Likely,
+    Message,
+    Piece,
+    ToolDelta,
+    Usage,
+    Words,
+    message_from_json,
+    message_to_json,
+    toolbox_from_json,
+    toolbox_to_json,
+)
+from app.core.pool import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
-from app.providers.protocol import Deadlines, Request
-from app.providers.rehearsal import planner
+from app.providers.protocol import Request
+from app.providers.rehearsal import gadgets, planner
 from app.providers.rehearsal.minds import reply
 
 TOKEN = re.compile(r"\s*\w{1,4}|\s*[^\w\s]|\s+")
@@ -31,7 +45,7 @@ PAUSES = {
 """Milliseconds to the first token and between chunks."""
 
 
-UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty"})
+UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias"})
 """A simulated worker's dice are dealt by the seed alone."""
 
 
@@ -48,21 +62,31 @@ class RehearsalProvider:
         """Canonical JSON of the request."""
         body = {
             "model": request.worker.model,
-            "messages": [asdict(message) for message in request.messages],
+            "messages": [message_to_json(message) for message in request.messages],
             "sampling": asdict(request.sampling),
-            "schema": request.schema,
+            "schema": request.form.schema if request.form is not None else None,
             "logprobs": request.logprobs,
         }
+        if request.toolbox.tools:
+            body["toolbox"] = toolbox_to_json(request.toolbox)
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode("ascii")
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Answer from `body`: words in small batches, and one End."""
         call = json.loads(body)
         messages = tuple(message_from_json(message) for message in call["messages"])
-        tokens, odds = self._answer(call, messages)
-        tokens, finish = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
         first, between = self._pauses(call["model"])
         clock = _Clock(deadlines.total)
+        if calls := _calls(call, messages):
+            await clock.pause(first, deadlines.first)
+            for piece in calls:
+                yield [piece]
+                await clock.pause(between, deadlines.gap)
+            written = sum(len(TOKEN.findall(piece.name + piece.arguments)) for piece in calls)
+            yield [End("tool_calls", Usage(_size(messages), output=written), call["model"])]
+            return
+        tokens, odds = self._answer(call, messages)
+        tokens, finish = _cut(tokens, call["sampling"]["max_tokens"], tuple(call["sampling"]["stop"]))
         await clock.pause(first, deadlines.first)
         for start in range(0, len(tokens), CHUNK):
             if start:
@@ -82,10 +106,11 @@ class RehearsalProvider:
         if call["model"] == "conductor" or planner.is_plan_schema(schema):
             choices = planner.plan(messages, schema)
             if choices:
-                tokens = TOKEN.findall(planner.to_text(choices))
+                tokens = TOKEN.findall(planner.to_text(choices, schema))
                 return tokens, _places(tokens, choices)
         seed = f"{self._seed}|{call['sampling']['seed']}"
-        text = reply(call["model"], messages, seed)
+        found = gadgets.told(messages)
+        text = reply(call["model"], messages, seed) if found is None else f"The answer is {found}."
         return TOKEN.findall(_shaped(text, schema) if schema else text), {}
 
     def _pauses(self, model: str) -> tuple[float, float]:
@@ -94,6 +119,17 @@ class RehearsalProvider:
         factor = float(self._options.get("delay", "1")) / 1000
         first = float(self._options.get("first_ms", own[0]))
         return first * factor, float(self._options.get("chunk_ms", own[1])) * factor
+
+
+def _calls(call: Mapping[str, Any], messages: tuple[Message, ...]) -> list[ToolDelta]:
+    """The tool calls to make instead of an answer, each in two pieces: its name, then its arguments."""
+    if "toolbox" not in call:
+        return []
+    deltas: list[ToolDelta] = []
+    for index, (name, arguments) in enumerate(gadgets.wishes(toolbox_from_json(call["toolbox"]), messages)):
+        id_ = f"rehearsed_{len(messages)}_{index}"
+        deltas += [ToolDelta(index, id_, name), ToolDelta(index, arguments=json.dumps(arguments))]
+    return deltas
 
 
 class _Clock:
@@ -120,9 +156,11 @@ def _cut(tokens: list[str], max_tokens: int | None, stops: tuple[str, ...]) -> t
     return tokens, "stop"
 
 
-def _pieces(tokens: list[str], start: int, odds: Mapping[int, Mapping[int, float]], alternatives: int) -> list[Piece]:
+def _pieces(
+    tokens: list[str], start: int, odds: Mapping[int, Mapping[int, float]], alternatives: int | None
+) -> list[Piece]:
     pieces: list[Piece] = [Words("".join(tokens))]
-    if alternatives:
+    if alternatives is not None:
         pieces += [_chosen(token, odds.get(start + place), alternatives) for place, token in enumerate(tokens)]
     return pieces
 
@@ -130,7 +168,8 @@ def _pieces(tokens: list[str], start: int, odds: Mapping[int, Mapping[int, float
 def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> Chosen:
     """A token's log-probability: certain, but for the choice of a worker."""
     if odds is None:
-        return Chosen(token, 0.0)
+        likely = Likely(token, 0.0, token.encode())
+        return Chosen(token, 0.0, raw=likely.raw, top=(likely,)[:alternatives])
     likeliest = list(odds.items())[:alternatives]
     return Chosen(token, log(odds[int(token)]), tuple((f" {ordinal}", log(chance)) for ordinal, chance in likeliest))
 

@@ -1,0 +1,254 @@
+"""Everybody who hears one run: callers in this process, and other processes that have callers of their own.
+
+The reply of a turn is told once to each, in order and without a gap, from wherever that caller wants to begin; who
+cannot keep up gets the rest in larger pieces. What was told cannot be unsaid. So a caller who was told words of an
+attempt that was lost hears nothing of the next attempt until the answer is known; if it begins with the same words the
+stream goes on, else it ends with an error that says where the answer is. Whoever was told nothing yet follows the new
+attempt at once.
+
+A driver fills it from what dispatchers tell; where another process drives, a `Follower` does, from what that driver
+tells. It may pass from one to the other.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from app.core import position
+from app.core.chat import ToolDelta
+from app.core.journal import Event
+from app.core.logprobs import Decoded, spoken
+from app.core.position import Position
+from app.core.state import RunState
+from app.core.tools import untold
+from app.errors import BatonError, QueueUnavailable, RunEnded
+from app.mailbox import Mailbox
+from app.order import NOTED, Ended, Noted, Said, Told
+from app.stepqueue.protocol import Committed, Delta, Listen, StepQueue
+
+FAR = 64
+"""Other processes that one driver tells; more of them hear by the journal alone."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """One caller, and how much it was told: characters, tokens where they are told too (None: to be counted), and
+    pieces of tool calls.
+
+    `heard` is the text that it was told of an attempt which was replaced, None where nobody knows.
+    """
+
+    line: Mailbox[Told]
+    notes: bool
+    attempt: int
+    chars: int
+    tokens: int | None = None
+    called: int = 0
+    heard: str | None = None
+    gone: bool = False
+
+    def tokens_told(self, tokens: Sequence[Decoded]) -> int:
+        """How many of the answer's tokens it was told."""
+        return spoken(tokens, self.chars) if self.tokens is None else self.tokens
+
+
+@dataclass(slots=True)
+class _Far:
+    """Another process: up to when it listens, and what it has of the answer."""
+
+    until: float
+    call: str
+    chars: int
+    tokens: int
+    called: int = 0
+
+
+class Audience:
+    """The listeners of one run, and as much of its answer as can be told by now."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._ended: Ended | None = None
+        self._listeners: list[Listener] = []
+        self._far: dict[str, _Far] = {}
+        self._noted = 0
+        self._step = 0
+        self._attempt = 0
+        self.call = ""
+        """The call whose words are told."""
+        self._pieces: list[str] = []
+        self._tokens: list[Decoded] = []
+        self._calls: list[ToolDelta] = []
+        self.chars = 0
+        """How many characters of them there are."""
+
+    def __len__(self) -> int:
+        """How many callers of this process still listen."""
+        return sum(not listener.gone for listener in self._listeners)
+
+    @property
+    def text(self) -> str:
+        """What can be told by now."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def heard_by_anyone(self, now: float) -> bool:
+        """Whether anybody listens, here or in another process."""
+        return bool(len(self)) or self._far_ones(now)
+
+    def _far_ones(self, now: float) -> bool:
+        """Whether other processes listen."""
+        self._far = {address: far for address, far in self._far.items() if far.until > now}
+        return bool(self._far)
+
+    # -- callers
+
+    def admit(self, line: Mailbox[Told], at: Position = Position(), *, notes: bool = False) -> None:
+        """A new caller, who has what is before `at` already. It is told at once what can be told."""
+        listener = Listener(line, notes, at.attempt, at.chars)
+        if self._ended is not None:
+            return self._end(listener, self._ended)
+        self._listeners.append(listener)
+        self._tell(listener)
+
+    def leave(self, line: Mailbox[Told]) -> None:
+        """A caller is gone. It is still told the end, because places are given back with it, but no more words."""
+        for listener in self._listeners:
+            listener.gone = listener.gone or listener.line is line
+
+    # -- the answer
+
+    def hear(self, state: RunState, delta: Delta) -> bool:
+        """Take words and tool calls of the answering step if they go on from what is known; whether they were new.
+
+        Whatever is missed here is told with the end, or when somebody tells it again.
+        """
+        if delta.call != self.call:
+            attempt = position.attempt_of(state, delta.call)
+            if state.answering is None or state.answering.n != delta.step or attempt <= self._attempt:
+                return False
+            self._begin(delta, attempt)
+        known, called = self.chars - delta.offset, len(self._calls) - delta.since
+        fresh = delta.text[known:] if known >= 0 else ""
+        calls = delta.calls[called:] if min(known, called) >= 0 else ()
+        if not fresh and not calls:
+            return False
+        tokens = delta.logprobs[spoken(delta.logprobs, known) :] if fresh else ()
+        self._pieces += [fresh] if fresh else []
+        self._tokens += tokens
+        self._calls += calls
+        self.chars += len(fresh)
+        for listener in self._listeners:
+            self._tell(listener, Said(fresh, tokens, Position(self._attempt, self.chars).number, calls))
+        return True
+
+    def _begin(self, delta: Delta, attempt: int) -> None:
+        """Another attempt speaks from now on."""
+        for listener in self._listeners:
+            if listener.attempt == self._attempt and listener.heard is None and listener.chars <= self.chars:
+                listener.heard = self.text[: listener.chars]
+        self._step, self._attempt, self.call = delta.step, attempt, delta.call
+        self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
+
+    def _tell(self, listener: Listener, said: Said | None = None) -> None:
+        """Tell a listener what it lacks: what was `said` last, or more if it is behind."""
+        if listener.attempt != self._attempt and not listener.chars and not listener.called:
+            listener.attempt, listener.tokens, listener.heard = self._attempt, None, None
+        chars, calls = self.chars - listener.chars, len(self._calls) - listener.called
+        if listener.gone or listener.attempt != self._attempt or (chars <= 0 and calls <= 0):
+            return
+        told = listener.tokens_told(self._tokens)
+        if said is None or (chars, calls) != (len(said.text), len(said.calls)):
+            words = (self.text[listener.chars :], tuple(self._tokens[told:]))
+            said = Said(*words, Position(self._attempt, self.chars).number, tuple(self._calls[listener.called :]))
+        if listener.line.put(said):
+            listener.chars, listener.tokens = max(self.chars, listener.chars), told + len(said.logprobs)
+            listener.called = len(self._calls)
+
+    def note(self, event: Event) -> None:
+        """An event was folded; those who asked for steps are told of it. One that was noted before is not again."""
+        if event.seq <= self._noted:
+            return
+        self._noted = event.seq
+        listeners = [listener for listener in self._listeners if listener.notes and not listener.gone]
+        if listeners and (noted := public(event)) is not None:
+            for listener in listeners:
+                listener.line.put(noted)
+
+    # -- the end
+
+    def end(self, ended: Ended) -> None:
+        """The turn is over: everybody here gets what is left of the answer, and the end. Done once."""
+        if self._ended is None:
+            self._ended = ended
+            for listener in self._listeners:
+                self._end(listener, ended)
+
+    def _end(self, listener: Listener, ended: Ended) -> None:
+        at, answer = position.end_of(ended.state), ended.answer
+        error = ended.error or self._objection(listener, at, answer)
+        tokens = ended.logprobs or ()
+        rest = tokens[listener.tokens_told(tokens) :]
+        calls = untold(ended.calls, self._calls[: listener.called])
+        if error is None and (len(answer) > listener.chars or rest or calls):
+            listener.line.push(Said(answer[listener.chars :], rest, at.number, calls, ended.refusal))
+        listener.line.push(ended if error is ended.error else Ended(ended.state, "", "stop", ended.bill, error))
+
+    def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
+        """Why what the listener was told cannot be continued to the answer, if it cannot."""
+        if listener.called and listener.attempt != at.attempt:
+            return changed(self._run)
+        if not listener.chars:
+            return None
+        heard = self.text[: listener.chars] if listener.attempt == self._attempt else listener.heard
+        if listener.attempt == at.attempt:
+            if listener.chars > len(answer) + position.DONE:
+                return position.unknown()
+            return None if heard is None or answer.startswith(heard) else changed(self._run)
+        return None if heard is not None and answer.startswith(heard) else changed(self._run)
+
+    # -- other processes
+
+    def listen(self, message: Listen, until: float) -> None:
+        """Another process wants to hear, and says what it has; it must say so again before `until`."""
+        if message.address in self._far or len(self._far) < FAR:
+            chars = message.chars if message.call == self.call else 0
+            self._far[message.address] = _Far(until, message.call, chars, spoken(self._tokens, chars))
+
+    async def tell_far(self, queue: StepQueue, now: float) -> None:
+        """Send every other process what it lacks. What gets lost it asks for again."""
+        for address, far in self._far.items() if self._far and self._far_ones(now) else ():
+            if far.call != self.call:
+                far.call, far.chars, far.tokens, far.called = self.call, 0, 0, 0
+            if far.chars < self.chars or far.called < len(self._calls):
+                words = (self.text[far.chars :], tuple(self._tokens[far.tokens :]))
+                calls = tuple(self._calls[far.called :])
+                delta = Delta(self._run, self._step, self.call, far.chars, *words, far.called, calls)
+                far.chars, far.tokens, far.called = self.chars, len(self._tokens), len(self._calls)
+                with suppress(QueueUnavailable):
+                    await queue.tell(address, [delta])
+
+    async def ring_far(self, queue: StepQueue, now: float) -> None:
+        """Tell every other process to look into the journal."""
+        for address in list(self._far) if self._far_ones(now) else ():
+            with suppress(QueueUnavailable):
+                await queue.tell(address, [Committed(self._run, ())])
+
+
+def public(event: Event) -> Noted | None:
+    """An event as callers who asked for steps are told of it."""
+    if event.kind not in NOTED:
+        return None
+    shown = {name: event.body[name] for name in NOTED[event.kind] if event.body.get(name) is not None}
+    return Noted(event.kind.value, shown)
+
+
+def changed(run: str) -> RunEnded:
+    """What a caller is told whose stream cannot be completed."""
+    return RunEnded(
+        "The answer changed while it was streamed: the attempt that was heard was lost, and another one gave the "
+        f"answer. Run {run} has succeeded; its answer is at GET /v1/runs/{run}/stream, from the start, and comes to "
+        "whoever sends the request again with its Idempotency-Key.",
+        code="answer_changed",
+    )

@@ -1,0 +1,338 @@
+"""A run's events, sorted: what was admitted, proposed, planned, called and how it ended. No judgement is made here
+beyond an event's own form; the rules read this."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from app.audit.bodies import faulty
+from app.audit.report import Violation
+from app.core.journal import TERMINAL, Kind
+from app.store.archive import Record
+
+KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
+SETTLING = frozenset({Kind.STEP_DONE, Kind.STEP_FAILED, Kind.STEP_SKIPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One well-formed event."""
+
+    seq: int
+    kind: Kind
+    at: float
+    body: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Call:
+    """One provider call; `step` is None for a planning call. An intent may be missing, outcomes may be too many."""
+
+    id: str
+    intent: Fact
+    proposal: int
+    """How many proposals had been opened when it was intended, less one."""
+    outcomes: list[Fact] = field(default_factory=list)
+
+    @property
+    def step(self) -> int | None:
+        """The step that it was made for."""
+        n: int | None = self.intent.body["n"]
+        return n
+
+    @property
+    def outcome(self) -> Fact | None:
+        """The first outcome, which counts."""
+        return self.outcomes[0] if self.outcomes else None
+
+    @property
+    def went(self) -> str:
+        """What became of it; empty if nobody knows yet."""
+        return str(self.outcomes[0].body["outcome"]) if self.outcomes else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A step's use of the caller's tools; `results` is None while it waits for them."""
+
+    awaiting: Fact
+    results: Fact | None
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids that the caller knows the calls by."""
+        return [str(one["id"]) for one in self.awaiting.body["calls"]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """What lies between two replies to the caller: it begins with the admission or with tool results."""
+
+    number: int
+    began: Fact
+    awaiting: Fact | None = None
+    """Its end, if it ended with calls of the caller's tools."""
+
+    @property
+    def until(self) -> float:
+        """When it is over at the latest; of one that ended with tool calls, when the wait for the results is."""
+        return float(self.awaiting.body["until"] if self.awaiting is not None else self.began.body["deadline"])
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned step and what happened to it, in order."""
+
+    plan: Fact
+    facts: list[Fact] = field(default_factory=list)
+
+    @property
+    def n(self) -> int:
+        """Its number in the run."""
+        return int(self.plan.body["n"])
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The steps on its access list."""
+        return tuple(entry for entry in self.plan.body["access"] if entry != "user")
+
+    @property
+    def settled(self) -> Fact | None:
+        """The first fact that settled it, which counts."""
+        return next((fact for fact in self.facts if fact.kind in SETTLING), None)
+
+    def settled_by(self, seq: int) -> bool:
+        """Whether it was settled before this event."""
+        settled = self.settled
+        return settled is not None and settled.seq < seq
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """Its uses of the caller's tools, in order."""
+        found: list[Exchange] = []
+        for fact in self.facts:
+            if fact.kind is Kind.STEP_AWAITING:
+                found.append(Exchange(fact, None))
+            elif fact.kind is Kind.STEP_RESULTS and found and found[-1].results is None:
+                found[-1] = Exchange(found[-1].awaiting, fact)
+        return found
+
+    @property
+    def done(self) -> Fact | None:
+        """Its completion, if that is what settled it."""
+        settled = self.settled
+        return settled if settled is not None and settled.kind is Kind.STEP_DONE else None
+
+
+@dataclass(slots=True)
+class Proposal:
+    """One proposal: its opening, its steps, and what was decided about it."""
+
+    number: int
+    opened: Fact
+    steps: list[Step] = field(default_factory=list)
+    verdicts: list[Fact] = field(default_factory=list)
+
+    @property
+    def accepted(self) -> Fact | None:
+        """The acceptance, if that came first."""
+        return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED else None
+
+    @property
+    def rejected(self) -> Fact | None:
+        """The rejection, if that came first."""
+        return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_REJECTED else None
+
+
+@dataclass(slots=True)
+class Account:
+    """A run as the rules see it."""
+
+    run: str
+    record: Record
+    now: float
+    """When the journal was read, in seconds since 1970."""
+    patient: bool = True
+    """Whether a call that may be in flight gets time to have its outcome written."""
+    facts: list[Fact] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
+    steps: dict[int, Step] = field(default_factory=dict)
+    calls: dict[str, Call] = field(default_factory=dict)
+    ends: list[Fact] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    """At least one in a run that begins with its admission."""
+    flaws: list[Violation] = field(default_factory=list)
+    """What was found while sorting."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the journal begins with the admission; without it, nothing else can be judged."""
+        return bool(self.facts) and self.facts[0].kind is Kind.ADMITTED
+
+    @property
+    def admitted(self) -> Mapping[str, Any]:
+        """The body of `run.admitted`; only to be asked for in a run that begins with it."""
+        return self.facts[0].body
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The limits that the run was admitted with."""
+        limits: Mapping[str, Any] = self.admitted["limits"]
+        return limits
+
+    @property
+    def end(self) -> Fact | None:
+        """The first terminal event, which counts."""
+        return self.ends[0] if self.ends else None
+
+    @property
+    def unread(self) -> bool:
+        """Whether it was ended, past its deadline, by older code that did not understand its journal: that settles no
+        step and splits no bill."""
+        return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
+
+    @property
+    def current(self) -> Sequence[Step]:
+        """The steps of the latest proposal."""
+        return self.proposals[-1].steps if self.proposals else ()
+
+    @property
+    def erased(self) -> bool:
+        """Whether the run's content was erased: its salt goes with it."""
+        return self.record.row["salt"] is None
+
+    def turn_at(self, seq: int) -> Turn:
+        """The turn in which an event was written."""
+        return next(turn for turn in reversed(self.turns) if turn.number == 0 or turn.began.seq < seq)
+
+    def says(self, rule: str, seq: int, what: str) -> Violation:
+        """A violation of this run."""
+        return Violation(self.run, seq, rule, what)
+
+    def of(self, *kinds: Kind) -> Iterator[Fact]:
+        """The facts of these kinds, in order."""
+        return (fact for fact in self.facts if fact.kind in kinds)
+
+
+def account(record: Record, now: float, patient: bool = True) -> Account:
+    """Sort one run's events."""
+    made = Account(str(record.row["id"]), record, now, patient)
+    _read(made)
+    if not made.begun:
+        made.flaws.append(made.says("not-admitted", 1, "the journal does not begin with an admission"))
+        return made
+    made.turns.append(Turn(0, made.facts[0]))
+    for fact in made.facts[1:]:
+        _place(made, fact)
+    return made
+
+
+def _read(made: Account) -> None:
+    """Facts in the order of their numbers, each number once; what is wrong with the numbers is noted."""
+    seen: dict[int, Fact] = {}
+    last = 0
+    for stored in made.record.events:
+        if stored.seq in seen or stored.seq < last:
+            made.flaws.append(made.says("seq-order", stored.seq, f"event {stored.seq} stands after event {last}"))
+        elif stored.seq != last + 1:
+            made.flaws.append(made.says("seq-gap", stored.seq, f"event {stored.seq} follows event {last}"))
+        last = max(stored.seq, last)
+        kind = KINDS.get(stored.kind)
+        if kind is None:
+            made.flaws.append(made.says("unknown-kind", stored.seq, "the journal has no such kind of event"))
+            continue
+        try:
+            body = orjson.loads(stored.body)
+        except orjson.JSONDecodeError:
+            body = None
+        if name := faulty(kind, body):
+            made.flaws.append(made.says("body-malformed", stored.seq, f"{kind.value}: {name}"))
+            continue
+        seen.setdefault(stored.seq, Fact(stored.seq, kind, stored.at, body))
+    made.facts = [seen[seq] for seq in sorted(seen)]
+
+
+def _place(made: Account, fact: Fact) -> None:
+    """Put one fact where it belongs; one that belongs nowhere is a flaw."""
+    kind, body = fact.kind, fact.body
+    if kind is Kind.ADMITTED:
+        made.flaws.append(made.says("not-admitted", fact.seq, "the run is admitted once more"))
+    elif kind in TERMINAL:
+        made.ends.append(fact)
+    elif kind is Kind.PLAN_OPENED:
+        made.proposals.append(Proposal(len(made.proposals), fact))
+    elif kind is Kind.PLAN_STEP:
+        _place_step(made, fact)
+    elif kind in (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
+        _place_verdict(made, fact)
+    elif kind is Kind.CALL_INTENDED:
+        _place_intent(made, fact)
+    elif kind is Kind.CALL_FINISHED:
+        _place_outcome(made, fact)
+    elif kind in (Kind.AWAITING, Kind.RESUMED):
+        _place_turn(made, fact)
+    elif "n" in body:
+        _place_in_step(made, fact)
+
+
+def _place_step(made: Account, fact: Fact) -> None:
+    number = fact.body["proposal"]
+    if not 0 <= number < len(made.proposals):
+        made.flaws.append(made.says("plan-out-of-order", fact.seq, f"proposal {number} was never opened"))
+        return
+    step = Step(fact)
+    if step.n in made.steps:
+        made.flaws.append(made.says("step-number", fact.seq, f"step {step.n} is planned twice"))
+        return
+    made.steps[step.n] = step
+    made.proposals[number].steps.append(step)
+
+
+def _place_verdict(made: Account, fact: Fact) -> None:
+    number = fact.body["proposal"]
+    if 0 <= number < len(made.proposals):
+        made.proposals[number].verdicts.append(fact)
+    else:
+        made.flaws.append(made.says("plan-out-of-order", fact.seq, f"proposal {number} was never opened"))
+
+
+def _place_intent(made: Account, fact: Fact) -> None:
+    name = fact.body["call"]
+    if name in made.calls:
+        made.flaws.append(made.says("call-twice", fact.seq, f"{name} is intended again"))
+        return
+    made.calls[name] = Call(name, fact, len(made.proposals) - 1)
+    if fact.body["n"] is not None:
+        _place_in_step(made, fact)
+
+
+def _place_outcome(made: Account, fact: Fact) -> None:
+    call = made.calls.get(fact.body["call"])
+    if call is None:
+        made.flaws.append(made.says("outcome-without-intent", fact.seq, f"nobody intended {fact.body['call']}"))
+        return
+    if call.outcomes:
+        made.flaws.append(made.says("outcome-twice", fact.seq, f"{call.id} had its outcome at {call.outcomes[0].seq}"))
+    call.outcomes.append(fact)
+
+
+def _place_turn(made: Account, fact: Fact) -> None:
+    """A turn ends with tool calls, the next begins with their results."""
+    last = made.turns[-1]
+    number = last.number + (fact.kind is Kind.RESUMED)
+    if (last.awaiting is None) is (fact.kind is Kind.RESUMED) or fact.body["turn"] != number:
+        made.flaws.append(made.says("turn-out-of-order", fact.seq, f"{fact.kind.value} in turn {last.number}"))
+    elif fact.kind is Kind.AWAITING:
+        last.awaiting = fact
+    else:
+        made.turns.append(Turn(number, fact))
+
+
+def _place_in_step(made: Account, fact: Fact) -> None:
+    step = made.steps.get(fact.body["n"])
+    if step is None:
+        made.flaws.append(made.says("step-unplanned", fact.seq, f"step {fact.body['n']} was never planned"))
+    else:
+        step.facts.append(fact)

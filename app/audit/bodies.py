@@ -1,0 +1,164 @@
+"""What the body of each kind of event must hold: names and types, written down anew for the auditor."""
+
+from collections.abc import Callable, Mapping
+
+from app.core.journal import TERMINAL, Kind
+
+Test = Callable[[object], bool]
+
+
+def is_text(value: object) -> bool:
+    """A string."""
+    return isinstance(value, str)
+
+
+def is_truth(value: object) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """A number of things: no fraction, not negative."""
+    return type(value) is int and value >= 0
+
+
+def is_number(value: object) -> bool:
+    """Any number."""
+    return type(value) in (int, float)
+
+
+def is_step(value: object) -> bool:
+    """A step's number, or none."""
+    return value is None or is_whole(value)
+
+
+def is_texts(value: object) -> bool:
+    """A list of strings."""
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def is_access(value: object) -> bool:
+    """`user` and step numbers, each once."""
+    if not isinstance(value, list) or not all(entry == "user" or is_whole(entry) for entry in value):
+        return False
+    return len(set(value)) == len(value)
+
+
+def is_usage(value: object) -> bool:
+    """Token counts, and whether they are estimated."""
+    if not isinstance(value, dict):
+        return False
+    return all(is_whole(value.get(name)) for name in COUNTS) and is_truth(value.get("estimated"))
+
+
+def is_limits(value: object) -> bool:
+    """The limits of a run, by name."""
+    if not isinstance(value, dict):
+        return False
+    return all(is_whole(value.get(name)) for name in WHOLE_LIMITS) and is_number(value.get("seconds"))
+
+
+def is_calls(value: object) -> bool:
+    """Tool calls: the ids that the caller knows them by, and the tools' names."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(one, dict) and is_text(one.get("id")) and is_text(one.get("name")) for one in value)
+
+
+def is_table(value: object) -> bool:
+    """An object."""
+    return isinstance(value, dict)
+
+
+COUNTS = ("input", "cached", "output", "reasoning")
+WHOLE_LIMITS = ("steps", "fan_out", "rounds", "attempts", "output_tokens", "tokens", "usd")
+_END: Mapping[str, Test] = {
+    "step": is_step,
+    "usd": is_whole,
+    "usage": is_usage,
+    "visible": is_usage,
+    "degraded": is_truth,
+}
+FIELDS: Mapping[Kind, Mapping[str, Test]] = {
+    Kind.ADMITTED: {
+        "task": is_text,
+        "tier": is_text,
+        "model": is_text,
+        "effort": is_text,
+        "limits": is_limits,
+        "deadline": is_number,
+        "pool": is_texts,
+        "excluded": is_table,
+        "labels": is_texts,
+        "conductor": is_text,
+        "catalog": is_text,
+        "streams": is_truth,
+        "preview": is_truth,
+    },
+    Kind.CANCEL_ASKED: {},
+    Kind.PLAN_OPENED: {
+        "proposal": is_whole,
+        "base": is_whole,
+        "mode": is_text,
+        "conductor": is_text,
+        "order": is_texts,
+    },
+    Kind.PLAN_STEP: {
+        "proposal": is_whole,
+        "n": is_whole,
+        "worker": is_text,
+        "subtask": is_text,
+        "access": is_access,
+        "answers": is_truth,
+    },
+    Kind.PLAN_ACCEPTED: {"proposal": is_whole, "call": is_text, "steps": is_whole, "topology": is_text},
+    Kind.PLAN_REJECTED: {"proposal": is_whole, "call": is_text, "reasons": is_texts, "outage": is_truth},
+    Kind.STEP_QUEUED: {"n": is_whole},
+    Kind.CALL_INTENDED: {
+        "call": is_text,
+        "n": is_step,
+        "attempt": is_whole,
+        "worker": is_text,
+        "provider": is_text,
+        "model": is_text,
+        "access": is_access,
+        "request": is_text,
+        "bytes": is_whole,
+        "max_tokens": is_whole,
+        "usd_held": is_whole,
+        "tokens_held": is_whole,
+        "catalog": is_text,
+        "template": is_text,
+    },
+    Kind.CALL_FINISHED: {
+        "call": is_text,
+        "n": is_step,
+        "outcome": is_text,
+        "usage": is_usage,
+        "usd": is_whole,
+        "output": is_text,
+        "finish": is_text,
+    },
+    Kind.STEP_AWAITING: {"n": is_whole, "call": is_text, "said": is_text, "calls": is_calls},
+    Kind.STEP_RESULTS: {"n": is_whole, "results": is_text, "ids": is_texts},
+    Kind.AWAITING: {
+        "turn": is_whole,
+        "steps": is_access,
+        "until": is_number,
+        "usd": is_whole,
+        "usage": is_usage,
+        "visible": is_usage,
+    },
+    Kind.RESUMED: {"turn": is_whole, "deadline": is_number, "streams": is_truth, "request": is_text},
+    Kind.STEP_DONE: {"n": is_whole, "output": is_text, "chars": is_whole, "finish": is_text, "call": is_text},
+    Kind.STEP_FAILED: {"n": is_whole, "error": is_text},
+    Kind.STEP_SKIPPED: {"n": is_whole, "reason": is_text},
+    **{kind: _END for kind in TERMINAL},
+}
+
+
+def faulty(kind: Kind, body: object) -> str:
+    """The first field that is missing or of the wrong type; empty if there is none."""
+    if not isinstance(body, dict):
+        return "the whole body"
+    return next((name for name, test in FIELDS.get(kind, {}).items() if not test(body.get(name))), "")

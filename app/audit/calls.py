@@ -1,0 +1,95 @@
+"""Rules about provider calls: intent before, one outcome after, tried again only after a failure that is on record."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from app.audit.account import Account, Call, Step
+from app.audit.report import Violation
+from app.core.journal import OUTCOMES
+
+SLOW = 10.0
+"""Seconds between the decision to call, which minds the deadline, and the intent: planning waits for a commit."""
+WRITING = 60.0
+"""Seconds that the outcome of a call that was in flight may take to be written after the run's end."""
+
+
+def calls(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    for call in run.calls.values():
+        yield from _outcomes(run, call)
+        yield from _bounds(run, call)
+        step = run.steps.get(call.step) if call.step is not None else None
+        if step is not None:
+            yield from _access(run, call, step)
+    for step in run.steps.values():
+        yield from _attempts(run, step)
+
+
+def pending(run: Account) -> int:
+    """How many calls of an ended run may still get their outcome: somebody has the ticket, or it is only just over."""
+    return sum(_is_pending(run, call) for call in run.calls.values() if not call.outcomes)
+
+
+def _is_pending(run: Account, call: Call) -> bool:
+    if run.end is None or not run.patient:
+        return False
+    held = any(ticket["step"] == call.step for ticket in run.record.tickets)
+    return held or (call.step is None and run.now - run.end.at <= WRITING)
+
+
+def _outcomes(run: Account, call: Call) -> Iterator[Violation]:
+    if run.end is not None and not call.outcomes and not _is_pending(run, call):
+        yield run.says("outcome-missing", call.intent.seq, f"{call.id} has no outcome, and nobody is left to write it")
+    for fact in call.outcomes:
+        if fact.body["outcome"] not in OUTCOMES or fact.body["n"] != call.step:
+            yield run.says("outcome-illegal", fact.seq, f"the outcome of {call.id} is none, or of another step")
+
+
+def _bounds(run: Account, call: Call) -> Iterator[Violation]:
+    body, seq = call.intent.body, call.intent.seq
+    late = call.intent.at - run.turn_at(seq).began.body["deadline"]
+    if late > SLOW:
+        yield run.says("call-after-deadline", seq, f"{late:.1f} s too late")
+    if call.step is not None and body["worker"] not in run.admitted["pool"]:
+        yield run.says("worker-outside-pool", seq, f"step {call.step} is given to a worker outside the pool")
+    if call.step is None and body["attempt"] != call.proposal + 1:
+        yield run.says("attempt-number", seq, f"planning call {call.id} is of proposal {call.proposal}")
+    if call.step is None and body["access"] != ["user"]:
+        yield run.says("access-not-planned", seq, f"planning call {call.id} is not one over the conversation")
+    if call.step is not None and body["max_tokens"] > run.limits["output_tokens"]:
+        yield run.says("output-over-limit", seq, f"{body['max_tokens']} tokens, at most {run.limits['output_tokens']}")
+
+
+def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:
+    body, seq = call.intent.body, call.intent.seq
+    if body["access"] != step.plan.body["access"]:
+        yield run.says("access-not-planned", seq, f"{call.id} is given another access list than step {step.n}")
+    for n in body["access"]:
+        if n != "user" and (n not in run.steps or not run.steps[n].settled_by(seq)):
+            yield run.says("access-unsettled", seq, f"{call.id} may see step {n}, which is not settled yet")
+
+
+def _attempts(run: Account, step: Step) -> Iterator[Violation]:
+    """Numbered from 1; in each turn within the limit, and each after the failure of the one before."""
+    most = run.limits["attempts"]
+    tried: Counter[int] = Counter()
+    before: Call | None = None
+    made = [call for call in run.calls.values() if call.step == step.n]
+    for number, call in enumerate(made, 1):
+        seq, turn = call.intent.seq, run.turn_at(call.intent.seq).number
+        tried[turn] += 1
+        if call.intent.body["attempt"] != number:
+            yield run.says("attempt-number", seq, f"attempt {call.intent.body['attempt']} is the {number}th")
+        if tried[turn] > most:
+            yield run.says("attempts-over-limit", seq, f"attempt {tried[turn]} of step {step.n}, at most {most}")
+        if before is not None and not _may_follow(step, before, seq):
+            yield run.says("retry-without-failure", seq, f"{call.id} while {before.id} has not failed")
+        before = call
+
+
+def _may_follow(step: Step, before: Call, seq: int) -> bool:
+    """Whether a call has failed on record by then, or has called tools whose results have come."""
+    if before.outcome is None or before.outcome.seq > seq:
+        return False
+    came = [one.results for one in step.exchanges if one.awaiting.body["call"] == before.id]
+    return before.went != "ok" or any(results is not None and results.seq < seq for results in came)

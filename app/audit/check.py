@@ -1,0 +1,72 @@
+"""The audit: run by run, every rule on its account. Memory is bounded by the largest page of runs."""
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.audit.account import Account, account
+from app.audit.calls import calls, pending
+from app.audit.contents import contents
+from app.audit.lifecycle import lifecycle
+from app.audit.money import money
+from app.audit.plans import plans
+from app.audit.report import Report, Violation
+from app.audit.requests import Pools, requests
+from app.audit.row import row
+from app.audit.spoken import spoken
+from app.audit.steps import steps
+from app.audit.tooling import tooling
+from app.core.pool import ProviderSpec
+from app.providers.protocol import Provider
+from app.store.archive import Record
+
+Rule = Callable[[Account], Iterator[Violation]]
+RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, row, contents)
+
+
+class Records(Protocol):
+    """Where runs are read from: a database's archive, or an export."""
+
+    async def catalogs(self) -> Mapping[str, bytes]:
+        """Every pool that was in force, by its digest."""
+        ...
+
+    def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
+        """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Auditor:
+    """What an audit needs to know. `now` is when the journal was read, in seconds since 1970; `adapter` gives what
+    renders a provider's requests. If `patient`, a call of an ended run that somebody still has in hand is only counted
+    as pending."""
+
+    now: float
+    adapter: Callable[[ProviderSpec], Provider]
+    patient: bool = True
+
+    async def audit(self, source: Records, *, run: str | None = None, since: float | None = None) -> Report:
+        """Check every run that is asked for."""
+        report = Report()
+        pools = Pools(self.adapter, await source.catalogs())
+        async for record in source.records(run=run, since=since):
+            self.check(record, pools, report)
+        return report
+
+    def check(self, record: Record, pools: Pools, report: Report) -> None:
+        """Check one run and take note of what is found."""
+        told = account(record, self.now, self.patient)
+        report.runs += 1
+        report.events += len(record.events)
+        report.calls += len(told.calls)
+        for flaw in told.flaws:
+            report.add(flaw)
+        if not told.begun:
+            return
+        report.pending += pending(told)
+        for rule in RULES:
+            for violation in rule(told):
+                report.add(violation)
+        for violation in (*spoken(told, report), *requests(told, pools, report)):
+            report.add(violation)

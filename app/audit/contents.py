@@ -1,0 +1,51 @@
+"""Rules about the texts beside the journal: all that it names, nothing else, and every byte as it was hashed."""
+
+import hashlib
+from collections.abc import Iterator
+
+from app.audit.account import Account
+from app.audit.report import Violation
+from app.core.journal import Kind
+
+REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer")
+"""Fields that name a content; the request of an intent is a hash of what was sent, and stored nowhere."""
+
+
+def contents(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    named = b"".join(stored.body for stored in run.record.events)
+    for ref in run.record.contents:
+        if ref.encode() not in named:
+            yield run.says("content-foreign", 0, f"content {ref[:12]} is named by no event")
+    if run.erased:
+        if run.record.contents:
+            yield run.says("content-foreign", 0, "the salt was erased, and content is left")
+        return
+    for ref, body in run.record.contents.items():
+        if address(run.record.row["salt"], body) != ref:
+            yield run.says("content-altered", 0, f"content {ref[:12]} does not have its hash")
+    for seq, ref in _named(run):
+        if ref not in run.record.contents:
+            yield run.says("content-missing", seq, f"content {ref[:12]} is not stored, and the run was not erased")
+    yield from _lengths(run)
+
+
+def address(salt: bytes, body: bytes) -> str:
+    """The ref that a body must have."""
+    return hashlib.sha256(salt + body).hexdigest()
+
+
+def _named(run: Account) -> Iterator[tuple[int, str]]:
+    """Where the journal names a content."""
+    for fact in run.facts:
+        for name in REFS:
+            ref = fact.body.get(name)
+            if isinstance(ref, str) and ref and fact.kind is not Kind.CALL_INTENDED:
+                yield fact.seq, ref
+
+
+def _lengths(run: Account) -> Iterator[Violation]:
+    for fact in run.of(Kind.STEP_DONE):
+        body, chars = run.record.contents.get(fact.body["output"], b""), fact.body["chars"]
+        if len(body.decode("utf-8", "replace")) != chars:
+            yield run.says("chars-wrong", fact.seq, f"step {fact.body['n']} did not say {chars} characters")

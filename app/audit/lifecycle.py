@@ -1,0 +1,180 @@
+"""Rules about the run as a whole: it begins once, ends once and in time, and goes through its states as drawn."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from app.audit.account import SETTLING, Account, Fact
+from app.audit.report import Violation
+from app.core.journal import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
+
+GRACE = 60.0
+"""Seconds after its deadline in which a run must have ended (N-2)."""
+ROUNDING = 5.0
+"""Seconds that may pass between choosing the deadline and writing the admission."""
+FALLBACK = "fallback"
+RUN_ENDED = "run_ended"
+OVER_BUDGET = "run_over_budget"
+NO_TIME = "no_time"
+"""The error of a step that could not have ended in time: it ends the run before its deadline."""
+
+
+def lifecycle(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    yield from _ends_once(run)
+    yield from _in_time(run)
+    yield from _arrows(run)
+    if run.end is not None:
+        yield from _founded(run, run.end)
+        yield from _answer(run, run.end)
+    if run.end is not None and not run.unread:
+        yield from _degraded(run, run.end)
+
+
+def _ends_once(run: Account) -> Iterator[Violation]:
+    if run.end is None:
+        return
+    for fact in run.ends[1:]:
+        yield run.says("terminal-twice", fact.seq, f"{fact.kind.value} after {run.end.kind.value} at {run.end.seq}")
+    for fact in run.facts:
+        if fact.seq > run.end.seq and fact.kind not in AFTER_THE_END and fact.kind not in TERMINAL:
+            yield run.says("after-the-end", fact.seq, f"{fact.kind.value} after the end at {run.end.seq}")
+
+
+def _in_time(run: Account) -> Iterator[Violation]:
+    for turn in run.turns:
+        began, seconds = turn.began, turn.began.body["deadline"] - turn.began.at
+        if abs(seconds - run.limits["seconds"]) > ROUNDING:
+            yield run.says("deadline-wrong", began.seq, f"turn {turn.number} may take {seconds:.1f} s")
+        awaiting = turn.awaiting
+        wait = awaiting.body["until"] - awaiting.at if awaiting is not None else 0.0
+        if awaiting is not None and wait > run.limits.get("tool_wait", wait) + ROUNDING:
+            yield run.says("deadline-wrong", awaiting.seq, f"results may take {wait:.1f} s")
+    deadline = run.turns[-1].until
+    if run.end is None and run.now > deadline + GRACE:
+        yield run.says("overdue", 0, f"not ended {run.now - deadline:.0f} s after its deadline")
+
+
+def _arrows(run: Account) -> Iterator[Violation]:
+    """The run's state, folded; after an illegal arrow it is taken to be where the arrow leads."""
+    state = "admitted"
+    for fact in run.facts[1:]:
+        to = _leads_to(run, fact, state)
+        if to is not None and to not in RUN_ARROWS[state]:
+            yield run.says("run-arrow", fact.seq, f"from {state} to {to}")
+        if to in TERMINAL.values():
+            return
+        state = to or state
+
+
+def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
+    """The state that this fact leads to; None if it leads nowhere else."""
+    if fact.kind in TERMINAL:
+        return TERMINAL[fact.kind]
+    if fact.kind is Kind.PLAN_ACCEPTED:
+        number = fact.body["proposal"]
+        steps = run.proposals[number].steps if number < len(run.proposals) else ()
+        started = any(step.facts and step.facts[0].seq < fact.seq for step in steps)
+        return "running" if started else "planned"
+    if fact.kind in (Kind.AWAITING, Kind.RESUMED):
+        return "awaiting_tool" if fact.kind is Kind.AWAITING else "running"
+    return "running" if fact.kind is Kind.STEP_QUEUED and state == "planned" else None
+
+
+def state_of(run: Account) -> str:
+    """The run's state as its events have it, for comparing with its row."""
+    if run.end is not None:
+        return TERMINAL[run.end.kind]
+    state = "admitted"
+    for fact in run.facts[1:]:
+        state = _leads_to(run, fact, state) or state
+    return state
+
+
+def _founded(run: Account, end: Fact) -> Iterator[Violation]:
+    """What must have happened for a run to end so."""
+    problem = _FOUNDATIONS[end.kind](run, end)
+    if problem:
+        yield run.says("end-unfounded", end.seq, problem)
+
+
+def _succeeded(run: Account, end: Fact) -> str:
+    last = run.proposals[-1] if run.proposals else None
+    if last is None or last.accepted is None or not last.steps:
+        return "succeeded without an accepted plan"
+    if run.admitted["preview"] or last.steps[-1].done is not None:
+        return ""
+    return "succeeded though the answering step is not done"
+
+
+def _failed(run: Account, end: Fact) -> str:
+    last = run.proposals[-1] if run.proposals else None
+    answered = last is not None and last.accepted is not None and bool(last.steps) and last.steps[-1].done is not None
+    return "failed though the answering step is done" if answered else ""
+
+
+def _cancelled(run: Account, end: Fact) -> str:
+    asked = any(fact.seq < end.seq for fact in run.of(Kind.CANCEL_ASKED))
+    return "" if asked else "cancelled though nobody asked for it"
+
+
+def _expired(run: Account, end: Fact) -> str:
+    early = run.turns[-1].until - end.at
+    hopeless = any(fact.body["error"] == NO_TIME for fact in run.of(Kind.STEP_FAILED))
+    return f"expired {early:.1f} s before the deadline" if early > 0 and not hopeless else ""
+
+
+def _over_budget(run: Account, end: Fact) -> str:
+    steps = any(fact.body["error"] == OVER_BUDGET for fact in run.of(Kind.STEP_FAILED))
+    plans = any(OVER_BUDGET in fact.body["reasons"] for fact in run.of(Kind.PLAN_REJECTED))
+    return "" if steps or plans else "over budget though no reservation was refused"
+
+
+_FOUNDATIONS: Mapping[Kind, Callable[[Account, Fact], str]] = {
+    Kind.SUCCEEDED: _succeeded,
+    Kind.FAILED: _failed,
+    Kind.CANCELLED: _cancelled,
+    Kind.EXPIRED: _expired,
+    Kind.OVER_BUDGET: _over_budget,
+}
+
+
+def _answer(run: Account, end: Fact) -> Iterator[Violation]:
+    """The answering step's output; if that is empty, the last one that is not (I-14)."""
+    if end.kind is not Kind.SUCCEEDED or run.admitted["preview"]:
+        if end.body["step"] is not None or end.body.get("answer"):
+            yield run.says("answer-wrong", end.seq, "an answer without a success")
+        return
+    done = [(step.n, step.done.body) for step in run.current if step.done is not None]
+    if not done:
+        return
+    spoken = [one for one in done if one[1]["chars"]]
+    last, chosen = done[-1], (spoken or done[-1:])[-1]
+    told = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
+    due = (chosen[0], chosen[1]["output"], chosen[1]["finish"], chosen[0] != last[0])
+    for name, found, wanted in zip(("step", "output", "finish", "fell_back"), told, due, strict=True):
+        if found != wanted:
+            yield run.says("answer-wrong", end.seq, f"{name} is not that of step {chosen[0]}")
+
+
+def degraded(run: Account) -> set[bool]:
+    """Whether a fallback decided or a step was lost; both where driver and dispatcher disagree about a step."""
+    last = run.proposals[-1] if run.proposals else None
+    if last is not None and FALLBACK in (last.opened.body["mode"], last.opened.body["conductor"]):
+        return {True}
+    possible = {False}
+    for step in run.current:
+        views = {_lost(fact) for fact in step.facts if fact.kind in SETTLING}
+        if views == {True}:
+            return {True}
+        possible |= views
+    return possible
+
+
+def _lost(fact: Fact) -> bool:
+    if fact.kind is Kind.STEP_SKIPPED:
+        return bool(fact.body["reason"] != RUN_ENDED)
+    return fact.kind is Kind.STEP_FAILED
+
+
+def _degraded(run: Account, end: Fact) -> Iterator[Violation]:
+    if end.body["degraded"] not in degraded(run):
+        yield run.says("degraded-wrong", end.seq, f"degraded is {str(end.body['degraded']).lower()}")

@@ -1,0 +1,142 @@
+"""Rules about proposals: one at a time, in the right mode, within pool and limits, with access lists that only look
+back."""
+
+from collections.abc import Iterator
+
+from app.audit.account import Account, Fact, Proposal, Step
+from app.audit.report import Violation
+from app.core.journal import Kind
+from app.core.workflow import topology
+
+FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
+DRIVER_LOST = ["the driver was lost while the plan was made"]
+"""The reasons of a proposal that is made again in the same mode."""
+
+
+def plans(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    yield from _one_at_a_time(run)
+    yield from _modes(run)
+    base = 0
+    for proposal in run.proposals:
+        yield from _numbers(run, proposal, base)
+        yield from _steps(run, proposal)
+        yield from _verdict(run, proposal)
+        base += len(proposal.steps)
+    workflows = sum(proposal.accepted is not None for proposal in run.proposals)
+    if workflows > run.limits["rounds"]:
+        yield run.says("rounds-over-limit", 0, f"{workflows} workflows, at most {run.limits['rounds']}")
+
+
+def _one_at_a_time(run: Account) -> Iterator[Violation]:
+    """Opened, then steps, then one verdict; the next is opened after a rejection only."""
+    opened = -1
+    decided = True
+    for fact in run.of(Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
+        if fact.kind is Kind.PLAN_OPENED:
+            opened += 1
+            before = run.proposals[opened - 1] if opened else None
+            if not decided or (before is not None and before.accepted is not None):
+                yield run.says("plan-out-of-order", fact.seq, "a plan is opened while there is another one")
+            decided = False
+        elif decided or fact.body["proposal"] != opened:
+            yield run.says("plan-out-of-order", fact.seq, f"{fact.kind.value} while no such plan is open")
+        elif fact.kind is not Kind.PLAN_STEP:
+            decided = True
+
+
+def _modes(run: Account) -> Iterator[Violation]:
+    """One first proposal, at most one repair of it, then the fallback; a lost driver's proposal is made again."""
+    allowed = {FIRST, FALLBACK}
+    for proposal in run.proposals:
+        mode = proposal.opened.body["mode"]
+        if mode not in allowed:
+            yield run.says("plan-mode", proposal.opened.seq, f"proposal {proposal.number} in mode {mode[:20]}")
+        if proposal.opened.body["conductor"] != (FALLBACK if mode == FALLBACK else run.admitted["conductor"]):
+            yield run.says("plan-mode", proposal.opened.seq, f"proposal {proposal.number} by another conductor")
+        rejected = proposal.rejected
+        if rejected is not None and rejected.body["reasons"] == DRIVER_LOST:
+            allowed = {mode, FALLBACK}
+        elif rejected is not None and mode == FIRST and not rejected.body["outage"]:
+            allowed = {REPAIR, FALLBACK}
+        else:
+            allowed = set() if mode == FALLBACK else {FALLBACK}
+
+
+def _numbers(run: Account, proposal: Proposal, base: int) -> Iterator[Violation]:
+    body, seq = proposal.opened.body, proposal.opened.seq
+    if body["proposal"] != proposal.number:
+        yield run.says("plan-out-of-order", seq, f"proposal {body['proposal']} is the {proposal.number}th")
+    if body["base"] != base:
+        yield run.says("step-number", seq, f"its steps count from {body['base']}, {base} were planned before")
+    for place, step in enumerate(proposal.steps):
+        if step.n != base + place:
+            yield run.says("step-number", step.plan.seq, f"step {step.n} stands at place {base + place}")
+    order, pool = body["order"], run.admitted["pool"]
+    if len(set(order)) < len(order) or not set(order) <= set(pool):
+        yield run.says("order-wrong", seq, "the workers shown are not workers of the pool, each once")
+
+
+def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
+    most, pool = run.limits["steps"], run.admitted["pool"]
+    if len(proposal.steps) > most:
+        seq = proposal.steps[most].plan.seq
+        yield run.says("steps-over-limit", seq, f"{len(proposal.steps)} steps, at most {most}")
+    earlier: set[int] = set()
+    for step in proposal.steps:
+        seq = step.plan.seq
+        if step.plan.body["worker"] not in pool:
+            yield run.says("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
+        if not set(step.inputs) <= earlier:
+            yield run.says("access-forward", seq, f"step {step.n} lists a step that is not an earlier one of its plan")
+        earlier.add(step.n)
+    for step in proposal.steps[:-1]:
+        if step.plan.body["answers"]:
+            yield run.says("answering-step", step.plan.seq, f"step {step.n} answers, and others follow")
+
+
+def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:
+    verdict = proposal.accepted
+    if proposal.opened.body["mode"] == FALLBACK:
+        yield from _fallback(run, proposal)
+    if proposal.rejected is not None and proposal.rejected.body["call"]:
+        yield from _call(run, proposal, proposal.rejected)
+    if verdict is None:
+        return
+    if not proposal.steps or not proposal.steps[-1].plan.body["answers"]:
+        yield run.says("answering-step", verdict.seq, "the last step of the plan does not answer")
+    shape = _shape(proposal.steps)
+    if verdict.body["steps"] != len(proposal.steps) or verdict.body["topology"] != shape:
+        yield run.says("plan-count", verdict.seq, f"the journal has {len(proposal.steps)} steps, {shape or 'no shape'}")
+    yield from _call(run, proposal, verdict)
+
+
+def _fallback(run: Account, proposal: Proposal) -> Iterator[Violation]:
+    for step in proposal.steps:
+        body = step.plan.body
+        if step is not proposal.steps[0] or body["subtask"] or body["access"] != ["user"]:
+            yield run.says("plan-shape", step.plan.seq, f"step {step.n} of a fallback")
+
+
+def _shape(steps: list[Step]) -> str:
+    """The topology that the access lists draw; empty if they draw none."""
+    places = {step.n: place for place, step in enumerate(steps)}
+    inputs = [[places.get(n, len(steps)) for n in step.inputs] for step in steps]
+    if not steps or any(place >= at for at, seen in enumerate(inputs) for place in seen):
+        return ""
+    return topology(inputs)
+
+
+def _call(run: Account, proposal: Proposal, verdict: Fact) -> Iterator[Violation]:
+    """A verdict names a planning call of its own proposal, which succeeded if the plan was accepted; or nobody's."""
+    name, accepted = verdict.body["call"], verdict.kind is Kind.PLAN_ACCEPTED
+    if not name:
+        asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
+        if any(call.went == "ok" and call.intent.seq < verdict.seq for call in asked):
+            yield run.says("plan-call", verdict.seq, "a planning call succeeded, and the plan is not said to be its")
+        return
+    call = run.calls.get(name)
+    if call is None or call.step is not None or call.proposal != proposal.number:
+        yield run.says("plan-call", verdict.seq, f"the verdict names no planning call of proposal {proposal.number}")
+    elif accepted and (call.went != "ok" or call.outcomes[0].seq > verdict.seq):
+        yield run.says("plan-call", verdict.seq, f"{call.id} had not succeeded when its plan was accepted")

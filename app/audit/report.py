@@ -1,0 +1,136 @@
+"""What an auditor finds: violations of named rules, what could not be verified, and how much was looked at."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOST_KEPT = 10_000
+"""Violations that are kept in full; beyond, they are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One contradiction. `seq` is the event that shows it, 0 where it is the run as a whole; `what` is one line and
+    holds ids, names and figures only."""
+
+    run: str
+    seq: int
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.run} seq {self.seq} {self.rule}: {self.what}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of an audit."""
+
+    runs: int = 0
+    events: int = 0
+    calls: int = 0
+    rendered: int = 0
+    """Requests that were composed and rendered again, with the hash that the intent has or another."""
+    unverifiable: Counter[str] = field(default_factory=Counter)
+    """By reason: requests and texts that can no longer be compared."""
+    pending: int = 0
+    """Calls and steps of ended runs whose last word is still to come."""
+    rules: Counter[str] = field(default_factory=Counter)
+    """How often each rule was broken."""
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, violation: Violation) -> None:
+        """Take note of one."""
+        self.rules[violation.rule] += 1
+        if len(self.violations) < MOST_KEPT:
+            self.violations.append(violation)
+
+    @property
+    def clean(self) -> bool:
+        """Whether no rule was broken."""
+        return not self.rules
+
+
+RULES: Mapping[str, tuple[str, str]] = {
+    # the journal's form
+    "body-malformed": ("N-8", "an event's body lacks a field, or has one of a wrong type"),
+    "unknown-kind": ("N-8", "an event's kind is none that a journal has"),
+    "seq-gap": ("N-8", "events are numbered from 1 without gaps"),
+    "seq-order": ("N-8", "no number is given twice, and events stand in their order"),
+    "not-admitted": ("N-1", "a run's first event is its admission, and there is one"),
+    # the run
+    "terminal-twice": ("N-2 I-13", "a run ends once"),
+    "after-the-end": ("I-13", "after the end only outcomes of calls are written"),
+    "overdue": ("N-2", "a run has ended 60 s after its deadline at the latest"),
+    "run-arrow": ("I-13", "a run goes through its states in the drawn order"),
+    "turn-out-of-order": ("I-13", "a turn ends with calls of the caller's tools, the next begins with their results"),
+    "end-unfounded": ("N-2", "a run ends as its events demand"),
+    "answer-wrong": ("I-14", "the answer is the output of the step that answers"),
+    "degraded-wrong": ("N-7", "`degraded` says whether a fallback decided or a step was lost"),
+    "deadline-wrong": ("I-8", "a turn's deadline is its beginning plus the seconds of the limits"),
+    # plans
+    "plan-out-of-order": ("I-5", "a plan is opened, gets its steps, and is accepted or rejected, one at a time"),
+    "plan-mode": ("I-4 I-8", "first, one repair, then the fallback; by the run's conductor, or by nobody"),
+    "plan-count": ("I-5", "an accepted plan has the steps and the topology that it says"),
+    "plan-not-what-was-said": ("I-5", "the steps of a plan are those of the planning call's output"),
+    "plan-call": ("I-5", "a plan comes from a successful planning call of its own proposal, never from a step"),
+    "plan-shape": ("I-5", "a fallback is one step that answers the conversation"),
+    "order-wrong": ("I-4", "the workers that a conductor is shown are the run's pool"),
+    "answering-step": ("I-5", "the last step of a plan answers, and no other"),
+    "step-number": ("I-9", "steps are numbered on from those before"),
+    "steps-over-limit": ("I-8", "a plan has at most as many steps as the limits say"),
+    "rounds-over-limit": ("I-8", "a run has at most as many workflows as the limits say"),
+    "worker-outside-pool": ("I-4", "every worker is in the pool that the run was admitted with"),
+    "access-forward": ("I-9", "an access list names `user` and earlier steps of the same plan"),
+    "pool-outside-tier": ("I-4 I-6", "a run's pool is part of its tier's"),
+    "limits-widened": ("I-6", "a run's limits are at most its tier's"),
+    # steps
+    "step-unplanned": ("I-5", "only planned steps are executed"),
+    "step-arrow": ("I-13", "a step goes through its states in the drawn order"),
+    "done-twice": ("N-4", "a step is completed at most once"),
+    "call-after-done": ("N-4", "no call is intended for a step that is done or failed"),
+    "done-without-call": ("N-4", "a step is done by a successful call of its own, with that call's output"),
+    "tool-calls-wrong": ("I-5", "a step waits for the tool calls of its own successful call, if its plan lets it"),
+    "tool-results-wrong": ("I-5 I-9", "results answer exactly the calls that their step waits for"),
+    "step-left-open": ("N-2", "when a run ends every step is settled"),
+    "queued-too-early": ("I-9", "a step is queued when its inputs are settled and, if it answers, its plan accepted"),
+    "fan-out-over-limit": ("I-8", "no more steps are under way than the limits say"),
+    "preview-executed": ("I-6", "of a preview nothing is executed"),
+    # calls
+    "outcome-without-intent": ("N-3 I-10", "every outcome has its intent before it"),
+    "outcome-twice": ("N-3 I-10", "a call has one outcome"),
+    "outcome-missing": ("N-3", "a call of an ended run has its outcome"),
+    "outcome-illegal": ("N-3", "an outcome is ok, error, truncated, cancelled or unknown, with the step of its intent"),
+    "call-twice": ("I-10", "a call is intended once"),
+    "attempt-number": ("I-10", "the attempts of a step are counted from 1, each number once"),
+    "attempts-over-limit": ("I-8 N-4", "a step has at most as many attempts as the limits say"),
+    "retry-without-failure": ("N-4", "a step is tried again only after an outcome that is not ok"),
+    "access-not-planned": ("I-1 I-9", "a call is given the access list of its step"),
+    "access-unsettled": ("I-9", "the steps that a call may see are settled when it is intended"),
+    "call-after-deadline": ("I-8", "no call is intended after the run's deadline"),
+    "output-over-limit": ("I-8", "a call may write at most what limits and worker allow"),
+    "worker-changed": ("I-4", "provider and model of a call are those of the worker in the pool's snapshot"),
+    "clearance": ("I-2", "every worker that was called is cleared for all labels of the task"),
+    # money
+    "over-cap": ("I-7", "when a call is intended, held and spent together are within the caps"),
+    "reservation-low": ("I-7", "what is held for a call is at least its worst case"),
+    "cost-wrong": ("N-7", "a call costs its usage at the worker's price; an unknown outcome costs what was held"),
+    "usage-wrong": ("I-15", "cached is part of input, reasoning part of output"),
+    "bill-wrong": ("N-7 I-15", "the run's bill is the sum over its calls, split into visible and orchestration"),
+    "row-ledger": ("N-7", "caps, held and spent of the run's row are those of its limits and calls"),
+    # the row, the outbox, the contents
+    "row-projection": ("N-7", "the columns of the run's row follow from its events"),
+    "ticket-missing": ("N-2", "a step that is queued or running has its ticket in the outbox"),
+    "ticket-left": ("N-2", "the outbox has no ticket that nobody needs"),
+    "content-altered": ("I-1 I-14", "a content's ref is the hash of the run's salt and its bytes"),
+    "content-missing": ("N-8", "every content that the journal names is stored, unless all were erased"),
+    "content-foreign": ("I-1", "no content is stored that the journal does not name"),
+    "chars-wrong": ("I-14", "a step's output is as long as its event says"),
+    "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
+    "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),
+    # requests
+    "brief-wrong": ("I-1", "a conductor is told what is left of the budget, and the text that was rejected"),
+    "template-unknown": ("I-1", "a call names the template that its messages were made with"),
+    "request-altered": ("I-1", "composed and rendered again, a request is what its intent says was sent"),
+}
+"""Every rule: the promises that it stands for, and what holds where it is kept."""

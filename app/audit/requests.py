@@ -1,0 +1,222 @@
+"""Rules about who was called, for what money, and with exactly which bytes: they need the pool as it was."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.audit.account import Account, Call, Fact
+from app.audit.bodies import WHOLE_LIMITS
+from app.audit.contents import address
+from app.audit.recompose import ERASED, UnknownTemplate, Unverifiable, recomposed
+from app.audit.report import Report, Violation
+from app.core.chat import Text
+from app.core.journal import Kind
+from app.core.pool import MILLION, Catalog, Price, ProviderSpec, Tier, Worker
+from app.core.snapshot import restored
+from app.errors import BatonError
+from app.providers.protocol import Provider, Request
+
+UNPINNED = "no snapshot of the pool"
+
+
+@dataclass(slots=True)
+class Pools:
+    """The pools that were in force, by digest, and adapters that render for their providers."""
+
+    adapter: Callable[[ProviderSpec], Provider]
+    kept: Mapping[str, bytes]
+    _restored: dict[str, Catalog | None] = field(default_factory=dict)
+    _adapters: dict[tuple[str, str], Provider] = field(default_factory=dict)
+
+    def catalog(self, digest: str) -> Catalog | None:
+        """The pool of a digest; None if there is none, or none that has this digest."""
+        if digest not in self._restored:
+            self._restored[digest] = self._restore(digest)
+        return self._restored[digest]
+
+    def provider(self, catalog: Catalog, name: str) -> Provider:
+        """The adapter of one provider of a pool."""
+        place = (catalog.digest, name)
+        if place not in self._adapters:
+            self._adapters[place] = self.adapter(catalog.providers[name])
+        return self._adapters[place]
+
+    def _restore(self, digest: str) -> Catalog | None:
+        try:
+            catalog = restored(self.kept[digest])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return catalog if catalog.digest == digest else None
+
+
+def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
+    """All rules of this file; what cannot be verified is counted in the report."""
+    for digest in sorted({run.admitted["catalog"], *(call.intent.body["catalog"] for call in run.calls.values())}):
+        if pools.catalog(digest) is None:
+            rule = "catalog-altered" if digest in pools.kept else "catalog-missing"
+            yield run.says(rule, 1, f"there is no snapshot of the pool {digest[:12]} with this digest")
+    yield from _admission(run, pools)
+    for call in run.calls.values():
+        catalog = pools.catalog(call.intent.body["catalog"])
+        if catalog is None:
+            report.unverifiable[UNPINNED] += 1
+            continue
+        worker = catalog.workers.get(call.intent.body["worker"])
+        if worker is None or worker.provider not in catalog.providers:
+            yield run.says("worker-changed", call.intent.seq, f"{call.id}: the pool has no such worker")
+            continue
+        yield from _worker(run, call, catalog, worker)
+        yield from _price(run, call, worker)
+        yield from _rendered(run, call, catalog, worker, pools, report)
+
+
+# -- admission
+
+
+def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
+    """The run's pool and limits are within its tier's, and everybody in the pool is cleared for the task."""
+    catalog = pools.catalog(run.admitted["catalog"])
+    tier = catalog.tiers.get(run.admitted["tier"]) if catalog is not None else None
+    if catalog is None or tier is None:
+        return
+    pool, excluded = run.admitted["pool"], run.admitted["excluded"]
+    if not pool or sorted([*pool, *excluded]) != sorted(tier.pool):
+        yield run.says("pool-outside-tier", 1, f"pool and excluded workers together are not those of {tier.name}")
+    for name in pool:
+        worker = catalog.workers.get(name)
+        if worker is not None and _uncleared(run, worker):
+            yield run.says(
+                "clearance", 1, f"{name} is in the pool and not cleared for {_uncleared(run, worker)} labels"
+            )
+    yield from _limits(run, tier)
+
+
+def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
+    allowed = tier.efforts.get(run.admitted["effort"])
+    if allowed is None:
+        yield run.says("limits-widened", 1, f"{tier.name} has no such effort level")
+        return
+    for name in (*WHOLE_LIMITS, "seconds"):
+        if run.limits[name] > getattr(allowed, name):
+            yield run.says("limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}")
+
+
+def _uncleared(run: Account, worker: Worker) -> int:
+    """How many of the task's labels a worker is not cleared for."""
+    return len(set(run.admitted["labels"]) - worker.card.clearance)
+
+
+# -- the worker
+
+
+def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
+    body, seq = call.intent.body, call.intent.seq
+    if (body["provider"], body["model"]) != (worker.provider, worker.model):
+        yield run.says("worker-changed", seq, f"{call.id}: provider or model is not that of {worker.name}")
+    if _uncleared(run, worker):
+        yield run.says("clearance", seq, f"{worker.name} is not cleared for {_uncleared(run, worker)} labels")
+    if call.step is not None and body["max_tokens"] > worker.card.max_output:
+        yield run.says("output-over-limit", seq, f"{worker.name} writes at most {worker.card.max_output} tokens")
+    if call.step is None:
+        yield from _conductor(run, call, catalog, worker)
+
+
+def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
+    """A planning call goes to the tier's conductor, and is told the truth."""
+    tier, seq = catalog.tiers.get(run.admitted["tier"]), call.intent.seq
+    if tier is not None and tier.conductor.worker != worker.name:
+        yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
+    if call.intent.body.get("usd_left") not in _left(run, call):
+        yield run.says("brief-wrong", seq, f"{call.id} is told another budget than there was")
+    told = call.intent.body.get("rejected")
+    if told and told not in _rejected(run, call):
+        yield run.says("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")
+
+
+def _left(run: Account, call: Call) -> set[int]:
+    """What was left of the budget at some moment between the proposal's opening and the call."""
+    opened = run.proposals[call.proposal].opened.seq if 0 <= call.proposal < len(run.proposals) else 0
+    left = run.limits["usd"]
+    at = {opened: left}
+    for fact in run.of(Kind.CALL_FINISHED):
+        if fact.seq < call.intent.seq:
+            left -= fact.body["usd"]
+            at[max(fact.seq, opened)] = left
+    return {max(one, 0) for one in at.values()}
+
+
+def _rejected(run: Account, call: Call) -> set[str]:
+    """The outputs of the planning calls before this one."""
+    earlier = [one for one in run.calls.values() if one.step is None and one.intent.seq < call.intent.seq]
+    return {one.outcome.body["output"] for one in earlier if one.outcome is not None}
+
+
+# -- the money
+
+
+def _price(run: Account, call: Call, worker: Worker) -> Iterator[Violation]:
+    held, price = call.intent.body, worker.price
+    most_input = max(held["tokens_held"] - held["max_tokens"], 0)
+    dearest = Price(max(price.input, price.cached), price.output)
+    worst = _cost(dearest, most_input, 0, held["max_tokens"])
+    if held["usd_held"] < worst:
+        yield run.says("reservation-low", call.intent.seq, f"{held['usd_held']} held, {worst} is the worst case")
+    if call.outcome is not None and call.went != "unknown":
+        yield from _settled(run, call.outcome, price)
+
+
+def _settled(run: Account, outcome: Fact, price: Price) -> Iterator[Violation]:
+    usage: Mapping[str, Any] = outcome.body["usage"]
+    due = _cost(price, usage["input"], usage["cached"], usage["output"])
+    if outcome.body["usd"] != due:
+        yield run.says("cost-wrong", outcome.seq, f"{outcome.body['usd']} micro-dollars, its usage costs {due}")
+
+
+def _cost(price: Price, read: int, cached: int, written: int) -> int:
+    """Micro-dollars, rounded up."""
+    exact = max(read - cached, 0) * price.input + cached * price.cached + written * price.output
+    return (exact + MILLION - 1) // MILLION
+
+
+# -- the bytes
+
+
+def _rendered(
+    run: Account, call: Call, catalog: Catalog, worker: Worker, pools: Pools, report: Report
+) -> Iterator[Violation]:
+    body, salt = call.intent.body, run.record.row["salt"]
+    try:
+        if salt is None:
+            raise Unverifiable(ERASED)
+        request = recomposed(run, call, catalog, worker)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        yield run.says("request-altered", call.intent.seq, f"{call.id}: what it was made of is not what it must be")
+        return
+    except UnknownTemplate:
+        yield run.says("template-unknown", call.intent.seq, f"{call.id}: this auditor knows no such template")
+        return
+    except Unverifiable as reason:
+        report.unverifiable[str(reason)] += 1
+        return
+    sent = _bytes(pools, catalog, request)
+    report.rendered += 1
+    if (address(salt, sent), len(sent)) != (body["request"], body["bytes"]):
+        yield run.says("request-altered", call.intent.seq, f"{call.id}: {body['bytes']} bytes sent, {len(sent)} now")
+    if body["max_tokens"] != request.sampling.max_tokens:
+        yield run.says("request-altered", call.intent.seq, f"{call.id}: max_tokens is {body['max_tokens']}")
+    if body["tokens_held"] < _text_bytes(request) + body["max_tokens"]:
+        yield run.says("reservation-low", call.intent.seq, f"{call.id}: its texts alone may be more than what is held")
+
+
+def _bytes(pools: Pools, catalog: Catalog, request: Request) -> bytes:
+    """The request as its provider's adapter renders it; empty for one that no adapter would ever have rendered."""
+    try:
+        return pools.provider(catalog, request.worker.provider).render(request)
+    except (BatonError, LookupError, TypeError, ValueError):
+        return b""
+
+
+def _text_bytes(request: Request) -> int:
+    """A token is at least a byte of text."""
+    parts = [part for message in request.messages for part in message.parts]
+    return sum(len(part.text.encode()) for part in parts if isinstance(part, Text))

@@ -1,0 +1,67 @@
+"""Rules about what stands beside the journal: the columns of the run's row, and the outbox."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from app.audit.account import Account, Step
+from app.audit.lifecycle import degraded, state_of
+from app.audit.report import Violation
+from app.core.journal import Kind
+
+
+def row(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    columns = run.record.row
+    for column, wanted in _columns(run).items():
+        if columns[column] != wanted:
+            yield run.says("row-projection", 0, f"{column} is not what the events make it")
+    if run.end is not None and columns["degraded"] not in degraded(run):
+        yield run.says("row-projection", run.end.seq, "degraded is not what the events make it")
+    yield from _outbox(run)
+
+
+def _columns(run: Account) -> dict[str, Any]:
+    """What the columns of the row must be. How far a driver has come to know of a live run, only it knows."""
+    admitted, end = run.admitted, run.end
+    accepted = run.proposals[-1].accepted if run.proposals else None
+    return {
+        "tier": admitted["tier"],
+        "model": admitted["model"],
+        "created_at": run.facts[0].at,
+        "deadline": run.turns[-1].until,
+        "seq": run.facts[-1].seq,
+        "state": state_of(run),
+        "steps": len(run.current),
+        "topology": accepted.body["topology"] if accepted is not None else None,
+        "ended_at": end.at if end is not None else None,
+        "error": end.body.get("error") if end is not None else None,
+    }
+
+
+def _outbox(run: Account) -> Iterator[Violation]:
+    """A step that somebody has to execute has a ticket; the others have none, but for calls that are in flight."""
+    tickets = {ticket["step"]: ticket for ticket in run.record.tickets}
+    for n, ticket in tickets.items():
+        step = run.steps.get(n)
+        if step is None or not _queued(step):
+            yield run.says("ticket-left", 0, f"there is a ticket for step {n}, which was never queued")
+        elif run.end is not None and ticket["claim"] == 0:
+            yield run.says("ticket-left", 0, f"the run has ended and step {n} has a ticket that was never taken")
+        elif _finished(step):
+            yield run.says("ticket-left", 0, f"step {n} was finished by its dispatcher and has its ticket still")
+    if run.end is not None:
+        return
+    for step in run.steps.values():
+        if _queued(step) and step.settled is None and not _finished(step) and step.n not in tickets:
+            yield run.says("ticket-missing", 0, f"step {step.n} is to be executed and has no ticket")
+
+
+def _queued(step: Step) -> bool:
+    return any(fact.kind is Kind.STEP_QUEUED for fact in step.facts)
+
+
+def _finished(step: Step) -> bool:
+    """Whether its dispatcher has nothing more to do: it is done or failed, or waits for the caller's tools."""
+    if any(fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED) for fact in step.facts):
+        return True
+    return bool(step.exchanges) and step.exchanges[-1].results is None

@@ -1,0 +1,136 @@
+"""Rules about what a conductor said: its text is read once more, by a reader of the auditor's own, and compared with
+the steps that were journaled (I-5).
+
+An accepted plan is the whole of it; of a rejected one, the steps that were journaled while it streamed are its
+beginning.
+"""
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from app.audit.account import Account, Call, Proposal, Step
+from app.audit.recompose import Unverifiable, text_of
+from app.audit.report import Report, Violation
+
+START = re.compile(r'\{\s*"steps"\s*:\s*\[')
+THOUGHT = re.compile(r"<think>.*?(</think>|$)", re.DOTALL)
+LABELS = (r"model[_ ]ids?\W{0,4}[:=]", r"subtasks?\W{0,4}[:=]", r"access(?:[_ ]list)?\W{0,4}[:=]")
+MOST_BRACKETS = 400
+JSON = json.JSONDecoder(strict=False)
+
+
+def spoken(run: Account, report: Report) -> Iterator[Violation]:
+    """All rules of this file; texts that are gone are counted in the report."""
+    for proposal in run.proposals:
+        asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
+        if not asked or not asked[-1].outcomes or not proposal.verdicts:
+            continue
+        if asked[-1].went == "unknown":  # what it said is lost with whoever heard it
+            report.unverifiable["plan: unknown"] += 1
+            continue
+        try:
+            if asked[-1].went == "unknown":
+                raise Unverifiable("lost with its driver")
+            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]))
+            yield from _compared(run, proposal, asked[-1], found, whole)
+        except Unverifiable as reason:
+            report.unverifiable[f"plan: {reason}"] += 1
+
+
+def _compared(run: Account, proposal: Proposal, call: Call, found: Sequence[Any], whole: bool) -> Iterator[Violation]:
+    accepted = proposal.accepted
+    if accepted is not None and (not whole or len(found) != len(proposal.steps)):
+        told = f"{call.id} said {len(found)} steps, {len(proposal.steps)} are journaled"
+        yield run.says("plan-not-what-was-said", accepted.seq, told)
+    for place, step in enumerate(proposal.steps):
+        said = found[place] if place < len(found) else None
+        problem = _difference(run, proposal, step, said)
+        if problem:
+            yield run.says("plan-not-what-was-said", step.plan.seq, f"step {step.n}: {problem} is not what was said")
+
+
+def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
+    """The first thing in which a journaled step differs from what was said; empty if nothing does."""
+    order, body = proposal.opened.body["order"], step.plan.body
+    if not isinstance(said, dict):
+        return "the step"
+    ordinal = said.get("worker")
+    if type(ordinal) is not int or not 0 <= ordinal < len(order) or order[ordinal] != body["worker"]:
+        return "the worker"
+    if text_of(run, body["subtask"]) != said.get("subtask"):
+        return "the subtask"
+    if said.get("tools", False) is not body.get("tools", False):
+        return "its leave to call tools"
+    access = said.get("access")
+    if not isinstance(access, list):
+        return "the access list"
+    base = proposal.opened.body["base"]
+    steps = sorted({entry + base for entry in access if type(entry) is int})
+    return "" if body["access"] == [*(["user"] if "user" in access else []), *steps] else "the access list"
+
+
+def read(text: str) -> tuple[list[Any], bool]:
+    """The entries of the plan in a text, and whether its list was closed."""
+    at = 0
+    while found := START.search(text, at):
+        thought = THOUGHT.search(text, at)
+        if thought is None or thought.start() > found.start():
+            return _entries(text, found.end())
+        at = thought.end()
+    return _lists(text)
+
+
+def _entries(text: str, at: int) -> tuple[list[Any], bool]:
+    found: list[Any] = []
+    while at < len(text):
+        if text[at] in " \t\r\n,":
+            at += 1
+        elif text[at] == "]":
+            return found, True
+        else:
+            try:
+                entry, at = JSON.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                break
+            found.append(entry)
+    return found, False
+
+
+def _lists(text: str) -> tuple[list[Any], bool]:
+    """The published format: three lists, of workers, subtasks and access lists."""
+    body = text.rpartition("</think>")[2].replace("\u201c", '"').replace("\u201d", '"')
+    lists = [_list(body, label) for label in LABELS]
+    if any(one is None for one in lists) or len({len(one or ()) for one in lists}) != 1:
+        return [], False
+    workers, subtasks, access = (one or [] for one in lists)
+    entries = [
+        {"worker": worker, "subtask": subtask, "access": _seen(seen, place)}
+        for place, (worker, subtask, seen) in enumerate(zip(workers, subtasks, access, strict=True))
+    ]
+    return entries, True
+
+
+def _seen(seen: Any, place: int) -> Any:
+    if seen == "all" or seen == ["all"]:
+        return ["user", *range(place)]
+    return ["user", *seen] if isinstance(seen, list) else seen
+
+
+def _list(text: str, label: str) -> list[Any] | None:
+    """The first list behind a label: up to the first bracket with which it is one."""
+    found = re.search(label, text, re.IGNORECASE)
+    start = text.find("[", found.end()) if found else -1
+    ends = [match.end() for match in re.finditer(r"\]", text[start:])] if start >= 0 else []
+    for end in ends[:MOST_BRACKETS]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                value = ast.literal_eval(text[start : start + end])
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return value if isinstance(value, list) else None
+    return None

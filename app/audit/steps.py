@@ -1,0 +1,110 @@
+"""Rules about the execution of steps: queued when their inputs are there, done at most once, settled at the end."""
+
+from collections.abc import Iterator, Mapping
+
+from app.audit.account import Account, Fact, Step
+from app.audit.report import Violation
+from app.core.journal import Kind
+
+
+def steps(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    for step in run.steps.values():
+        yield from _arrows(run, step)
+        yield from _settled_once(run, step)
+        yield from _done(run, step)
+        yield from _queued(run, step)
+        if run.end is not None and step.settled is None and not run.unread:
+            yield run.says("step-left-open", run.end.seq, f"step {step.n} is not settled")
+    yield from _fan_out(run)
+
+
+OPEN = frozenset({"waiting", "queued", "running", "awaiting_tool"})
+CALLABLE = frozenset({"queued", "running"})
+
+
+def _arrows(run: Account, step: Step) -> Iterator[Violation]:
+    """waiting -> queued -> running <-> awaiting_tool; a settled step is left alone by whoever has heard of it."""
+    state = "waiting"
+    for fact in step.facts:
+        if fact.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
+            yield run.says("call-after-done", fact.seq, f"a call is intended for step {step.n}, which is {state}")
+        to, since = MOVES[fact.kind]
+        if state in OPEN:
+            if state not in since:
+                yield run.says("step-arrow", fact.seq, f"step {step.n} goes from {state} to {to}")
+            state = to
+
+
+MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
+    Kind.STEP_QUEUED: ("queued", frozenset({"waiting"})),
+    Kind.CALL_INTENDED: ("running", CALLABLE),
+    Kind.STEP_AWAITING: ("awaiting_tool", frozenset({"running"})),
+    Kind.STEP_RESULTS: ("running", frozenset({"awaiting_tool"})),
+    Kind.STEP_DONE: ("done", frozenset({"running"})),
+    Kind.STEP_FAILED: ("failed", OPEN),
+    Kind.STEP_SKIPPED: ("skipped", OPEN),
+}
+"""Where each fact leads a step, and from which states."""
+
+
+def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
+    """Its dispatcher settles a step once, and so does the driver; either may not have heard of the other."""
+    theirs = [fact for fact in step.facts if fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED)]
+    ours = [fact for fact in step.facts if fact.kind is Kind.STEP_SKIPPED]
+    for fact in theirs[1:]:
+        rule = "done-twice" if fact.kind is theirs[0].kind is Kind.STEP_DONE else "step-arrow"
+        yield run.says(rule, fact.seq, f"step {step.n} is settled by its dispatcher at {theirs[0].seq} already")
+    for fact in ours[1:]:
+        yield run.says("step-arrow", fact.seq, f"step {step.n} is skipped at {ours[0].seq} already")
+
+
+def _done(run: Account, step: Step) -> Iterator[Violation]:
+    """Done by a successful call of this very step, with the output of that call."""
+    for fact in step.facts:
+        if fact.kind is not Kind.STEP_DONE:
+            continue
+        call = run.calls.get(fact.body["call"])
+        if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
+            yield run.says("done-without-call", fact.seq, f"step {step.n} is done by no successful call of its own")
+            continue
+        said = call.outcomes[0].body
+        for name in ("output", "finish"):
+            if fact.body[name] != said[name]:
+                yield run.says("done-without-call", fact.seq, f"step {step.n}: {name} is not that of {call.id}")
+
+
+def _queued(run: Account, step: Step) -> Iterator[Violation]:
+    for fact in step.facts:
+        if fact.kind is not Kind.STEP_QUEUED:
+            continue
+        if run.admitted["preview"]:
+            yield run.says("preview-executed", fact.seq, f"step {step.n} of a preview is queued")
+        late = [n for n in step.inputs if n in run.steps and not run.steps[n].settled_by(fact.seq)]
+        if late:
+            yield run.says("queued-too-early", fact.seq, f"step {step.n} is queued before step {late[0]} is settled")
+        proposal = run.proposals[step.plan.body["proposal"]]
+        accepted = proposal.accepted
+        if step.plan.body["answers"] and (accepted is None or accepted.seq > fact.seq):
+            yield run.says("queued-too-early", fact.seq, f"step {step.n} answers and its plan is not accepted yet")
+
+
+def _fan_out(run: Account) -> Iterator[Violation]:
+    """Steps queued and not settled, as the journal has it: the driver can only have believed in more."""
+    most = run.limits["fan_out"]
+    for proposal in run.proposals:
+        under_way = 0
+        for fact in sorted((fact for step in proposal.steps for fact in _bounds(step)), key=lambda fact: fact.seq):
+            under_way += 1 if fact.kind is Kind.STEP_QUEUED else -1
+            if fact.kind is Kind.STEP_QUEUED and under_way > most:
+                yield run.says("fan-out-over-limit", fact.seq, f"{under_way} steps are under way, at most {most}")
+
+
+def _bounds(step: Step) -> Iterator[Fact]:
+    """Its first queueing, and what settled it after that."""
+    queued = next((fact for fact in step.facts if fact.kind is Kind.STEP_QUEUED), None)
+    if queued is None:
+        return
+    yield queued
+    if step.settled is not None and step.settled.seq > queued.seq:
+        yield step.settled

@@ -1,0 +1,57 @@
+"""Rules about the caller's tools inside a workflow: who may call them, and whose results go where."""
+
+from collections.abc import Iterator
+
+from app.audit.account import Account, Exchange, Step
+from app.audit.report import Violation
+
+
+def tooling(run: Account) -> Iterator[Violation]:
+    """All rules of this file."""
+    given: set[str] = set()
+    for step in run.steps.values():
+        for one in step.exchanges:
+            yield from _called(run, step, one, given)
+            yield from _answered(run, step, one)
+            given.update(one.ids)
+    for turn in run.turns:
+        if turn.awaiting is not None:
+            yield from _awaited(run, turn.awaiting.seq, set(turn.awaiting.body["steps"]))
+
+
+def _called(run: Account, step: Step, one: Exchange, given: set[str]) -> Iterator[Violation]:
+    """The step's plan lets it, a successful call of its own asked for it, and the ids are new."""
+    fact, body = one.awaiting, step.plan.body
+    if not body["answers"] and not body.get("tools", False):
+        yield run.says("tool-calls-wrong", fact.seq, f"the plan does not let step {step.n} call tools")
+    call = run.calls.get(fact.body["call"])
+    if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
+        yield run.says("tool-calls-wrong", fact.seq, f"no successful call of step {step.n} asked for them")
+    if len(set(one.ids)) < len(one.ids) or given & set(one.ids):
+        yield run.says("tool-calls-wrong", fact.seq, f"step {step.n} gives out an id twice")
+
+
+def _answered(run: Account, step: Step, one: Exchange) -> Iterator[Violation]:
+    """All calls are answered at once, in their order, at the beginning of a turn."""
+    fact = one.results
+    if fact is None:
+        return
+    turn = run.turn_at(fact.seq)
+    if fact.body["ids"] != one.ids:
+        yield run.says("tool-results-wrong", fact.seq, f"step {step.n} did not wait for these results")
+    if turn.number == 0 or turn.began.seq < one.awaiting.seq:
+        yield run.says("tool-results-wrong", fact.seq, f"step {step.n} has results and no turn began with them")
+
+
+def _awaited(run: Account, seq: int, told: set[int]) -> Iterator[Violation]:
+    """The steps that the caller is told of are those that wait."""
+    waiting = {
+        step.n
+        for step in run.steps.values()
+        for one in step.exchanges
+        if one.awaiting.seq < seq and (one.results is None or one.results.seq > seq) and not step.settled_by(seq)
+    }
+    if waiting != told:
+        yield run.says(
+            "turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, the caller is told of {len(told)}"
+        )

@@ -1,0 +1,106 @@
+"""`baton audit check|export|rules`: whether a journal keeps what Baton promises, said by code that did not write it.
+
+Exit status: 0 clean, 1 violations, 2 the journal could not be read.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import orjson
+from rich.table import Table
+from rich.text import Text
+
+from app.audit.check import Auditor
+from app.audit.export import Export, write
+from app.audit.report import RULES, Report
+from app.command import loop, terminal
+from app.config import read
+from app.errors import StoreUnavailable
+from app.providers.formats import adapter
+from app.store.archive import open_archive
+
+SHOWN = 200
+"""Violations that a person is shown; `--json` has up to 10,000."""
+CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Carry out one of the verbs."""
+    terminal.log_to_stderr("warning")
+    if asked.verb == "rules":
+        return _rules()
+    try:
+        if asked.verb == "export":
+            return loop.run(_export(asked, environ, now()))
+        report = loop.run(_check(asked, environ, now()))
+    except StoreUnavailable as error:
+        print(f"baton: {error.message}", file=sys.stderr)
+        return UNREADABLE
+    if asked.run is not None and not report.runs:
+        print("baton: there is no such run", file=sys.stderr)
+        return UNREADABLE
+    print(_json(report)) if asked.json else _tell(report)
+    return CLEAN if report.clean else VIOLATIONS
+
+
+async def _check(asked: argparse.Namespace, environ: Mapping[str, str], now: float) -> Report:
+    since = now - asked.since if asked.since else None
+    if asked.file is not None:
+        export = Export(Path(asked.file))
+        return await Auditor(export.at, adapter).audit(export, run=asked.run, since=since)
+    async with open_archive(read(environ).database_url) as archive:
+        return await Auditor(now, adapter).audit(archive, run=asked.run, since=since)
+
+
+async def _export(asked: argparse.Namespace, environ: Mapping[str, str], now: float) -> int:
+    since = now - asked.since if asked.since else None
+    async with open_archive(read(environ).database_url) as archive:
+        runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)
+    terminal.err().print(f"{runs:,} runs are in {asked.file}; it holds callers' texts.", markup=False)
+    return CLEAN
+
+
+def _json(report: Report) -> str:
+    told = {
+        "clean": report.clean,
+        "runs": report.runs,
+        "events": report.events,
+        "calls": report.calls,
+        "rendered": report.rendered,
+        "unverifiable": dict(report.unverifiable),
+        "pending": report.pending,
+        "rules": {name: {"violations": count, "promises": RULES[name][0]} for name, count in report.rules.items()},
+        "violations": report.violations,
+    }
+    return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode()
+
+
+def _tell(report: Report) -> None:
+    console = terminal.out()
+    for violation in report.violations[:SHOWN]:
+        console.print(Text(str(violation)), soft_wrap=True)
+    if report.rules.total() > SHOWN:
+        console.print(f"... and {report.rules.total() - SHOWN:,} more")
+    for name, count in report.rules.most_common():
+        promises, meaning = RULES[name]
+        console.print(f"{count:,} x {name} ({promises}): {meaning}", style="red", markup=False, soft_wrap=True)
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(report.unverifiable.items()))
+    looked_at = (
+        f"{report.runs:,} runs, {report.events:,} events, {report.calls:,} calls",
+        f"{report.rendered:,} requests rendered again",
+        f"{report.unverifiable.total():,} unverifiable" + (f" ({reasons})" if reasons else ""),
+        f"{report.pending:,} outcomes still to come",
+    )
+    console.print("; ".join(looked_at), markup=False, soft_wrap=True)
+    total = report.rules.total()
+    console.print(f"{total:,} violations", style="green" if report.clean else "bold red")
+
+
+def _rules() -> int:
+    table = Table("rule", "promise", "what holds", box=None, header_style="bold", pad_edge=False)
+    for name, (promises, meaning) in RULES.items():
+        table.add_row(name, promises, meaning)
+    terminal.out().print(table)
+    return CLEAN

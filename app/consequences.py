@@ -1,0 +1,57 @@
+"""What follows from a run's state, in the words of the store: drafts, tickets, columns. Pure, and between two awaits.
+
+A driver gathers `Consequences` by deciding on tentative states until nothing follows any more, and commits them in one
+entry.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from app.core import drafts
+from app.core.journal import Draft, Event, Kind
+from app.core.progress import Finish, Propose, advance
+from app.core.state import RUN_ENDED, RunState
+from app.store.protocol import Lease, Outbox, Projection
+
+
+@dataclass(slots=True)
+class Consequences:
+    """What follows from a state, ready to be committed; `pending` is a command that needs waiting first."""
+
+    state: RunState
+    events: list[Draft] = field(default_factory=list)
+    outbox: list[Outbox] = field(default_factory=list)
+    contents: list[tuple[str, bytes]] = field(default_factory=list)
+    pending: Propose | Finish | None = None
+    lease: Lease | None = None
+    """Set where the run is let go of."""
+
+
+def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
+    """What the state would be if these were committed next."""
+    for draft in events:
+        state = advance(state, Event(state.run, state.seq + 1, draft.kind, 0.0, draft.body))
+    return state
+
+
+def ending(state: RunState, command: Finish) -> tuple[Draft, ...]:
+    """The terminal event, and before it what becomes of steps that are not settled."""
+    skips = drafts.skipped(state.current, RUN_ENDED)
+    return (*skips, drafts.ended(tentative(state, skips), command))
+
+
+def projection(state: RunState, now: float) -> Projection:
+    """The columns of the run's row that lists and filters read."""
+    return Projection(
+        state=state.state,
+        topology=state.proposal.topology or None if state.proposal else None,
+        degraded=state.degraded,
+        steps=len(state.current),
+        ended_at=now if state.ended else None,
+        error=state.end.get("error"),
+    )
+
+
+def tags(events: Iterable[Draft]) -> tuple[tuple[str, str], ...]:
+    """The filters that these events add."""
+    return tuple(("worker", draft.body["worker"]) for draft in events if draft.kind is Kind.PLAN_STEP)

@@ -1,0 +1,98 @@
+"""The form that a caller wants the answer in: any JSON object, or JSON that validates against a schema.
+
+Schemas and what is validated come from outside. Nothing is fetched for them, patterns are matched with bounded work,
+and a schema that cannot be used is refused before a run begins.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
+
+from app.core.chat import Form, Message, Text
+
+FAULTS = 8
+"""Most faults that are told of one answer."""
+FAULT_CHARS = 200
+BACKTRACKS = 100_000
+"""Steps after which a pattern counts as not matching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """An answer that is not of its form, and why; it is shown once more to the worker that gave it."""
+
+    answer: str
+    faults: tuple[str, ...]
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Why a schema cannot be used; None if it can. The reason holds nothing of the schema."""
+    try:
+        _validator(schema)
+    except (ValidationError, ValueError):
+        return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
+    return None
+
+
+def faults(form: Form, text: str) -> tuple[str, ...]:
+    """Why a text is not of the form; () if it is."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return ("it is not JSON, or not JSON alone",)
+    if form.schema is None:
+        return () if isinstance(value, dict) else ("it is not a JSON object",)
+    found = []
+    for error in _validator(form.schema).iter_errors(value):
+        found.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
+        if len(found) == FAULTS:
+            break
+    return tuple(found)
+
+
+def constrains(form: Form, structured: bool) -> bool:
+    """Whether a worker's decoding is held to the form in full, so that its answer can be told as it comes.
+
+    `structured` says whether its provider constrains decoding to schemas at all.
+    """
+    return structured and form.strict and form.schema is not None
+
+
+def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:
+    """The messages of an answering step, with what they need so that its answer has the form.
+
+    A worker whose decoding is `constrained` to the form and that has not failed it gets them as they are.
+    """
+    if constrained and flaw is None:
+        return messages
+    asked = (*messages, Message("user", (Text(_instruction(form)),)))
+    if flaw is None:
+        return asked
+    listed = "\n".join(f"- {fault}" for fault in flaw.faults)
+    objection = f"This does not have the form that was asked for:\n{listed}\n\nAnswer again: the corrected JSON alone."
+    return (*asked, Message("assistant", (Text(flaw.answer),)), Message("user", (Text(objection),)))
+
+
+def _instruction(form: Form) -> str:
+    alone = "Answer with one JSON object and nothing else: no code fence, no comment."
+    if form.schema is None:
+        return alone
+    said = f"{form.description}\n\n" if form.description else ""
+    schema = json.dumps(form.schema, ensure_ascii=False, sort_keys=True)
+    return f"{alone.replace('object', 'value')}\n\n{said}It must validate against this JSON schema:\n{schema}"
+
+
+def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
+    limits = FancyRegexOptions(backtrack_limit=BACKTRACKS)
+    return Draft202012Validator(dict(schema), pattern_options=limits, offline=True)
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError("NaN and infinities are not JSON")
+
+
+def _place(path: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the top"

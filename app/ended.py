@@ -1,0 +1,103 @@
+"""How a run's turn ended, as its caller is told: worked out from the journal alone, so that it can be told again.
+
+The state is that of the terminal event. What is journaled after it (the outcome of a call that was still in flight)
+belongs to the audit and not to the reply, which is the same bytes whenever it is written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import orjson
+
+from app import errors
+from app.core import position
+from app.core.bill import bill
+from app.core.chat import message_from_json
+from app.core.journal import TERMINAL, Event, Kind
+from app.core.progress import fold
+from app.core.state import RunState, StepState
+from app.errors import BatonError, NotFound
+from app.order import Ended
+from app.store.protocol import Store
+
+
+def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
+    """The fold of a journal up to its terminal event, or of all of it if it has none yet; up to the reply of one
+    turn, if it has been given."""
+    for place, event in enumerate(events):
+        if event.kind in TERMINAL or (event.kind is Kind.AWAITING and event.body["turn"] == turn):
+            return fold(tuple(events[: place + 1]))
+    return fold(tuple(events))
+
+
+def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
+    """The events from a turn's beginning on."""
+    begins = [place for place, event in enumerate(events) if event.kind is Kind.RESUMED and event.body["turn"] == turn]
+    return events[begins[0] :] if begins else events
+
+
+async def read(store: Store, state: RunState) -> Ended:
+    """A turn's end from the state; `NotFound` if its answer was erased."""
+    wanted = refs(state)
+    return told(state, await store.contents(state.run, wanted) if wanted else {})
+
+
+def refs(state: RunState) -> list[str]:
+    """What is stored of a reply: text, tokens with their log-probabilities, messages with tool calls."""
+    step = position.answered(state)
+    if step is not None:
+        return of_step(step)
+    return [step.exchanges[-1].said for step in _callers(state)]
+
+
+def of_step(step: StepState) -> list[str]:
+    """What is stored of a step's answer."""
+    return [ref for ref in (step.output, step.logprobs) if ref]
+
+
+def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
+    """The end of a turn whose reply is at hand, by the refs of its parts."""
+    if not contents.keys() >= set(refs(state)):
+        raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
+    step, finish = position.answered(state), state.end.get("finish") or "stop"
+    if state.state == "awaiting_tool":
+        return _calling(state, contents)
+    if step is None:
+        return Ended(state, "", finish, bill(state), ending_error(state))
+    answer = contents[step.output].decode() if step.output else ""
+    logprobs = tuple(orjson.loads(contents[step.logprobs])) if step.logprobs else None
+    return Ended(state, answer, finish, bill(state), None, logprobs, refusal=step.refusal)
+
+
+def _calling(state: RunState, contents: Mapping[str, bytes]) -> Ended:
+    """All tool calls of a turn in one reply, and the words of the answering step, if it is among those that call."""
+    words, calls = "", []
+    for step in _callers(state):
+        exchange = step.exchanges[-1]
+        said = message_from_json(orjson.loads(contents[exchange.said]))
+        words = said.text if step.answers else words
+        calls += [replace(call, id=id_) for call, id_ in zip(said.calls, exchange.ids, strict=True)]
+    return Ended(state, words, "tool_calls", bill(state), None, calls=tuple(calls))
+
+
+def _callers(state: RunState) -> list[StepState]:
+    """The steps that wait for results; the answering one first, because its calls are told as they stream."""
+    waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
+    return sorted(waiting, key=lambda step: (not step.answers, step.n)) if state.state == "awaiting_tool" else []
+
+
+def without(state: RunState, error: BatonError) -> Ended:
+    """What a caller is told where this process can tell no more of a run; the run itself goes on elsewhere."""
+    return Ended(state, "", "stop", bill(state), error)
+
+
+def ending_error(state: RunState) -> BatonError | None:
+    """What a caller is told of a run that did not succeed."""
+    endings: dict[str, type[BatonError]] = {
+        "cancelled": errors.RunCancelled,
+        "expired": errors.RunExpired,
+        "over_budget": errors.RunOverBudget,
+        "failed": errors.RunFailed,
+    }
+    ending = endings.get(state.state)
+    return ending(code=state.end.get("error")) if ending else None

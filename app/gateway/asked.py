@@ -1,0 +1,135 @@
+"""What every request for a run may say beside its own wire format: which tier, how much effort, and the `baton` field.
+
+`order_of` makes an `Order` of it, the same for every format.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import ROUND_FLOOR, Decimal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from app.core.chat import Task
+from app.core.policy import Overrides
+from app.core.pool import MILLION, Catalog, Limits, Tier
+from app.errors import NotFound
+from app.order import Order
+from app.store.protocol import KeyRow
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}$")]
+WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+
+
+class Wire(BaseModel):
+    """Types as they stand in JSON, without conversions; unknown fields are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Budget(Wire):
+    """What this run may use at most; it can only narrow the limits of the effort level."""
+
+    usd: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    steps: Annotated[int, Field(ge=1, le=1_000)] | None = None
+
+
+class PoolChoice(Wire):
+    """Which workers of the tier's pool may be used."""
+
+    allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
+    deny: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
+    pin: WorkerName | None = None
+
+
+class Extension(Wire):
+    """The `baton` field of a request."""
+
+    budget: Budget | None = None
+    pool: PoolChoice | None = None
+    labels: Annotated[list[Label], Field(max_length=16, fail_fast=True)] = []
+    plan: dict[str, Any] | None = None
+    stream_steps: bool = False
+    on_disconnect: Literal["cancel", "finish"] | None = None
+
+
+NOTHING_ASKED: Final = Extension()
+WHOLE_POOL: Final = PoolChoice()
+
+
+def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
+    """The tier that a model id means for this key; `NotFound` (`model_not_found`) if there is none that it may use."""
+    tier = catalog.tier(model)
+    if tier is None or (key.tiers and tier.name not in key.tiers):
+        raise NotFound(
+            "The model does not exist or this key may not use it; GET /v1/models lists those that it may.",
+            param="model",
+            code="model_not_found",
+        )
+    return tier
+
+
+def order_of(
+    task: Task,
+    tier: Tier,
+    key: KeyRow,
+    *,
+    model: str,
+    effort: str | None,
+    extension: Extension | None,
+    streams: bool,
+    ignored: tuple[str, ...],
+    wire: Mapping[str, Any],
+) -> Order:
+    """What a request asks of a run. `wire` is what its reply depends on beside the run."""
+    level = nearest_effort(tier, effort)
+    extension = extension or NOTHING_ASKED
+    pool = extension.pool or WHOLE_POOL
+    steps = streams and extension.stream_steps
+    return Order(
+        task=task,
+        tier=tier,
+        model=model,
+        effort=level,
+        limits=narrowed(tier.efforts[level], extension.budget, key.max_usd),
+        tenant=key.tenant,
+        key=key.id,
+        labels=key.labels.union(extension.labels),
+        overrides=Overrides(frozenset(pool.allow), frozenset(pool.deny), pool.pin),
+        plan=extension.plan,
+        streams=streams,
+        stream_steps=steps,
+        ignored=ignored,
+        on_disconnect=extension.on_disconnect,
+        wire={**wire, **({"steps": True} if steps else {})},
+    )
+
+
+def nearest_effort(tier: Tier, asked: str | None) -> str:
+    """The tier's level for an asked effort: the same, else the next lower one that it has, else its lowest."""
+    if asked is None or asked in tier.efforts:
+        return asked or tier.effort
+    known = [level for level in EFFORTS if level in tier.efforts]
+    below = [level for level in known if EFFORTS.index(level) < EFFORTS.index(asked)]
+    return below[-1] if below else (known or [tier.effort])[0]
+
+
+def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limits:
+    """`limits` narrowed by the request's budget and the key's cap; dollars become micro-dollars, rounded down."""
+    if max_usd is None and budget is None:
+        return limits
+    budget = budget or Budget()
+    caps = [limits.usd]
+    if max_usd is not None:
+        caps.append(max_usd)
+    if budget.usd is not None:
+        caps.append(int((Decimal(repr(budget.usd)) * MILLION).to_integral_value(ROUND_FLOOR)))
+    return replace(
+        limits,
+        usd=min(caps),
+        seconds=min(limits.seconds, budget.seconds or limits.seconds),
+        steps=min(limits.steps, budget.steps or limits.steps),
+    )

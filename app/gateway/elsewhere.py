@@ -1,0 +1,42 @@
+"""What to tell somebody who asks for a route that there is not: which of OpenAI's APIs Baton has none of, and why."""
+
+from collections.abc import Mapping
+from typing import Final
+
+NOT_OFFERED: Final[Mapping[str, str]] = {
+    "audio": "Baton's answers are text",
+    "images": "Baton's answers are text",
+    "videos": "Baton's answers are text",
+    "realtime": "Baton speaks HTTP and server-sent events",
+    "embeddings": "a run has an answer and no vector: ask an embeddings provider directly",
+    "moderations": "Baton does not moderate: ask a moderation provider directly",
+    "files": "Baton keeps no files: send images inline or by reference",
+    "uploads": "Baton keeps no files: send images inline or by reference",
+    "vector_stores": "Baton keeps no documents",
+    "containers": "Baton executes no code",
+    "batches": "send the requests one by one; background responses wait for long ones",
+    "fine_tuning": "Baton serves models and does not train them here",
+    "evals": "Baton does not evaluate here; GET /v1/runs has what an evaluation reads",
+    "graders": "Baton does not evaluate here; GET /v1/runs has what an evaluation reads",
+    "assistants": "OpenAI has deprecated it in favour of /v1/responses",
+    "threads": "OpenAI has deprecated it in favour of /v1/responses",
+    "conversations": "send the whole conversation with each request",
+    "chatkit": "Baton serves no chat sessions",
+    "organization": "keys are managed on the command line: `baton keys`",
+    "projects": "keys are managed on the command line: `baton keys`",
+    "engines": "OpenAI has retired it; GET /v1/models lists what there is",
+    "edits": "OpenAI has retired it in favour of /v1/chat/completions",
+    "skills": "Baton keeps no skills",
+}
+"""By the first segment behind /v1: OpenAI's families of routes that are no part of Baton."""
+
+
+def advice(path: str) -> str:
+    """The message of a 404; nothing of `path` occurs in it."""
+    first, _, rest = path.strip("/").partition("/")
+    family = rest.partition("/")[0]
+    if first == "v1" and family in NOT_OFFERED:
+        return f"Baton does not offer this API: {NOT_OFFERED[family]}."
+    if first in ("chat", "completions", "models", "responses", "messages", "runs", *NOT_OFFERED):
+        return "There is no such route; the API is under /v1: let the client's base URL end with it."
+    return "There is no such route; the API is under /v1, and GET /openapi.json describes it."

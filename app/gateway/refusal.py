@@ -1,0 +1,79 @@
+"""A pydantic error as OpenAI's: which field is at fault, in the caller's spelling, and what is wrong with it.
+
+Nothing of a value ever occurs in a message; names do, if they look like a name.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from app.errors import InvalidRequest
+
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+TYPES: Final = frozenset(
+    {"string_type", "int_type", "float_type", "bool_type", "list_type", "dict_type", "model_type", "int_from_float"}
+    | {"model_attributes_type"}
+)
+RANGES: Final = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
+LENGTHS: Final = {
+    "too_long": "array_above_max_length",
+    "too_short": "empty_array",
+    "string_too_long": "string_above_max_length",
+    "string_too_short": "string_below_min_length",
+}
+TOLD: Final = TYPES | RANGES | frozenset(LENGTHS) | {"finite_number", "literal_error"}
+"""Kinds of errors whose texts hold no input."""
+
+
+def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
+    """The deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    deepest = max(found, key=lambda one: len(one["loc"]))
+    param, value = _path(deepest["loc"], given)
+    kind = deepest["type"]
+    if kind == "extra_forbidden":
+        return unknown(param)
+    if kind == "missing":
+        return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    said = deepest["msg"] if kind in TOLD else "This is not a valid value"
+    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
+
+
+def unknown(param: str | None) -> InvalidRequest:
+    """A field that there is not."""
+    shown = f": '{param}'" if param else ""
+    return InvalidRequest(f"Unknown parameter{shown}.", param=param, code="unknown_parameter")
+
+
+def _is_tag(entry: int | str, following: int | str, value: Mapping[str, object]) -> bool:
+    """Whether an entry only says which member of a union was tried, though a field has the same name."""
+    return following in value and not isinstance(value.get(str(entry)), dict | list)
+
+
+def _code(kind: str, value: object) -> str:
+    if kind in TYPES:
+        return "invalid_type"
+    if kind in RANGES:
+        number = "integer" if isinstance(value, int) else "decimal"
+        return f"{number}_below_min_value" if kind.startswith("greater") else f"{number}_above_max_value"
+    return LENGTHS.get(kind, "invalid_value")
+
+
+def _path(loc: Sequence[int | str], given: object) -> tuple[str, object]:
+    """A location as callers write it, without pydantic's names of union members and without names that are none; and
+    the value that stands there."""
+    path, value = "", given
+    loc = loc[:-2] if loc[-1] == "[key]" else loc
+    for place, entry in enumerate(loc):
+        last = place == len(loc) - 1
+        if not last and isinstance(value, dict) and _is_tag(entry, loc[place + 1], value):
+            continue
+        if isinstance(entry, int) and isinstance(value, list) and entry < len(value):
+            path, value = f"{path}[{entry}]", value[entry]
+        elif isinstance(entry, str) and isinstance(value, dict) and (entry in value or last):
+            if not NAME.fullmatch(entry):
+                break
+            path, value = f"{path}.{entry}" if path else entry, value.get(entry)
+    return path[:256], value

@@ -1,0 +1,61 @@
+"""`GET /v1/responses/{id}/input_items`: what a request added to its conversation, as items, in pages."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.core.chat import Image, Message
+from app.errors import InvalidRequest
+from app.gateway import query
+from app.gateway.responses_history import exchanged
+from app.gateway.responses_reply import Subject, call_item
+from app.store.protocol import Store
+
+MOST = 100
+
+
+async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
+    """A list object; newest first unless `order=asc`."""
+    asked = query.read(params, {"limit": query.limit, "after": query.text, "order": query.text, "include": query.text})
+    order = asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
+    found = [item for message in enumerate(await _given(store, of)) for item in _items(of, *message)]
+    if order == "desc":
+        found.reverse()
+    after = asked.get("after")
+    if after is not None:
+        ids = [item["id"] for item in found]
+        if after not in ids:
+            raise InvalidRequest("after must be the id of an item of this list.", param="after", code="invalid_value")
+        found = found[ids.index(after) + 1 :]
+    shown = found[: min(asked.get("limit", 20), MOST)]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
+
+
+async def _given(store: Store, of: Subject) -> list[Message]:
+    turn = of.state.turn.number
+    if turn:
+        return (await exchanged(store, of.state, turn - 1))[1:]
+    return list(of.task.messages[-of.state.turn.wire["given"] :])
+
+
+def _items(of: Subject, place: int, message: Message) -> Iterator[dict[str, Any]]:
+    name = f"{of.id.removeprefix('resp_')}_{place}"
+    if message.call_id:
+        output = {"call_id": message.call_id, "output": message.text, "status": "completed"}
+        yield {"id": f"fco_{name}", "type": "function_call_output", **output}
+        return
+    if message.parts:
+        head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
+        yield head | {"content": [_part(part, message.role) for part in message.parts]}
+    for call in message.calls:
+        yield call_item(call.id, call.name, call.arguments, "completed")
+
+
+def _part(part: Any, role: str) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto", "file_id": None}
+    if role == "assistant":
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": part.text}

@@ -1,0 +1,309 @@
+"""The replies of `/v1/responses`: the response object and the events of its stream.
+
+Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
+turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
+
+Sequence numbers never fall and never change: they say how far the reply has been told (`core/position.py`).
+
+    0, 1                       response.created, response.in_progress
+    2, 3                       the message's item and its part are there
+    3 + n                      its first n characters have been told
+    3 + length + 1, 2, 3       text, part and item are done
+    + 1, + m, + 1, + 1         of each function call: added, m characters of arguments, arguments done, item done
+    + 1                        the response is over
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from app.core import position
+from app.core.bill import Bill
+from app.core.chat import Form, Task, ToolCall
+from app.core.notices import response_id
+from app.core.state import RunState
+from app.errors import BatonError
+from app.gateway import fault
+from app.gateway.openai_reply import extension
+from app.order import Ended, Noted, Said
+
+ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
+OPENING, TEXT = 2, 3
+"""Numbers before the message's first event, and before its first character."""
+INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+RUNNING: Final = frozenset({"admitted", "planned", "running"})
+
+
+def parse_id(text: str) -> tuple[str, int] | None:
+    """Run and turn of a response's id; None if it is none."""
+    found = ID.fullmatch(text)
+    return (found[1], int(found[2] or 0)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a response is written from: the run's state, the task, and what the turn's request said of sampling and
+    tools (`asked`)."""
+
+    state: RunState
+    task: Task
+    asked: Task
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return response_id(self.state.run, self.state.turn.number)
+
+
+def whole(of: Subject, ended: Ended | None) -> bytes:
+    """The response object: as it ended, or, with None, under way."""
+    return orjson.dumps(document(of, ended))
+
+
+def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
+    """The same as JSON values."""
+    state, wire = of.state, of.state.turn.wire
+    status = status_of(of, ended)
+    turn = state.turn.number
+    body: dict[str, Any] = {
+        "id": of.id,
+        "object": "response",
+        "created_at": int(state.turn.at),
+        "status": status,
+        "background": bool(wire.get("background")),
+        "completed_at": None,
+        "error": _error(ended),
+        "incomplete_details": _incomplete(ended, status),
+        "instructions": of.task.messages[0].text if wire.get("instructions") else None,
+        "max_output_tokens": of.asked.sampling.max_tokens,
+        "max_tool_calls": None,
+        "model": state.admitted.tier,
+        "output": items(of, ended, "incomplete" if status == "incomplete" else "completed") if ended else [],
+        "parallel_tool_calls": of.asked.toolbox.parallel,
+        "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
+        "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
+        "service_tier": "default",
+        "temperature": of.asked.sampling.temperature,
+        "text": {"format": _format(of.asked.form)},
+        "tool_choice": _choice(of.asked),
+        "tools": [_tool(of.asked, place) for place in range(len(of.asked.toolbox.tools))],
+        "top_logprobs": of.asked.logprobs or 0,
+        "top_p": of.asked.sampling.top_p,
+        "truncation": "disabled",
+        "usage": usage_of(ended.bill) if ended is not None else None,
+        "user": of.task.user,
+        "metadata": dict(of.task.metadata),
+    }
+    return body | ({"baton": extension(ended)} if ended is not None else {})
+
+
+def status_of(of: Subject, ended: Ended | None) -> str:
+    """OpenAI's word for what the turn has come to."""
+    if ended is None:
+        return "queued" if of.state.state == "admitted" else "in_progress"
+    if ended.error is not None:
+        return "cancelled" if ended.state.state == "cancelled" else "failed"
+    return "incomplete" if ended.finish in INCOMPLETE else "completed"
+
+
+def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
+    """The output: the message, if anything was said, then the calls."""
+    found: list[dict[str, Any]] = []
+    if ended.answer or not (ended.calls or ended.error):
+        found.append(message_item(of, [_text_part(ended.answer, ended.logprobs)], status))
+    return found + [call_item(call.id, call.name, call.arguments, "completed") for call in ended.calls]
+
+
+def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """The assistant's message."""
+    name = of.id.replace("resp_", "msg_", 1)
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def call_item(call: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    """A function call."""
+    item = {"id": f"fc_{call}", "type": "function_call", "status": status, "call_id": call, "name": name}
+    return item | {"arguments": arguments}
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """The visible tokens, with the orchestration beside them (DESIGN §6)."""
+    seen, rest = bill.visible, bill.orchestration
+    return {
+        "input_tokens": seen.input,
+        "input_tokens_details": {
+            "cached_tokens": seen.cached,
+            "cache_write_tokens": 0,
+            "orchestration_input_tokens": rest.input,
+            "orchestration_input_cached_tokens": rest.cached,
+        },
+        "output_tokens": seen.output,
+        "output_tokens_details": {
+            "reasoning_tokens": seen.reasoning,
+            "orchestration_output_tokens": rest.output,
+        },
+        "total_tokens": seen.input + seen.output,
+    }
+
+
+def _text_part(text: str, logprobs: Any) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs or ())}
+
+
+def _error(ended: Ended | None) -> dict[str, Any] | None:
+    if ended is None or ended.error is None or ended.state.state == "cancelled":
+        return None
+    told = fault.describe(ended.error)["error"]
+    return {"code": "rate_limit_exceeded" if ended.error.status == 429 else "server_error", "message": told["message"]}
+
+
+def _incomplete(ended: Ended | None, status: str) -> dict[str, Any] | None:
+    return {"reason": INCOMPLETE[ended.finish]} if ended is not None and status == "incomplete" else None
+
+
+def _format(form: Form | None) -> dict[str, Any]:
+    if form is None:
+        return {"type": "text"}
+    if form.schema is None:
+        return {"type": "json_object"}
+    named = {"name": form.name, "description": form.description or None, "strict": form.strict}
+    return {"type": "json_schema", **named, "schema": form.schema}
+
+
+def _choice(asked: Task) -> object:
+    box = asked.toolbox
+    return {"type": "function", "name": box.named} if box.choice == "named" else box.choice
+
+
+def _tool(asked: Task, place: int) -> dict[str, Any]:
+    tool = asked.toolbox.tools[place]
+    shape = {"parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "name": tool.name, "description": tool.description or None, **shape}
+
+
+class Events:
+    """The frames of one stream; those up to the sequence number `after` are left out."""
+
+    ping = b": ping\n\n"
+
+    def __init__(self, of: Subject, after: int | None = None) -> None:
+        self._of = of
+        self._after = -1 if after is None else after
+        self._base = (self._after // position.ATTEMPT) * position.ATTEMPT if self._after >= 0 else 0
+        self._text = ""
+        self._at = 0
+        """The number of the latest event, within its attempt."""
+        self._spoken = self._message_done = self._open_call = False
+        self._index = -1
+        self._calls: list[ToolCall] = []
+
+    def role(self) -> bytes:
+        """The response exists, and is being worked on."""
+        under_way = document(self._of, None)
+        created = self._event("response.created", 0, response=under_way | {"status": "in_progress"})
+        return created + self._event("response.in_progress", 1, response=under_way | {"status": "in_progress"})
+
+    def said(self, said: Said) -> bytes:
+        """More of the text, or of the calls behind it."""
+        self._base = said.at - said.at % position.ATTEMPT if said.at else self._base
+        frames = self._more_text(said) if said.text else b""
+        for delta in said.calls:
+            if delta.index >= len(self._calls):
+                frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
+            frames += self._more_arguments(delta.arguments) if delta.arguments else b""
+        return frames
+
+    def noted(self, noted: Noted) -> bytes:
+        """A step's event, as a comment: clients check the types of events."""
+        return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
+
+    def ended(self, ended: Ended) -> bytes:
+        """Whatever has not been told yet, and the end."""
+        frames = b""
+        if not self._spoken and not ended.calls and ended.error is None:
+            frames += self._begin_message()
+        for call in ended.calls[len(self._calls) :]:
+            frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
+            frames += self._more_arguments(call.arguments)
+        frames += self._end_block(ended.logprobs)
+        body = document(self._of_end(ended), ended)
+        kind = {"failed": "failed", "incomplete": "incomplete"}.get(body["status"], "completed")
+        return frames + self._event(f"response.{kind}", self._at + 1, response=body)
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """The end of a run that failed, or what ends a stream of which none can be told."""
+        if ended.state.ended and ended.state.state != "succeeded":
+            return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
+        told = fault.describe(error)["error"]  # the stream alone is broken: it can be taken up behind the event before
+        body = {"type": "error", "sequence_number": self._base + self._at, **told}
+        return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
+
+    def _of_end(self, ended: Ended) -> Subject:
+        return Subject(ended.state, self._of.task, self._of.asked)
+
+    def _begin_message(self) -> bytes:
+        self._spoken, self._index = True, self._index + 1
+        item = message_item(self._of, [], "in_progress")
+        part = {"part": _text_part("", ()), "content_index": 0, "item_id": item["id"], "output_index": self._index}
+        added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
+        return added + self._event("response.content_part.added", TEXT, **part)
+
+    def _more_text(self, said: Said) -> bytes:
+        frames = b"" if self._spoken else self._begin_message()
+        told = max(self._after - self._base - TEXT - len(self._text), 0)
+        self._text += said.text
+        return frames + self._event(
+            "response.output_text.delta",
+            TEXT + len(self._text),
+            item_id=message_item(self._of, [], "")["id"],
+            output_index=self._index,
+            content_index=0,
+            delta=said.text[told:],
+            logprobs=said.logprobs,
+        )
+
+    def _end_block(self, logprobs: Any = None) -> bytes:
+        """Close what is open: the message, or the latest call."""
+        if self._calls and self._open_call:
+            return self._end_call()
+        if not self._spoken or self._message_done:
+            return b""
+        self._message_done = True
+        part, at = _text_part(self._text, logprobs), TEXT + len(self._text)
+        item = message_item(self._of, [part], "completed")
+        place = {"item_id": item["id"], "output_index": self._index, "content_index": 0}
+        text = self._event("response.output_text.done", at + 1, **place, text=self._text, logprobs=part["logprobs"])
+        closed = self._event("response.content_part.done", at + 2, **place, part=part)
+        return text + closed + self._event("response.output_item.done", at + 3, output_index=self._index, item=item)
+
+    def _begin_call(self, call: ToolCall) -> bytes:
+        self._at = max(self._at, TEXT + len(self._text) + 3)
+        self._calls.append(call)
+        self._open_call, self._index = True, self._index + 1
+        item = call_item(call.id, call.name, "", "in_progress")
+        return self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
+
+    def _more_arguments(self, text: str) -> bytes:
+        call = self._calls[-1]
+        told = max(self._after - self._base - self._at, 0)
+        self._calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
+        place = {"item_id": f"fc_{call.id}", "output_index": self._index}
+        return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[told:])
+
+    def _end_call(self) -> bytes:
+        call, self._open_call = self._calls[-1], False
+        place = {"item_id": f"fc_{call.id}", "output_index": self._index}
+        item = call_item(call.id, call.name, call.arguments, "completed")
+        told = {"arguments": call.arguments, "name": call.name}
+        done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
+        return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
+
+    def _event(self, kind: str, number: int, **fields: object) -> bytes:
+        """One frame, unless it was heard before."""
+        self._at, at = number, self._base + number
+        if at <= self._after:
+            return b""
+        body = orjson.dumps({"type": kind, "sequence_number": at, **fields})
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (at, kind.encode(), body)

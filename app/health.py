@@ -1,0 +1,215 @@
+"""What this process knows of its workers: one breaker for each (provider, model), fed by the end of every call.
+
+The policy is `core/breaker.py`; here are the clock, the counters and the log lines. Nothing of it is stored: a process
+that starts believes in everybody, and learns. Calls that other processes made are overheard from the journals of the
+runs that this one drives, so that a gateway knows whom its dispatchers have given up.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from app.core import breaker
+from app.core.breaker import Breaker, Offer, Place, Verdict
+from app.core.pool import Catalog, ProviderSpec, Worker
+from app.core.state import NO_TIME
+from app.telemetry import Telemetry
+
+LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
+REMEMBERED = 4_096
+"""Calls of our own that we may hear of once more."""
+NEW: Final = Breaker()
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whom to call (None: nobody) and why not those before it, or why it is called although it is ejected."""
+
+    worker: Worker | None
+    passed_over: tuple[tuple[str, str], ...] = ()
+    despite: str = ""
+
+    @property
+    def called(self) -> Worker:
+        """The worker, where there is one."""
+        assert self.worker is not None
+        return self.worker
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether nobody is called because nobody could answer in time."""
+        return bool(self.passed_over) and all(reason == NO_TIME for _, reason in self.passed_over)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The same for the journal; nothing where there is nothing to explain."""
+        body: dict[str, Any] = {}
+        if self.passed_over:
+            body["passed_over"] = [{"worker": name, "reason": reason} for name, reason in self.passed_over]
+        if self.despite:
+            body["despite"] = self.despite
+        return body
+
+
+class Health:
+    """The breakers of one process; made in `wiring.py`."""
+
+    def __init__(self, telemetry: Telemetry, *, tick: Callable[[], float], chance: Callable[[], float]) -> None:
+        """`tick` gives monotonic seconds, `chance` a number in [0, 1)."""
+        self._telemetry = telemetry
+        self._tick = tick
+        self._chance = chance
+        self._breakers: dict[Key, Breaker] = {}
+        self._specs: Mapping[str, ProviderSpec] = {}
+        self._workers: Mapping[str, Worker] = {}
+        self._ours: dict[str, None] = {}
+        self._signs: dict[Key, float] = {}
+        """When we last heard anything of a worker."""
+
+    def follow(self, catalog: Catalog) -> None:
+        """Another pool is in force: what is known of workers whose provider has changed, or that are gone, is
+        forgotten."""
+        for name in self._workers:
+            self._telemetry.unwatch("baton_breaker_state", name)
+        same = {name for name, spec in catalog.providers.items() if self._specs.get(name) == spec}
+        kept = {_key(worker) for worker in catalog.workers.values() if worker.provider in same}
+        self._breakers = {key: known for key, known in self._breakers.items() if key in kept}
+        self._specs, self._workers = catalog.providers, catalog.workers
+        for worker in catalog.workers.values():
+            self._telemetry.watch("baton_breaker_state", self._level(_key(worker)), worker.name)
+
+    def _level(self, key: Key) -> Callable[[], float]:
+        return lambda: LEVELS[self._of(key).state(self._tick())]
+
+    # -- beside the calls
+
+    def sign(self, worker: Worker) -> None:
+        """The worker has just said something."""
+        self._signs[_key(worker)] = self._tick()
+
+    def silence(self, worker: Worker) -> float:
+        """Seconds since its last sign of life."""
+        return self._tick() - self._signs.get(_key(worker), float("-inf"))
+
+    def suspects(self, worker: Worker) -> bool:
+        """Whether the latest call of it failed."""
+        known = self._of(_key(worker))
+        return bool(known.failures or known.reason)
+
+    def is_out(self, worker: Worker) -> bool:
+        """Whether probes have found nobody alive behind it."""
+        return self._of(_key(worker)).reason == breaker.OUT
+
+    def sounded(self, worker: Worker, *, alive: bool) -> None:
+        """A probe has found it alive or not; see `breaker.sounded`."""
+        if alive:
+            self.sign(worker)
+        now, before = self._tick(), self._of(_key(worker))
+        self._keep(worker, before, breaker.sounded(before, alive=alive, now=now), now)
+
+    # -- before a call
+
+    def ejected(self, workers: Sequence[Worker]) -> dict[str, str]:
+        """Those of the workers that are ejected now, with the reason, the worst first."""
+        now = self._tick()
+        out = [(breaker.badness(known), worker.name, known.reason) for worker, known in self._known(workers, now)]
+        return {name: reason for _, name, reason in sorted(out, reverse=True)}
+
+    def _known(self, workers: Sequence[Worker], now: float) -> list[tuple[Worker, Breaker]]:
+        pairs = [(worker, self._of(_key(worker))) for worker in workers]
+        return [(worker, known) for worker, known in pairs if known.state(now) == "open"]
+
+    def choose(self, offers: Sequence[tuple[Worker, Place]], left: float) -> Choice:
+        """Whom of the offers to call, in the order of preference, with `left` seconds to go.
+
+        Whoever is chosen is about to be called: either `settle` follows, or `forgo`.
+        """
+        now = self._tick()
+        picked = breaker.pick(self._offers(offers), now=now, left=left)
+        for name, objection in picked.passed_over:
+            if objection == "retry_budget":
+                self._telemetry.count("baton_retry_budget_exhausted_total", name)
+        for worker, place in offers:
+            if worker.name == picked.worker:
+                self._begin(worker, place, now)
+                return Choice(worker, picked.passed_over, picked.despite)
+        return Choice(None, picked.passed_over)
+
+    def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
+        """Whether good news of one of the offers may come soon."""
+        return breaker.worth_waiting(self._offers(offers), now=self._tick(), left=left)
+
+    def affords(self, worker: Worker, place: Place) -> bool:
+        """Whether the worker's retry budget has room."""
+        return self._of(_key(worker)).affords(place, self._tick())
+
+    def refusal(self, worker: Worker, left: float) -> str:
+        """Why a call that has an alternative should not be made; empty: it is about to be made, as after `choose`."""
+        now, known = self._tick(), self._of(_key(worker))
+        objection = NO_TIME if left < known.hopeless else known.objection(now)
+        if not objection:
+            self._begin(worker, "first", now)
+        return objection
+
+    def forgo(self, worker: Worker) -> None:
+        """The call that was about to be made is not made."""
+        self._breakers[_key(worker)] = breaker.forgone(self._of(_key(worker)))
+
+    def _begin(self, worker: Worker, place: Place, now: float) -> None:
+        self._breakers[_key(worker)] = breaker.begun(self._of(_key(worker)), place, now)
+        if place != "first":
+            self._telemetry.count("baton_retries_total", worker.name, place)
+
+    def _offers(self, offers: Sequence[tuple[Worker, Place]]) -> Iterator[Offer]:
+        return (Offer(worker.name, place, self._of(_key(worker))) for worker, place in offers)
+
+    def _of(self, key: Key) -> Breaker:
+        return self._breakers.get(key, NEW)
+
+    # -- after a call
+
+    def settle(self, call: str, worker: Worker, verdict: Verdict, began: float, asked: float | None) -> None:
+        """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds."""
+        if len(self._ours) >= REMEMBERED:
+            del self._ours[next(iter(self._ours))]
+        self._ours[call] = None
+        self._hear(worker, verdict, began, asked)
+
+    def overhear(self, call: str, name: str, finished: Mapping[str, Any]) -> None:
+        """The body of a `call.finished` came by; one of another process is as good as our own."""
+        if call in self._ours:
+            del self._ours[call]
+        elif (worker := self._workers.get(name)) is not None:
+            verdict: Verdict = "good" if finished["outcome"] == "ok" else finished.get("blamed", "silent")
+            self._hear(worker, verdict, self._tick() - finished["seconds"], finished.get("retry_after"))
+
+    def _hear(self, worker: Worker, verdict: Verdict, began: float, asked: float | None) -> None:
+        now, before = self._tick(), self._of(_key(worker))
+        if verdict == "good":
+            self.sign(worker)
+        after = breaker.heard(before, verdict, began=began, now=now, chance=self._chance(), asked=asked)
+        self._keep(worker, before, after, now)
+
+    def _keep(self, worker: Worker, before: Breaker, after: Breaker, now: float) -> None:
+        self._breakers[_key(worker)] = after
+        if after.reason and after.since != before.since:
+            self._report(worker, after, now)
+        elif before.reason and not after.reason:
+            self._telemetry.log(logging.INFO, "a worker is back", worker=worker.name)
+
+    def _report(self, worker: Worker, after: Breaker, now: float) -> None:
+        self._telemetry.count("baton_ejections_total", worker.name, after.reason)
+        level, words = logging.WARNING, "a worker is ejected"
+        if after.reason == "misconfigured":
+            level = logging.ERROR
+            words = "a worker is misconfigured: its provider refuses our key or does not know the model; see the pool"
+        elif after.reason == breaker.OUT:
+            level, words = logging.ERROR, "a conductor does not generate; the fallback serves until it does"
+        seconds = round(after.until - now, 3)
+        self._telemetry.log(level, words, worker=worker.name, reason=after.reason, seconds=seconds)
+
+
+def _key(worker: Worker) -> Key:
+    return worker.provider, worker.model

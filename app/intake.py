@@ -1,0 +1,79 @@
+"""What a run is admitted with: who may take part, who plans it, and the event that pins both."""
+
+from app.attempt import Means
+from app.conductor.protocol import Conductor, Given
+from app.core import drafts
+from app.core.journal import Draft
+from app.core.plan import by_name, read_plan
+from app.core.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
+from app.core.pool import Catalog
+from app.core.state import FALLBACK
+from app.core.workflow import Step
+from app.errors import InvalidRequest, PlanRejected
+from app.order import Order
+
+
+def choose(means: Means, order: Order) -> Eligible:
+    """The workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
+    unknown = unknown_names(order.tier, order.overrides)
+    if unknown:
+        known = ", ".join(order.tier.pool)
+        raise InvalidRequest(
+            f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
+        )
+    choice = eligible(means.catalog(), order.tier, order.task, order.labels, order.overrides)
+    if not choice.workers:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
+        raise InvalidRequest(
+            f"No worker of this tier may take the request. {reasons[:2000]}",
+            param=choice.blamed,
+            code="no_eligible_worker",
+        )
+    if order.plan is not None:  # whoever names workers gets them, or the next best when a step is executed
+        return choice
+    return healthy(choice, means.health.ejected(choice.workers))
+
+
+def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, str]:
+    """Who plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be executed."""
+    if order.plan is None:
+        return _policy(means, order, choice)
+    try:
+        names = [worker.name for worker in choice.workers]
+        return Given(read_plan(order.plan, by_name(names), order.limits.steps)), "caller"
+    except PlanRejected as rejected:
+        message = "; ".join(rejected.reasons)[:3000]
+        raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
+
+
+def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, str]:
+    """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
+    spec = order.tier.conductor
+    if spec.worker is None or not missing_clearance(means.catalog().workers[spec.worker], order.labels):
+        return means.conductor(order.tier), spec.kind
+    names = [worker.name for worker in choice.workers]
+    worker = order.tier.fallback if order.tier.fallback in names else names[0]
+    return Given((Step(worker, answers=True),)), FALLBACK
+
+
+def admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
+    """`run.admitted`; `task` is the ref of what was asked."""
+    return drafts.admitted(
+        task=task,
+        tier=order.tier.name,
+        model=order.model,
+        effort=order.effort,
+        limits=order.limits,
+        deadline=now + order.limits.seconds,
+        pool=[worker.name for worker in choice.workers],
+        excluded=choice.excluded,
+        labels=order.labels,
+        conductor=conductor,
+        catalog=catalog.digest,
+        rehearsal=catalog.rehearsal,
+        streams=order.streams,
+        preview=order.preview,
+        ignored=order.ignored,
+        on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
+        wire=order.wire,
+    )

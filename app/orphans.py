@@ -1,0 +1,172 @@
+"""What other processes left behind: runs without a driver and tickets without an answer, found once a lease or so.
+
+A run whose driver let its lease lapse is taken over with a higher epoch, its journal folded, and driven on. Some cannot
+be driven here: one of a tier that this process does not know, or that newer code has admitted, is left to a process
+that can and is reported; one whose content was erased fails. Once a run is past its deadline anybody ends it, even
+without understanding its journal.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+
+import orjson
+
+from app.attempt import Means
+from app.audience import Audience
+from app.conduct import Driver
+from app.consequences import ending, projection, tentative
+from app.core.chat import Usage, task_from_json, usage_to_json
+from app.core.journal import Draft, Kind
+from app.core.progress import Finish, fold
+from app.core.state import RunState
+from app.dispatch import rung_again
+from app.errors import NotFound
+from app.outcomes import given_up
+from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
+from app.view import texts_of
+
+SWEEP = 50
+"""Runs and tickets taken in one sweep."""
+FORGET = 500
+"""Claims deleted in one sweep: some ten milliseconds, and more a day than any gateway makes."""
+
+
+class Orphans:
+    """The sweeper of one process."""
+
+    def __init__(
+        self, means: Means, *, home: str, drive: Callable[[Driver], None], audience: Callable[[str], Audience]
+    ) -> None:
+        """`home` is this process's address on the queue; `drive` begins to drive a run that was taken over, and
+        `audience` gives up who has heard it here until then."""
+        self._means = means
+        self._home = home
+        self._drive = drive
+        self._audience = audience
+        self._stranded = 0
+
+    async def sweep(self, room: int) -> None:
+        """Take over at most `room` runs, forget some claims that have run out, then ring again for tickets: the bell is
+        needed for the last alone.
+
+        After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
+        """
+        if room > 0 and self._means.store.calm >= self._means.lease:
+            await self._take_over(min(room, SWEEP))
+        await self._means.store.forget_claims(self._means.now(), FORGET)
+        if not self._means.queue.sound:  # what is looked up counts as rung, so it is left to dispatchers, who look too
+            return
+        overdue = await self._means.store.overdue(self._means.now(), SWEEP)
+        if overdue:
+            self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
+            await self._means.queue.ring([rung_again(due) for due in overdue])
+
+    async def _take_over(self, room: int) -> None:
+        now = self._means.now()
+        lapsed = await self._means.store.lapsed(now)
+        ours = [(kind.tier, kind.code) for kind in lapsed if self._can_drive(kind)]
+        self._report([kind for kind in lapsed if not self._can_drive(kind) and kind.runs > kind.expired])
+        if not ours and not any(kind.expired for kind in lapsed):
+            return
+        for row in await self._means.store.orphans(self._home, now, now + self._means.lease, room, ours):
+            self._means.telemetry.count("baton_swept_total", "run")
+            try:
+                await self._adopt(row)
+            except Exception as error:  # one that cannot be read must not keep the others waiting
+                self._means.telemetry.log(logging.ERROR, "an orphan could not be taken over", run=row.id)
+                logging.getLogger("baton").debug("orphan", exc_info=error)
+
+    def _can_drive(self, kind: Lapsed | RunRow) -> bool:
+        return kind.tier in self._means.catalog().tiers and not is_newer(kind.code, self._means.code)
+
+    def _report(self, kinds: list[Lapsed]) -> None:
+        stranded = sum(kind.runs - kind.expired for kind in kinds)
+        self._means.telemetry.gauge("baton_orphans_stranded", stranded)
+        if stranded > self._stranded:
+            for kind in kinds:
+                self._means.telemetry.log(
+                    logging.ERROR,
+                    "orphans wait for a process that knows their tier and is as new as the one that admitted them",
+                    tier=kind.tier,
+                    count=kind.runs - kind.expired,
+                )
+        self._stranded = stranded
+
+    async def _adopt(self, row: RunRow) -> None:
+        """Fold an orphan's journal and go on where its driver stopped."""
+        late = row.deadline <= self._means.now()
+        try:
+            journal = await self._means.store.journal(row.id)
+            state = fold(journal.events)
+        except (KeyError, ValueError):
+            if not late:
+                raise
+            return await self._expire(row)
+        if late and not self._can_drive(row):
+            return await self._end(state, row, Finish(Kind.EXPIRED, error="run_expired"))
+        try:
+            driver = await driver_for(self._means, self._home, state, journal.salt, row.epoch)
+        except NotFound:
+            return await self._end(state, row, _without_content(late))
+        driver.audience = self._audience(row.id)
+        self._drive(driver)
+
+    async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
+        """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
+        outcomes, held = given_up(state.planning)
+        closed = tentative(state, outcomes)
+        last, now = ending(closed, command), self._means.now()
+        shown = projection(tentative(closed, last), now)
+        await self._write(row, (*outcomes, *last), shown, held, now, state.seq)
+
+    async def _expire(self, row: RunRow) -> None:
+        """End a run whose journal is in words that this process does not know."""
+        used = usage_to_json(Usage(input=row.spent.tokens, estimated=True))
+        body = {"step": None, "usd": row.spent.usd, "usage": used, "visible": usage_to_json(Usage())}
+        expired = Draft(Kind.EXPIRED, body | {"degraded": row.degraded, "error": "run_expired", "unread": True})
+        shown = Projection("expired", error="run_expired")
+        await self._write(row, (expired,), shown, Ledger(), self._means.now())
+
+    async def _write(
+        self,
+        row: RunRow,
+        events: tuple[Draft, ...],
+        shown: Projection,
+        held: Ledger,
+        now: float,
+        seq: int | None = None,
+    ) -> None:
+        entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
+        await self._means.store.append(entry)
+        self._means.telemetry.count("baton_runs_total", row.tier, str(shown.state))
+        self._means.telemetry.log(logging.WARNING, "an orphan was ended", run=row.id, error=shown.error)
+
+
+async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoch: int) -> Driver:
+    """A driver for a run that exists already; `NotFound` if its content was erased."""
+    task = (await texts_of(means.store, state.run, {state.admitted.task}))[state.admitted.task]
+    return Driver(
+        means,
+        home=home,
+        state=state,
+        task=task_from_json(orjson.loads(task)),
+        salt=salt,
+        conductor=means.conductor(means.catalog().tiers[state.admitted.tier]),
+        audience=Audience(state.run),
+        epoch=epoch,
+    )
+
+
+def _without_content(late: bool) -> Finish:
+    if late:
+        return Finish(Kind.EXPIRED, error="run_expired")
+    return Finish(Kind.FAILED, error="content_erased")
+
+
+def is_newer(code: str, than: str) -> bool:
+    """Whether a version is above another one; what is no version counts as newer unless it is the same."""
+    if code == than:
+        return False
+    numbers = [[int(part) for part in re.findall(r"\d+", text)[:3]] for text in (code, than)]
+    return not numbers[0] or numbers[0] > numbers[1]

@@ -1,0 +1,87 @@
+"""The store while the database is away: its calls return when that has returned, or give up when they are told to.
+
+An entry is committed once, although a commit that went unanswered may have been one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from math import inf
+from typing import TypeVar
+
+import orjson
+
+from app.core.journal import Draft, Event
+from app.errors import StoreUnavailable
+from app.store.protocol import Appended, Entry, Journal, Store
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two tries while the database is there but does not do what it is asked."""
+
+
+async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Callable[[], float]) -> T:
+    """What `call` returns once the database lets it; raises `StoreUnavailable` when no seconds are `left`."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return await call()
+        except StoreUnavailable:
+            if (seconds := left()) <= 0:
+                raise
+        if store.sound:
+            await asyncio.sleep(min(pause, seconds))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        else:
+            await store.wait(min(LONGEST_PAUSE, seconds))
+
+
+class Patient:
+    """The store for the driver of one run."""
+
+    def __init__(self, store: Store, left: Callable[[], float]) -> None:
+        """`left` gives the seconds for which it is still worth waiting."""
+        self._store = store
+        self._left = left
+
+    async def append(self, entry: Entry, seq: int, within: float = inf) -> Appended:
+        """Commit an entry of at least one event, once, and within so many seconds. `seq` is that of an event that was
+        known before."""
+        tries = 0
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+
+        async def once() -> Appended:
+            nonlocal tries
+            tries += 1
+            # A commit that went unanswered may have been one.
+            landed = await self._landed(entry, seq) if tries > 1 else None
+            return landed or await self._store.append(entry)
+
+        return await patiently(self._store, once, lambda: min(self._left(), until - loop.time()))
+
+    async def _landed(self, entry: Entry, seq: int) -> Appended | None:
+        events = (await self._store.journal(entry.run, after=seq)).events
+        wanted = [_as_stored(draft, entry.at) for draft in entry.events]
+        for start in range(len(events) - len(wanted) + 1):
+            found = events[start : start + len(wanted)]
+            if [_stored(event) for event in found] == wanted:
+                return Appended(found)
+        return None
+
+    async def journal(self, run: str, after: int) -> Journal:
+        """Its events from there on."""
+        return await patiently(self._store, partial(self._store.journal, run, after=after), self._left)
+
+    async def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
+        """Those of the bodies that are still stored."""
+        return dict(await patiently(self._store, partial(self._store.contents, run, refs), self._left))
+
+
+def _as_stored(draft: Draft, at: float) -> tuple[str, float, object]:
+    return draft.kind.value, at, orjson.loads(orjson.dumps(draft.body))
+
+
+def _stored(event: Event) -> tuple[str, float, object]:
+    return event.kind.value, event.at, event.body

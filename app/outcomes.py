@@ -1,0 +1,151 @@
+"""Outcomes that are hard to come by: kept while the database is away, and of calls whose process is no more.
+
+What a call came to is known only here, so it is kept: bounded, written in the order in which it came, and without
+keeping other steps from the slots that these no longer need.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from app.core.chat import Usage, usage_to_json
+from app.core.journal import Draft, Kind
+from app.core.state import Call
+from app.errors import StoreUnavailable
+from app.store.protocol import Entry, Ledger, Store
+from app.telemetry import Telemetry
+
+OUTCOME_PATIENCE = 90.0
+"""Seconds for which an outcome is kept."""
+ENTRIES, BYTES = 1_024, 64 * 2**20
+"""Most that one process keeps: entries, and bytes of content in them."""
+ENTRY_BYTES = 2_048
+"""What an entry weighs beside its content, roughly."""
+PAUSE, LOOK = 0.05, 1.0
+"""Seconds between two tries; between two looks whether the database is there, at the most."""
+
+
+def lost(call: str, step: int | None, held: Ledger) -> Draft:
+    """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
+    body: Mapping[str, object] = {
+        "call": call,
+        "n": step,
+        "outcome": "unknown",
+        "usage": usage_to_json(Usage(input=held.tokens, estimated=True)),
+        "usd": held.usd,
+        "seconds": 0.0,
+        "first": 0.0,
+        "finish": "",
+        "output": "",
+    }
+    return Draft(Kind.CALL_FINISHED, body)
+
+
+def given_up(calls: Sequence[Call]) -> tuple[tuple[Draft, ...], Ledger]:
+    """Such outcomes for all of these, and what was held for them together."""
+    held = [Ledger(call.usd_held, call.tokens_held) for call in calls]
+    drafts = tuple(lost(call.id, call.step, each) for call, each in zip(calls, held, strict=True))
+    return drafts, Ledger(sum(each.usd for each in held), sum(each.tokens for each in held))
+
+
+class Outcomes:
+    """The last entries of a dispatcher's steps, while they cannot be written."""
+
+    def __init__(
+        self,
+        store: Store,
+        telemetry: Telemetry,
+        *,
+        tick: Callable[[], float],
+        freed: Callable[[], None],
+        entries: int = ENTRIES,
+        size: int = BYTES,
+    ) -> None:
+        """`freed` is told whenever a step gives up its slot or there is room again."""
+        self._store = store
+        self._telemetry = telemetry
+        self._tick = tick
+        self._freed = freed
+        self._most, self._most_bytes = entries, size
+        self._kept: dict[int, int] = {}
+        """What is kept without a slot: its weight by the order in which it came."""
+        self._line: dict[int, asyncio.Future[None]] = {}
+        self._filled = asyncio.Event()
+        self._closed = False
+        self._numbers = 0
+
+    def __len__(self) -> int:
+        """How many steps are kept without a slot."""
+        return len(self._kept)
+
+    @property
+    def full(self) -> bool:
+        """Whether no step may be begun, because there would be no room for what becomes of it."""
+        return len(self._kept) >= self._most or sum(self._kept.values()) >= self._most_bytes
+
+    async def write(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:
+        """Call `append` until the database has taken the entry; `StoreUnavailable` when that took too long."""
+        try:
+            return await append()
+        except StoreUnavailable:
+            number = self._keep(ENTRY_BYTES + sum(len(body) for _, body in entry.contents))
+        until = self._tick() + OUTCOME_PATIENCE
+        try:
+            while not self._closed and (left := until - self._tick()) > 0:
+                if await self._turn(number, left):
+                    try:
+                        return await append()
+                    except StoreUnavailable:
+                        continue
+            raise StoreUnavailable
+        finally:
+            self._let_go(number)
+
+    def _keep(self, weight: int) -> int:
+        """A number, under which the entry is kept beyond its slot if there is room."""
+        self._numbers += 1
+        if not self.full:
+            self._kept[self._numbers] = weight
+            self._changed()
+        return self._numbers
+
+    def _let_go(self, number: int) -> None:
+        if self._kept.pop(number, None) is not None:
+            self._changed()
+
+    def _changed(self) -> None:
+        self._telemetry.gauge("baton_outcomes_waiting", len(self._kept))
+        self._telemetry.gauge("baton_outcomes_waiting_bytes", sum(self._kept.values()))
+        self._freed()
+
+    async def _turn(self, number: int, left: float) -> bool:
+        """Until it is this entry's turn; False if its time is over."""
+        self._line[number] = turn = asyncio.get_running_loop().create_future()
+        self._filled.set()
+        try:
+            async with asyncio.timeout(left):
+                await turn
+        except TimeoutError:
+            return False
+        return True
+
+    async def keep(self) -> None:
+        """Send what waits on its way, all at once and in its order, whenever the database is there; until closed."""
+        while not self._closed:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._line and not self._closed:
+                if await self._store.wait(LOOK):
+                    self._release()
+                    await asyncio.sleep(PAUSE)
+
+    def _release(self) -> None:
+        line, self._line = self._line, {}
+        for _, turn in sorted(line.items()):
+            if not turn.done():
+                turn.set_result(None)
+
+    def close(self) -> None:
+        """Give up what still waits: this process ends, and others will find these calls without an outcome."""
+        self._closed = True
+        self._filled.set()
+        self._release()

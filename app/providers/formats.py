@@ -1,0 +1,22 @@
+"""The adapter of each wire format, by its name in the pool file."""
+
+from collections.abc import Mapping
+
+from app.core.pool import ProviderSpec
+from app.providers.anthropic import AnthropicProvider
+from app.providers.gemini import GeminiProvider
+from app.providers.openai import OpenAIProvider
+from app.providers.rehearsal import RehearsalProvider
+
+Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider
+ADAPTERS: Mapping[str, type[Adapter]] = {
+    "openai": OpenAIProvider,
+    "anthropic": AnthropicProvider,
+    "gemini": GeminiProvider,
+    "rehearsal": RehearsalProvider,
+}
+
+
+def adapter(spec: ProviderSpec, key: str | None = None) -> Adapter:
+    """The adapter for an endpoint; without its key it renders requests all the same. Raises `ConfigInvalid`."""
+    return ADAPTERS[spec.format](spec, key)

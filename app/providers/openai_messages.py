@@ -1,0 +1,138 @@
+"""A conversation as OpenAI's chat completions take it, and what its many dialects want of tools in it."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.core.chat import Image, Message, Part, Text
+from app.providers.functions import openai_calls
+
+LONGEST_ID = 40
+PICTURES = "Images that the tools returned:"
+BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """How an endpoint wants its messages."""
+
+    keep_developer: bool
+    """Whether it knows the role `developer`; else that is `system`."""
+    reasoning: bool
+    """Whether reasoning that came with tool calls is given back."""
+    short_ids: bool
+    """Whether ids of tool calls are nine letters and digits and nothing else."""
+
+    def render(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
+        """The messages in order; images of tool results follow the results, because those hold text only."""
+        rendered: list[dict[str, Any]] = []
+        pictures: list[Part] = []
+        for message in messages:
+            if message.role != "tool" and pictures:
+                rendered.append(self._pictures(pictures))
+                pictures = []
+            rendered.append(self._message(message))
+            pictures += [part for part in message.parts if message.call_id and isinstance(part, Image)]
+        return [*rendered, self._pictures(pictures)] if pictures else rendered
+
+    def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
+        return self._message(Message("user", (Text(PICTURES), *pictures)))
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        if message.call_id:
+            return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": message.text}
+        role: str = message.role
+        if role == "developer" and not self.keep_developer:
+            role = "system"
+        if role == "tool":
+            role = "user"  # A result without the id of its call is only readable as somebody's words.
+        name = {"name": message.name} if message.name else {}
+        return {"role": role, "content": _content(message), **name, **self._calls(message)}
+
+    def _calls(self, message: Message) -> dict[str, Any]:
+        if not message.calls:
+            return {}
+        calls = openai_calls(replace(call, id=self._id(call.id)) for call in message.calls)
+        if not self.reasoning or message.keepsake is None:
+            return {"tool_calls": calls}
+        for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
+            call |= {"extra_content": extra} if extra else {}
+        return {"tool_calls": calls, **message.keepsake.get("message", {})}
+
+    def _id(self, id_: str) -> str:
+        """The id, or another one made of it where the endpoint would refuse it: the same each time."""
+        if self.short_ids:
+            return id_ if re.fullmatch("[A-Za-z0-9]{9}", id_) else _digest(id_, 9)
+        return id_ if len(id_) <= LONGEST_ID else f"call_{_digest(id_, 24)}"
+
+
+def _digest(text: str, places: int) -> str:
+    return "".join(BASE_62[byte % 62] for byte in hashlib.sha256(text.encode()).digest()[:places])
+
+
+def _content(message: Message) -> str | list[dict[str, Any]] | None:
+    """One text as a string, several parts as a list; an assistant that only calls tools says null."""
+    if message.calls and not message.text:
+        return None
+    if all(isinstance(part, Text) for part in message.parts) and len(message.parts) < 2:
+        return message.text
+    return [*map(_part, message.parts)]
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    detail = {"detail": part.detail} if part.detail else {}
+    return {"type": "image_url", "image_url": {"url": part.url, **detail}}
+
+
+class Reasoning:
+    """What a reply brings beside its text that its server wants back with the turn: reasoning, signatures."""
+
+    __slots__ = ("_details", "_extras", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._details: list[dict[str, Any]] = []
+        self._extras: dict[int, Any] = {}
+
+    def said(self, said: Mapping[str, Any]) -> None:
+        """Take note of a delta or of a whole message."""
+        for name in ("reasoning_content", "reasoning"):
+            if isinstance(text := said.get(name), str) and text:
+                self._texts.setdefault(name, []).append(text)
+        for detail in said.get("reasoning_details") or ():
+            if isinstance(detail, dict):
+                self._detail(detail)
+
+    def extra(self, place: int, extra: object) -> None:
+        """What stands beside one tool call, as Google's signatures do."""
+        if extra:
+            self._extras[place] = extra
+
+    def keepsake(self, calls: int) -> dict[str, Any]:
+        """All of it, or nothing where nothing came. `reasoning_details` say what `reasoning` says, only better."""
+        kept: dict[str, Any] = {}
+        if self._details:
+            kept["message"] = {"reasoning_details": self._details}
+        elif self._texts:
+            name, texts = next(iter(self._texts.items()))
+            kept["message"] = {name: "".join(texts)}
+        if self._extras:
+            kept["extra_content"] = [self._extras.get(place) for place in range(calls)]
+        return kept
+
+    def _detail(self, detail: dict[str, Any]) -> None:
+        """Pieces of one detail come one after the other; its texts grow, its other fields are told once."""
+        last = self._details[-1] if self._details else {}
+        if not last or any(last.get(name) != detail.get(name) for name in ("type", "index")) or "data" in detail:
+            self._details.append(dict(detail))
+            return
+        for name, value in detail.items():
+            grows = name in ("text", "summary") and isinstance(value, str)
+            if grows:
+                last[name] = (last.get(name) or "") + value
+            elif value is not None:
+                last[name] = value

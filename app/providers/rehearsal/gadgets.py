@@ -1,0 +1,136 @@
+"""How a rehearsal worker uses the caller's tools: which one fits the question, with what arguments, what comes of it.
+
+It goes by words alone: a tool fits if its name or description shares a word with the question, or if it calculates and
+there is something to calculate.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.core.chat import Message, Tool, Toolbox
+from app.providers.rehearsal.expression import symbols
+from app.providers.rehearsal.families import PLAIN, solve
+from app.providers.rehearsal.minds import read
+
+MOST = 4
+WORD = re.compile(r"[a-z]{3,}")
+SUM = re.compile(r"[-+]?[\d.(][\d\s.,()+*/^-]*[\d)]")
+ENTITY = re.compile(r"\b[A-Z][\w'-]+(?: [A-Z][\w'-]+)*")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+QUOTED = re.compile(r"[\"']([^\"']{1,200})[\"']")
+CALCULATES = frozenset(("arithmetic", "calc", "calculate", "calculates", "calculator", "compute", "evaluate", "math"))
+EXPRESSION = frozenset(("expression", "formula", "equation", "calculation"))
+WHOLE = frozenset(("query", "question", "text", "input", "prompt", "request"))
+EMPTY = (
+    "about all and answer are can current does find for from get gets give given has have how into its look looks more "
+    "not number off one our out please return returns some tell that the their them there they this time to tool use "
+    "using value was what when where which who will with you your"
+)
+COMMON = frozenset(EMPTY.split())
+"""Words that say nothing about what a tool is for."""
+
+Wish = tuple[str, dict[str, Any]]
+
+
+def wishes(toolbox: Toolbox, messages: Sequence[Message]) -> list[Wish]:
+    """The tools to call now, with their arguments; [] to answer. Where a tool must be called, one is."""
+    if not toolbox.tools or toolbox.choice == "none":
+        return []
+    asked = read([message for message in messages if message.role != "tool"])
+    question = (asked.question or asked.subtask).translate(PLAIN)
+    if not toolbox.must and messages[-1].role == "tool":
+        return []
+    ranked = sorted(toolbox.tools, key=lambda tool: -_fit(tool, question))
+    if toolbox.choice == "named":
+        ranked = [tool for tool in toolbox.tools if tool.name == toolbox.named]
+    best = ranked[0]
+    if not toolbox.must and not _fit(best, question):
+        return []
+    found = [(best.name, arguments) for arguments in _all_arguments(best, question)]
+    return found[: MOST if toolbox.parallel else 1]
+
+
+def told(messages: Sequence[Message]) -> str | None:
+    """The answer that the last tools have given; None if none were called just now."""
+    results = []
+    for message in reversed(messages):
+        if message.role != "tool":
+            break
+        results.append(("The tool failed: " if message.failed else "") + _value(message.text))
+    return "; ".join(reversed(results)) or None
+
+
+def _value(text: str) -> str:
+    """What a result says: the one figure in a JSON object, or the text as it is."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text.strip()
+    if isinstance(value, dict):
+        named = [value[name] for name in ("result", "answer", "output", "value") if name in value]
+        value = named[0] if named else next(iter(value.values())) if len(value) == 1 else value
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _fit(tool: Tool, question: str) -> int:
+    """How well a tool fits a question; 0: not at all."""
+    said = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
+    shared = len((said & set(WORD.findall(question.lower()))) - COMMON)
+    problem = solve(question) if said & CALCULATES else None
+    return shared + (3 if problem is not None and problem.family == "arithmetic" else 0)
+
+
+def _all_arguments(tool: Tool, question: str) -> list[dict[str, Any]]:
+    """One set of arguments, or one for each thing that is named where the tool takes one at a time."""
+    properties: Mapping[str, Any] = (tool.parameters or {}).get("properties", {})
+    required = [name for name in (tool.parameters or {}).get("required", properties) if name in properties]
+    numbers = NUMBER.findall(question)
+    base = {name: _argument(name, properties[name], question, numbers) for name in required}
+    names = _named(question)
+    places = [name for name in required if _kind(properties[name]) == "string" and _is_entity(name, properties[name])]
+    if len(places) != 1 or len(names) < 2:
+        return [base]
+    return [base | {places[0]: name} for name in names]
+
+
+def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list[str]) -> Any:
+    if schema.get("enum"):
+        lower = question.lower()
+        return next((value for value in schema["enum"] if str(value).lower() in lower), schema["enum"][0])
+    kind = _kind(schema)
+    if kind in ("integer", "number"):
+        number = float(numbers.pop(0)) if numbers else 0.0
+        return int(number) if kind == "integer" or number.is_integer() else number
+    if kind == "array":
+        return [_argument(name, schema.get("items", {}), question, numbers)]
+    if kind == "object":
+        inner: Mapping[str, Any] = schema.get("properties", {})
+        return {key: _argument(key, inner[key], question, numbers) for key in schema.get("required", inner)}
+    return True if kind == "boolean" else None if kind == "null" else _text(name, schema, question)
+
+
+def _text(name: str, schema: Mapping[str, Any], question: str) -> str:
+    words = set(WORD.findall(f"{name} {schema.get('description', '')}".lower().replace("_", " ")))
+    if words & EXPRESSION and (found := SUM.search(symbols(question))):
+        return " ".join(found.group().split())
+    if quoted := QUOTED.search(question):
+        return quoted[1]
+    names = _named(question)
+    return names[0] if names and name.lower() not in WHOLE else question.strip()
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    kind = schema.get("type", "string")
+    return str(next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind)
+
+
+def _is_entity(name: str, schema: Mapping[str, Any]) -> bool:
+    return not schema.get("enum") and name.lower() not in WHOLE | EXPRESSION
+
+
+def _named(question: str) -> list[str]:
+    """Proper names: capitalised words that do not begin a sentence."""
+    found = list(ENTITY.finditer(question))
+    return [one.group() for one in found if question[: one.start()].rstrip()[-1:] not in ("", ".", "!", "?", ":")]

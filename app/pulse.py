@@ -1,0 +1,97 @@
+"""Whether conductors are alive, known without a run: a server's `/health` may answer 200 over a dead engine.
+
+A conductor from which nothing was heard for a moment is asked for one token. If that does not come in time, twice, its
+breaker opens with the reason `out`: tiers that it conducts go to the fallback at once, and plans that wait for it are
+given up. The next token closes the breaker. Nothing of this is journaled, and next to nothing of it costs money: one
+that has a price is asked only after a real call has failed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, suppress
+
+from app.attempt import Means
+from app.core.chat import End, Message, Sampling, Text, Words
+from app.core.pool import Catalog, Deadlines, Price, Worker
+from app.errors import BatonError, WorkerRateLimited, WorkerRefused, WorkerTruncated
+from app.providers.protocol import Request
+
+EVERY = 2.0
+"""Seconds between two looks, and of silence after which a conductor is in doubt."""
+
+
+class Pulse:
+    """Takes the pulse of all conductors in force, for the process that conducts."""
+
+    def __init__(self, means: Means, *, out: Callable[[str], None]) -> None:
+        """`out` is told of a conductor, by its worker's name, that has just been found dead."""
+        self._means = means
+        self._out = out
+        self._asking: set[str] = set()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Look until `stopping` is set. Each conductor is asked on its own: a slow one keeps nobody waiting."""
+        async with asyncio.TaskGroup() as group:
+            while not stopping.is_set():
+                for worker, seconds in conductors(self._means.catalog()):
+                    if worker.name not in self._asking and self._in_doubt(worker):
+                        self._asking.add(worker.name)
+                        group.create_task(self._ask(worker, seconds))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY):
+                        await stopping.wait()
+
+    def _in_doubt(self, worker: Worker) -> bool:
+        health = self._means.health
+        return health.silence(worker) >= EVERY and (worker.price == Price() or health.suspects(worker))
+
+    async def _ask(self, worker: Worker, seconds: float) -> None:
+        health = self._means.health
+        try:
+            was_out = health.is_out(worker)
+            alive = await self._answers(worker, seconds) or (not was_out and await self._answers(worker, seconds))
+            health.sounded(worker, alive=alive)
+            if not alive and not was_out:
+                self._out(worker.name)
+        except Exception as bug:  # it must not end the watch over the others
+            self._means.telemetry.log(logging.ERROR, "a conductor could not be probed", worker=worker.name)
+            logging.getLogger("baton").debug("probe", exc_info=bug)
+        finally:
+            self._asking.discard(worker.name)
+
+    async def _answers(self, worker: Worker, seconds: float) -> bool:
+        """Whether it generates a token; a refusal in good form is a sign of life as well."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._generate(worker, seconds)
+            outcome = "ok"
+        except (WorkerRateLimited, WorkerRefused):
+            outcome = "refused"
+        except (BatonError, OSError, TimeoutError):
+            outcome = "dead"
+        self._means.telemetry.count("baton_probes_total", worker.name, outcome)
+        return outcome != "dead"
+
+    async def _generate(self, worker: Worker, seconds: float) -> None:
+        request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=1))
+        provider = self._means.provider(worker.provider)
+        deadlines = Deadlines(min(seconds, worker.deadlines.connect), seconds, seconds, seconds)
+        async with aclosing(provider.stream(request, provider.render(request), deadlines)) as batches:  # type: ignore[type-var]
+            async for pieces in batches:
+                if any(isinstance(piece, Words | End) for piece in pieces):
+                    return
+        raise WorkerTruncated
+
+
+def conductors(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
+    """The models that conduct and may be probed, each with the longest time that one token may take."""
+    seconds: dict[str, float] = {}
+    for tier in catalog.tiers.values():
+        spec = tier.conductor
+        if spec.kind == "model" and spec.worker is not None and spec.probe:
+            seconds[spec.worker] = max(spec.probe, seconds.get(spec.worker, 0.0))
+    for name, longest in seconds.items():
+        worker = catalog.workers[name]
+        if catalog.providers[worker.provider].format != "rehearsal":
+            yield worker, longest

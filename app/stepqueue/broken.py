@@ -1,0 +1,9 @@
+"""What talking to Redis raises when the server, or the way to it, is broken."""
+
+from typing import Final
+
+from redis.exceptions import RedisError
+
+FAULTS: Final = (RedisError, OSError, TimeoutError, RuntimeError)
+"""RuntimeError is what uvloop says of a transport that was closed under its writer ("the handler is closed"); redis-py
+lets it pass, and unless it is caught here it ends the process that merely wanted to say something."""

@@ -1,0 +1,120 @@
+"""Whether Redis can be talked to, known before anybody asks: a dead server is paid for once, not by every call.
+
+    whole   calls go through
+    full    the server is out of memory: it takes no new tickets, everything else goes through
+    blown   the server does not answer: nothing is tried, and what waits for an answer is let go at once
+
+A probe goes out every second, and every quarter of one after the first failure, whoever noticed that; what it finds is
+the state. So the fuse mends itself, and a process that says nothing for hours still knows.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+
+from app.errors import QueueUnavailable
+from app.stepqueue.broken import FAULTS
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS: Final = 1.0
+MEND_SECONDS: Final = 0.25
+PROBE_SECONDS: Final = 1.0
+"""For one probe; a server that takes longer is as good as dead to a step that waits for it."""
+PULSE_SECONDS: Final = 10
+
+
+class Fuse:
+    """Guards the calls of one `RedisQueue`."""
+
+    def __init__(self, client: Any, pulse: str, mended: Callable[[], Awaitable[None]]) -> None:
+        """`client` is redis-py's, with a connection that no other call can take; `pulse` the key that a probe writes.
+
+        `mended` is awaited when the server answers again after it did not.
+        """
+        self._client = client
+        self._pulse = pulse
+        self._mended = mended
+        self._trouble = asyncio.Event()
+        self._calls: set[asyncio.Timeout] = set()
+        self._closed = False
+        self.blown = False
+        self.full = False
+
+    def close(self) -> None:
+        """Let `watch` return."""
+        self._closed = True
+        self._trouble.set()
+
+    @asynccontextmanager
+    async def guard(self, seconds: float) -> AsyncIterator[None]:
+        """Around one call: refuses at once if blown, ends it after `seconds`, and raises `QueueUnavailable` only."""
+        if self.blown:
+            raise QueueUnavailable
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._calls.add(limit)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(limit)
+        except FAULTS as fault:
+            self._note(fault)
+            raise QueueUnavailable from fault
+
+    async def watch(self) -> None:
+        """Probe until closed. A cancellation alone is not relied upon: the client may lose it to a time-out."""
+        while not self._closed:
+            if self.blown:
+                await asyncio.sleep(MEND_SECONDS)
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(WATCH_SECONDS):
+                        await self._trouble.wait()
+            self._trouble.clear()
+            await self.probe()
+
+    async def probe(self) -> None:
+        """Ask the server whether it takes writes, and know the state from then on."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._client.execute_command("SET", self._pulse, "", "EX", PULSE_SECONDS)
+        except FAULTS as fault:
+            self._note(fault)
+            if isinstance(fault, ReadOnlyError):  # the name in the URL leads elsewhere by now
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            if _is_deadly(fault):
+                return
+        else:
+            self.full = False
+        if self.blown:
+            self.blown = False
+            log.warning("Redis answers again")
+            await self._mended()
+
+    def _note(self, fault: BaseException) -> None:
+        if _is_deadly(fault):
+            self._blow(fault)
+        elif isinstance(fault, OutOfMemoryError):
+            if not self.full:
+                log.error("Redis is out of memory: new tickets wait in the database for dispatchers that look there")
+            self.full = True
+
+    def _blow(self, fault: BaseException) -> None:
+        if not self.blown:
+            log.warning("Redis does not answer (%s): going on without it", type(fault).__name__)
+        self.blown = True
+        self._trouble.set()
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            if not call.expired():
+                call.reschedule(now)
+
+
+def _is_deadly(fault: BaseException) -> bool:
+    """An error that the server sends proves that it lives, unless it says that it has become a replica."""
+    return not isinstance(fault, ResponseError) or isinstance(fault, ReadOnlyError)

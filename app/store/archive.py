@@ -1,0 +1,176 @@
+"""Reading whole journals for an auditor: run by run, oldest first, each as it stood at one moment.
+
+Nothing is written, migrated or kept in memory; a page holds a bounded number of runs and of bytes. What is given is
+what the tables hold, bodies as their exact bytes: whether it makes sense is for the auditor to say.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, create_engine, event, func, select, tuple_
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from app.errors import StoreUnavailable
+from app.store.engines import parse_url
+from app.store.tables import CATALOGS, CONTENTS, EVENTS, RUNS, TICKETS
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds to wait for a connection: an auditor is in no hurry, and may find the database busy."""
+PAGE = 200
+"""Most runs that are read at once."""
+PAGE_BYTES = 32 * 2**20
+"""Most content that is read at once, unless a single run has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event as its row has it."""
+
+    seq: int
+    kind: str
+    at: float
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that is kept of one run. `row` and `tickets` have the columns of their tables."""
+
+    row: Mapping[str, Any]
+    events: tuple[Stored, ...]
+    contents: Mapping[str, bytes]
+    tickets: tuple[Mapping[str, Any], ...]
+
+
+class Archive:
+    """One database, opened for reading."""
+
+    def __init__(self, engine: Engine | AsyncEngine) -> None:
+        self._engine = engine
+
+    async def catalogs(self) -> Mapping[str, bytes]:
+        """Every pool that was in force, by its digest (`core/snapshot.py`)."""
+        rows = await self._read(lambda conn: conn.execute(select(CATALOGS)).all())
+        return {row.digest: row.body for row in rows}
+
+    async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
+        """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""
+        after: tuple[float, str] | None = None
+        while page := await self._read(partial(_page, run=run, since=since, after=after)):
+            for record in page:
+                yield record
+            after = (page[-1].row["created_at"], page[-1].row["id"])
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        """Run work in one read-only transaction, all of whose statements see the same moment."""
+        try:
+            if isinstance(self._engine, Engine):
+                with self._engine.begin() as conn:
+                    return work(conn)
+            async with self._engine.connect() as opened:
+                return await opened.run_sync(work)
+        except (SQLAlchemyError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreUnavailable("The database cannot be read, or has another version's schema.") from error
+
+
+@asynccontextmanager
+async def open_archive(url: str) -> AsyncIterator[Archive]:
+    """The archive of a database; raises `ConfigInvalid` for the URL, `StoreUnavailable` for an absent file."""
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = _sqlite(parsed)
+        try:
+            yield Archive(engine)
+        finally:
+            engine.dispose()
+        return
+    remote = create_async_engine(
+        parsed,
+        hide_parameters=True,
+        connect_args={"timeout": PATIENCE, "server_settings": {"application_name": "baton audit"}},
+        execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+    )
+    try:
+        yield Archive(remote)
+    finally:
+        await remote.dispose()
+
+
+def _sqlite(url: URL) -> Engine:
+    """In the loop, not on a thread: an auditor has nothing else to do."""
+    if not Path(str(url.database)).is_file():
+        raise StoreUnavailable("There is no database file of that name.")
+    engine = create_engine(url, hide_parameters=True)
+    event.listen(engine, "connect", _leave_transactions_to_us)
+    event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _leave_transactions_to_us(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
+
+
+def _begin(conn: Connection) -> None:
+    conn.connection.cursor().execute("BEGIN")
+
+
+def _page(conn: Connection, run: str | None, since: float | None, after: tuple[float, str] | None) -> list[Record]:
+    """The next runs, as many as fit."""
+    where: list[ColumnElement[bool]] = []
+    if run is not None:
+        where.append(RUNS.c.id == run)
+    if since is not None:
+        where.append(RUNS.c.created_at >= since)
+    if after is not None:
+        where.append(tuple_(RUNS.c.created_at, RUNS.c.id) > tuple_(*after))
+    query = select(RUNS).where(*where).order_by(RUNS.c.created_at, RUNS.c.id).limit(PAGE)
+    rows = [_columns(row) for row in conn.execute(query).mappings()]
+    names = _fitting(conn, [row["id"] for row in rows])
+    return _records(conn, rows[: len(names)], names)
+
+
+def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
+    """The first of these runs, as many as `PAGE_BYTES` holds; at least one."""
+    size = func.sum(func.length(CONTENTS.c.body))
+    query = select(CONTENTS.c.run, size).where(CONTENTS.c.run.in_(names)).group_by(CONTENTS.c.run)
+    sizes: dict[str, int] = {name: int(total) for name, total in conn.execute(query)}
+    kept: list[str] = []
+    taken = 0
+    for name in names:
+        taken += sizes.get(name, 0)
+        if kept and taken > PAGE_BYTES:
+            break
+        kept.append(name)
+    return kept
+
+
+def _records(conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Record]:
+    events: defaultdict[str, list[Stored]] = defaultdict(list)
+    contents: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+    tickets: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    if names:
+        columns = (EVENTS.c.run, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+        query = select(*columns).where(EVENTS.c.run.in_(names)).order_by(EVENTS.c.run, EVENTS.c.seq)
+        for name, seq, kind, at, body in conn.execute(query):
+            events[name].append(Stored(seq, kind, at, body))
+        for name, ref, body in conn.execute(select(CONTENTS).where(CONTENTS.c.run.in_(names))):
+            contents[name][ref] = body
+        held = select(TICKETS).where(TICKETS.c.run.in_(names)).order_by(TICKETS.c.run, TICKETS.c.step)
+        for ticket in conn.execute(held).mappings():
+            tickets[ticket["run"]].append(_columns(ticket))
+    return [Record(row, tuple(events[row["id"]]), contents[row["id"]], tuple(tickets[row["id"]])) for row in rows]
+
+
+def _columns(row: RowMapping) -> dict[str, Any]:
+    """A row by its columns' names, as plain strings: SQLAlchemy's own can be written to no JSON."""
+    return {str(name): value for name, value in row.items()}

@@ -1,0 +1,84 @@
+"""Requests that are carried out once: their claims, checked and written in the transaction of what they claim.
+
+A claim that has run out counts as absent, and its row is taken over in place. Rows are read under lock. What two
+processes insert at the same time the primary key sorts out: the second one's transaction is done again, and then it
+sees the first one's row.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import orjson
+from sqlalchemy import Connection, delete, insert, select, update
+
+from app.errors import Conflict
+from app.store.protocol import TAKEN, Once
+from app.store.statements import CLAIM, Statements
+from app.store.tables import ONCE
+
+
+class Claims:
+    """The claims that a batch of entries makes."""
+
+    def __init__(self, conn: Connection, statements: Statements, wanted: Iterable[Once | None]) -> None:
+        ids = sorted({once.id for once in wanted if once is not None})
+        value = ids if statements.arrays else orjson.dumps(ids).decode()
+        rows = statements.claims.fetch(conn, value) if ids else ()
+        self._known = {row[0]: Once(*row) for row in rows}
+        self._stored = frozenset(self._known)
+        self._changed: set[str] = set()
+
+    def check(self, once: Once | None, at: float) -> None:
+        """Raises `Conflict` while an earlier claim lasts."""
+        held = self._known.get(once.id) if once is not None else None
+        if held is not None and held.until > at:
+            raise Conflict(code=TAKEN)
+
+    def make(self, once: Once | None, run: str) -> None:
+        """Note a claim that was found to be free."""
+        if once is not None:
+            self._known[once.id] = replace(once, run=run)
+            self._changed.add(once.id)
+
+    def write(self, conn: Connection, statements: Statements) -> None:
+        """In the order of their ids, so that two batches never wait for each other crosswise."""
+        made = [_row(self._known[name]) for name in sorted(self._changed)]
+        statements.new_claim.each(conn, [row for row in made if row[0] not in self._stored])
+        statements.change_claim.each(conn, [(*row[1:], row[0]) for row in made if row[0] in self._stored])
+
+
+def find(conn: Connection, claim: str, now: float) -> Once | None:
+    """A claim that lasts."""
+    row = conn.execute(select(ONCE).where(ONCE.c.id == claim, ONCE.c.until > now)).one_or_none()
+    return Once(*row) if row else None
+
+
+def remember(conn: Connection, once: Once, now: float) -> Once:
+    """Make a claim, unless there is one that lasts; what holds it then."""
+    row = conn.execute(select(ONCE).where(ONCE.c.id == once.id).with_for_update()).one_or_none()
+    if row is not None and row.until > now:
+        return Once(*row)
+    values = dict(zip(CLAIM, _row(once), strict=True))
+    conn.execute(
+        insert(ONCE).values(values) if row is None else update(ONCE).where(ONCE.c.id == once.id).values(values)
+    )
+    return once
+
+
+def lapsed(conn: Connection, now: float) -> bool:
+    """Whether any claim has run out."""
+    return conn.execute(select(ONCE.c.id).where(ONCE.c.until <= now).limit(1)).first() is not None
+
+
+def forget(conn: Connection, now: float, limit: int) -> int:
+    """Delete some of what has run out; what another sweep is just deleting is left to it."""
+    oldest = select(ONCE.c.id).where(ONCE.c.until <= now).order_by(ONCE.c.until).limit(limit)
+    gone = conn.execute(oldest.with_for_update(skip_locked=True)).scalars().all()
+    if gone:
+        conn.execute(delete(ONCE).where(ONCE.c.id.in_(gone)))
+    return len(gone)
+
+
+def _row(once: Once) -> tuple[str, bytes, float, str, int, bytes]:
+    """The values of `CLAIM`."""
+    return once.id, once.fingerprint, once.until, once.run, once.status, once.reply

@@ -1,0 +1,51 @@
+"""Notices that wait for their delivery. They are written in `commit.py`, with the event that ends the turn."""
+
+from sqlalchemy import Connection, Select, delete, func, literal, select, tuple_, update
+
+from app.core.notices import Notice
+from app.store.tables import NOTICES
+
+
+def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int]]:
+    """Notices that may be tried, the longest due first."""
+    row = NOTICES.c
+    columns = (row.run, row.turn, row.word, row.at, row.tries)
+    return select(*columns).where(row.due <= now).order_by(row.due).limit(limit)
+
+
+def take(conn: Connection, now: float, until: float, limit: int) -> tuple[Notice, ...]:
+    """Claim them until then; what others are just claiming is left to them."""
+    rows = conn.execute(due(now, limit).with_for_update(skip_locked=True)).all()
+    if rows:
+        taken = tuple_(NOTICES.c.run, NOTICES.c.turn).in_([(row.run, row.turn) for row in rows])
+        conn.execute(update(NOTICES).where(taken).values(due=until, tries=NOTICES.c.tries + 1))
+    return tuple([Notice(row.run, row.turn, row.word, row.at, row.tries + 1) for row in rows])
+
+
+def close(conn: Connection, notice: Notice) -> bool:
+    """Forget one for good, whoever holds it; False if it is gone already."""
+    row = NOTICES.c
+    return bool(conn.execute(delete(NOTICES).where(row.run == notice.run, row.turn == notice.turn)).rowcount)
+
+
+def put_off(conn: Connection, notice: Notice, due: float) -> bool:
+    """Let it be tried again from then on; False if somebody else has taken it meanwhile."""
+    row = NOTICES.c
+    mine = (row.run == notice.run, row.turn == notice.turn, row.tries == notice.tries)
+    return bool(conn.execute(update(NOTICES).where(*mine).values(due=due)).rowcount)
+
+
+def count(conn: Connection, most: int) -> int:
+    """How many there are, counted up to `most`."""
+    some = select(literal(1)).select_from(NOTICES).limit(most).subquery()
+    return int(conn.execute(select(func.count()).select_from(some)).scalar_one())
+
+
+def forget(conn: Connection, before: float, limit: int) -> int:
+    """Delete those of turns that ended before then, at most `limit`."""
+    row = NOTICES.c
+    old = select(row.run, row.turn).where(row.due < before, row.at < before).limit(limit)
+    names = [tuple(found) for found in conn.execute(old.with_for_update(skip_locked=True))]
+    if names:
+        conn.execute(delete(NOTICES).where(tuple_(row.run, row.turn).in_(names)))
+    return len(names)

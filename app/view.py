@@ -1,0 +1,109 @@
+"""What a step is shown and how it is asked: the only way from the store into a provider request.
+
+`look` reads what the step's access list grants, and its own transcript with the caller's tools; `View.request` composes
+it for one worker. How to decode and which tools there are is what the caller said last: in its first request, or in the
+one that brought tool results.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
+from app.core.form import Flaw, constrains, shown
+from app.core.pool import Limits, Worker
+from app.core.state import Exchange, RunState, StepState
+from app.core.visibility import Seen, ToolUse, compose, granted
+from app.errors import NotFound
+from app.providers.protocol import Request
+from app.store.protocol import Store
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One step as it stands. `task` has the caller's conversation; `asked` is the latest request, without one."""
+
+    step: StepState
+    task: Task
+    asked: Task
+    subtask: str
+    seen: tuple[Seen, ...]
+    used: tuple[ToolUse, ...]
+
+    def messages(self, worker: str) -> tuple[Message, ...]:
+        """Exactly what this worker sees: what is granted, nothing else."""
+        task = self.task if self.step.access.user else None
+        return compose(task, self.subtask, self.seen, self.used, worker)
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools that the step may call. What the caller demands of the answer is demanded of no other step."""
+        box = self.asked.toolbox
+        if self.step.answers:
+            return box
+        return replace(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
+
+    def request(
+        self, worker: Worker, limits: Limits, *, streams: bool, structured: bool, flaw: Flaw | None = None
+    ) -> Request:
+        """The call. What the caller says of its answer's form and length is for the answering step alone.
+
+        `structured` says whether the worker's provider constrains decoding to schemas, `flaw` what was wrong with its
+        answer before. An answer whose form has yet to be checked comes whole.
+        """
+        asked, answers = self.asked.sampling, self.step.answers
+        cap = min(limits.output_tokens, worker.card.max_output)
+        sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
+        if answers:
+            sampling = replace(asked, max_tokens=min(asked.max_tokens or cap, cap))
+        form, messages, live = self.asked.form if answers else None, self.messages(worker.name), streams and answers
+        if form is not None:
+            held = constrains(form, structured)
+            messages, live = shown(form, messages, constrained=held, flaw=flaw), live and held
+        return Request(
+            worker,
+            messages,
+            sampling,
+            form=form,
+            logprobs=self.asked.logprobs if answers else None,
+            toolbox=self.toolbox,
+            live=live,
+        )
+
+
+async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
+    """The exact messages of step `n` for its present worker. `NotFound` if content was erased."""
+    return (await look(store, state, n)).messages(state.steps[n].worker)
+
+
+async def look(store: Store, state: RunState, n: int) -> View:
+    """What step `n` may see. `NotFound` if content was erased."""
+    step = state.steps[n]
+    earlier = [state.steps[m] for m in step.access.steps if state.steps[m].state == "done"]
+    answered = [one for one in step.exchanges if one.results]
+    refs = {state.admitted.task, state.turn.request, step.subtask}
+    refs |= {ref for one in earlier for ref in (one.subtask, one.output)}
+    refs |= {ref for one in answered for ref in (one.said, one.results)}
+    texts = await texts_of(store, state.run, refs)
+    done = {one.n: Seen(one.n, texts[one.subtask], texts[one.output]) for one in earlier}
+    task = task_from_json(orjson.loads(texts[state.admitted.task]))
+    asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
+    used = tuple(_use(one, texts) for one in answered)
+    return View(step, task, asked, texts[step.subtask], granted(step.access, done), used)
+
+
+def _use(exchange: Exchange, texts: Mapping[str, str]) -> ToolUse:
+    said: Mapping[str, Any] = orjson.loads(texts[exchange.said])
+    came: list[Mapping[str, Any]] = orjson.loads(texts[exchange.results])
+    return ToolUse(exchange.worker, message_from_json(said), exchange.ids, tuple(map(message_from_json, came)))
+
+
+async def texts_of(store: Store, run: str, refs: Iterable[str]) -> Mapping[str, str]:
+    """Stored texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
+    wanted = sorted(set(refs) - {""})
+    bodies = await store.contents(run, wanted)
+    if len(bodies) < len(wanted):
+        raise NotFound("The content of this run was erased; its journal remains.")
+    return {"": ""} | {ref: body.decode() for ref, body in bodies.items()}

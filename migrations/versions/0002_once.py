@@ -1,0 +1,40 @@
+"""Claims of requests that are carried out once.
+
+Revision ID: 0002
+Revises: 0001
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    wait_briefly_for_locks()
+    op.create_table(
+        "once",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
+        sa.Column("until", sa.Double(), nullable=False),
+        sa.Column("run", sa.Text(), nullable=False),
+        sa.Column("status", sa.BigInteger(), nullable=False),
+        sa.Column("reply", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("once_by_until", "once", ["until"], unique=False)
+
+
+def downgrade() -> None:
+    wait_briefly_for_locks()
+    op.drop_table("once")
+
+
+def wait_briefly_for_locks() -> None:
+    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("SET LOCAL lock_timeout = '3s'")

@@ -1,0 +1,133 @@
+"""`POST /v1/runs/{id}/cancel` and `baton runs cancel`: whoever drives the run, and whatever has become of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.journal import Kind
+from app.gateway import cancel
+from app.store.protocol import RunRow
+from app.wiring import House
+from tests.api.callers import body, calling, key_of, post
+from tests.api.house import events, finish, kinds, open_house, order, pool_text
+from tests.stubs import Hang, ProviderStub, Reply
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    """The providers."""
+    async with ProviderStub() as running:
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    """The service over them."""
+    async with open_house(tmp_path, pool_text(stub)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened, await key_of(opened)) as running:
+        yield running
+
+
+async def hanging(
+    stub: ProviderStub, client: httpx.AsyncClient, **more: Any
+) -> tuple[asyncio.Task[httpx.Response], str]:
+    """A request whose worker says nothing, and its run."""
+    stub.always("*", Hang())
+    asking = asyncio.create_task(post(client, body(**more), "one"))
+    await stub.wait_for(1)
+    (row,) = (await client.get("/v1/runs")).json()["data"]
+    return asking, row["id"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_run_is_stopped_and_its_caller_told(
+    stub: ProviderStub, client: httpx.AsyncClient, streams: bool
+) -> None:
+    asking, run = await hanging(stub, client, stream=streams)
+    began = time.monotonic()
+    reply = await client.post(f"/v1/runs/{run}/cancel")
+    assert time.monotonic() - began < 2
+    assert (reply.status_code, reply.json()["id"], reply.json()["state"]) == (200, run, "cancelled")
+    told = await asking
+    assert told.status_code == (200 if streams else 499)
+    assert b'"run_cancelled"' in told.content
+    assert stub.requests[0].disconnected_at is not None
+    assert (await client.get(f"/v1/runs/{run}")).json()["cancel_asked"] is True
+
+
+async def test_it_may_be_asked_for_twice_and_too_late(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    asking, run = await hanging(stub, client)
+    both = await asyncio.gather(*(client.post(f"/v1/runs/{run}/cancel", json={}) for _ in range(2)))
+    again = await client.post(f"/v1/runs/chatcmpl-{run}/cancel")
+    assert [reply.json()["state"] for reply in (*both, again)] == ["cancelled"] * 3
+    await asking
+    assert kinds(await events(opened, run)).count(Kind.CANCELLED) == 1
+    stub.always("*", Reply())
+    done = (await post(client, body())).headers["x-baton-run"]
+    late = await client.post(f"/v1/runs/{done}/cancel")
+    assert (late.status_code, late.json()["state"]) == (200, "succeeded")
+    assert Kind.CANCEL_ASKED not in kinds(await events(opened, done))
+
+
+async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    asking, run = await hanging(stub, client)
+    statuses = []
+    for tenant, scopes in (("acme", ("runs:read",)), ("other", ("runs:write",))):
+        async with calling(opened, await key_of(opened, tenant, scopes)) as other:
+            statuses.append((await other.post(f"/v1/runs/{run}/cancel")).status_code)
+    assert statuses == [403, 404]
+    assert not asking.done()
+    async with calling(opened, await key_of(opened, scopes=("runs:write",))) as colleague:
+        assert (await colleague.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
+    await asking
+
+
+async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub, tmp_path: Path) -> None:
+    """Over one database without a queue between them: the driver learns of it when it renews its lease."""
+    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+        key = await key_of(one)
+        async with calling(one, key) as here, calling(other, key) as there:
+            asking, run = await hanging(stub, here)
+            began = time.monotonic()
+            reply = await there.post(f"/v1/runs/{run}/cancel")
+            assert reply.json()["state"] == "cancelled"
+            assert time.monotonic() - began < one.means.lease
+            assert (await asking).status_code == 499
+
+
+async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        await cancel.ask(
+            opened.gate.store, None, await opened.gate.store.run(driven.run), "operator", opened.means.now()
+        )
+        row: RunRow = await cancel.settled(opened.gate.store, await opened.gate.store.run(driven.run), 10)
+        assert row.state == "cancelled"
+        journal = await events(opened, driven.run)
+        assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
+
+
+async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
+    stub.always("*", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    row = await opened.gate.store.run(driven.run)
+    for _ in range(3):
+        await cancel.ask(opened.gate.store, None, row, "operator", opened.means.now())
+    outcome = await finish(driven)
+    assert outcome.ended.state.state == "cancelled"
+    assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1

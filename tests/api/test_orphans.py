@@ -1,0 +1,210 @@
+"""Runs whose driver is gone: driven on by whoever can, left to those who can, ended where nobody needs to understand
+them. And drivers that are told nothing: they learn from the renewal of their leases that a journal has moved."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.core.journal import Draft, Kind
+from app.drivers import Drivers
+from app.errors import StoreUnavailable
+from app.orphans import is_newer
+from app.store.protocol import Entry, Ledger, RunRow
+from app.store.sql import SqlStore
+from app.wiring import House
+from tests.api.house import events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.stubs import Hang, ProviderStub
+
+LEASE = 0.6
+SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        yield running
+
+
+async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
+    """A run that its process has left in the middle of things."""
+    stub.script("planner", Hang())
+    async with open_house(folder, pool_text(stub), SETTINGS, dispatches=False) as opened:
+        limits = narrowed(opened, tier, seconds=seconds)
+        driven = await opened.drivers.start(order(opened, tier, limits=limits))
+        if tier == "baton-ultra":
+            await stub.wait_for(1, "planner")
+    stub.clear()
+    return driven.run
+
+
+async def at_its_end(opened: House, run: str, within: float = 6.0) -> RunRow:
+    """The run's row once it has ended."""
+    async with asyncio.timeout(within):
+        while (row := await opened.means.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
+            await asyncio.sleep(0.02)
+    return row
+
+
+def gauge(opened: House) -> float:
+    """How many orphans this process reports that it cannot drive."""
+    lines = opened.means.telemetry.exposition().decode().splitlines()
+    return float(next(line.rpartition(" ")[2] for line in lines if line.startswith("baton_orphans_stranded ")))
+
+
+async def until_reported(opened: House) -> None:
+    async with asyncio.timeout(5):
+        while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
+
+
+async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
+    run = await abandoned(stub, tmp_path)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        assert (await at_its_end(opened, run)).state == "succeeded"
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
+    stub: ProviderStub, tmp_path: Path, tier: str
+) -> None:
+    run = await abandoned(stub, tmp_path, tier)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        await opened.means.store.erase(run)
+        row = await at_its_end(opened, run)
+        assert (row.state, row.error) == ("failed", "content_erased")
+        journal = await events(opened, run)
+        assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
+        assert row.held == Ledger()
+        assert (row.spent == Ledger()) == (tier == "baton-mini")
+        other = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(other)).ended.error is None
+
+
+async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
+    run = await abandoned(stub, tmp_path)
+    renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
+    async with open_house(tmp_path, renamed, SETTINGS) as stranger:
+        await until_reported(stranger)
+        assert (await stranger.means.store.run(run)).epoch == 1
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        assert (await at_its_end(opened, run)).state == "succeeded"
+        assert gauge(opened) == 0
+
+
+async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_is_up(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await abandoned(stub, tmp_path, seconds=4.0)
+    with sqlite3.connect(tmp_path / "baton.db") as database:  # a word that only newer code knows
+        database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
+    database.close()
+    monkeypatch.setattr("app.wiring.version", lambda _: "0.0.9")
+    async with open_house(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
+        await until_reported(opened)
+        assert (await opened.means.store.run(run)).epoch == 1
+        row = await at_its_end(opened, run)
+        assert (row.state, row.error, row.ended_at is not None and row.ended_at >= row.deadline) == (
+            "expired",
+            "run_expired",
+            True,
+        )
+
+
+async def test_a_process_takes_nothing_over_from_itself(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.script("alpha", Hang(4 * LEASE))
+
+    async def away(*_: object) -> object:
+        raise StoreUnavailable
+
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
+            slow.setattr(SqlStore, "renew", away)
+            await asyncio.sleep(3 * LEASE)
+        assert (await finish(driven)).ended.error is None
+        assert (await opened.means.store.run(driven.run)).epoch == 1
+
+
+async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script("alpha", Hang(1.0))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        old = opened.drivers.known(driven.run)
+        with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # another one took it over, and died
+            database.execute("UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (driven.run,))
+        database.close()
+        await opened.drivers._orphans.sweep(5)
+        again = opened.drivers.known(driven.run)
+        assert again is not None
+        assert again is not old
+        assert (await finish(driven)).ended.error is None, "its caller hears the new driver"
+        assert (await at_its_end(opened, driven.run)).state == "succeeded"
+        other = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(other)).ended.error is None
+
+
+@pytest.mark.parametrize(
+    ("code", "than", "newer"),
+    [
+        ("0.1.0", "0.1.0", False),
+        ("0.2.0", "0.10.0", False),
+        ("0.10.0", "0.9.9", True),
+        ("1", "0.9", True),
+        ("dev", "dev", False),
+        ("dev", "1.0", True),
+    ],
+)
+def test_versions_are_compared_by_number(code: str, than: str, newer: bool) -> None:
+    assert is_newer(code, than) is newer
+
+
+async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script("alpha", Hang())
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        began = time.monotonic()
+        asked = Draft(Kind.CANCEL_ASKED, {"by": "operator"})
+        await opened.means.store.append(Entry(driven.run, opened.means.now(), (asked,)))
+        assert (await finish(driven)).ended.state.state == "cancelled"
+        assert time.monotonic() - began < LEASE / 3 + 0.5
+
+
+async def test_waiting_drivers_do_not_read_their_journals(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    journal, renew = SqlStore.journal, SqlStore.renew
+
+    async def counted(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> object:
+        reads.append(run)
+        return await journal(store, run, upto, after)
+
+    async def one_query(store: SqlStore, driver: str, epochs: dict[str, int], until: float) -> object:
+        renewals.append(len(epochs))
+        return await renew(store, driver, epochs, until)
+
+    renewals: list[int] = []
+    stub.always("alpha", Hang())
+    monkeypatch.setattr(SqlStore, "journal", counted)
+    monkeypatch.setattr(SqlStore, "renew", one_query)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        drivers: Drivers = opened.drivers
+        driven = [await drivers.start(order(opened, "baton-mini")) for _ in range(5)]
+        await stub.wait_for(5, "alpha")
+        reads.clear()
+        await asyncio.sleep(2.5)
+        assert reads == []
+        assert renewals[-5:] == [5] * 5
+        for one in driven:
+            drivers.cancel(one.run, "caller")
+        for one in driven:
+            await finish(one)

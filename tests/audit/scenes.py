@@ -1,0 +1,146 @@
+"""A journal with runs of every kind, made once by the real service: what the forgeries are made from."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.core.chat import Message, Task, Text, Tool, Toolbox
+from app.store.archive import Record, open_archive
+from app.wiring import House
+from tests.api.house import finish, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+from tests.stubs import ToolCall as Calls
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Runs by the name of their scene, and the pools that were in force."""
+
+    runs: Mapping[str, Record]
+    catalogs: Mapping[str, bytes]
+    folder: Path
+    """Where the database is that they were read from."""
+
+
+async def play(folder: Path) -> Journal:
+    """Run every scene and read the journal."""
+    async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:
+        names = {}
+        for scene in SCENES:
+            stub.clear()
+            names[scene.__name__] = await scene(stub, opened)
+        url = opened.pool.loaded.settings.database_url
+    async with open_archive(url) as archive:
+        records = {record.row["id"]: record async for record in archive.records()}
+        return Journal({name: records[run] for name, run in names.items()}, await archive.catalogs(), folder)
+
+
+async def _run(opened: House, tier: str, **changes: Any) -> str:
+    return (await finish(await opened.drivers.start(order(opened, tier, **changes)))).ended.state.run
+
+
+async def single(stub: ProviderStub, opened: House) -> str:
+    return await _run(opened, "baton-mini")
+
+
+async def streamed(stub: ProviderStub, opened: House) -> str:
+    return await _run(opened, "baton-mini", streams=True)
+
+
+async def conducted(stub: ProviderStub, opened: House) -> str:
+    """A chain of three that a model planned."""
+    chain = plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0]), (2, "Check it", [0, 1]))
+    stub.script("planner", Reply(chunks=tuple(chain)))
+    for worker, words in {"alpha": "A plan.", "beta": "A solution.", "gamma": "The answer."}.items():
+        stub.always(worker, Reply(chunks=(words,)))
+    return await _run(opened, "baton-ultra")
+
+
+async def repaired(stub: ProviderStub, opened: House) -> str:
+    stub.script("planner", Reply(chunks=(plan_text((7, "Solve it", ["user"])),)))
+    stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
+    return await _run(opened, "baton-ultra")
+
+
+async def fallen_back(stub: ProviderStub, opened: House) -> str:
+    stub.script("planner", *[Fail(status=400)] * 2)
+    return await _run(opened, "baton-ultra")
+
+
+async def retried(stub: ProviderStub, opened: House) -> str:
+    stub.script("alpha", Fail(status=503), Fail(status=503))
+    return await _run(opened, "baton-mini")
+
+
+async def fanned_out(stub: ProviderStub, opened: House) -> str:
+    for worker in ("alpha", "beta", "gamma"):
+        stub.script(worker, Reply(header_delay=0.1))
+    steps = plan(*((name, f"Try {name}", ["user"]) for name in ("alpha", "beta", "gamma")), ("alpha", "Sum", [0, 1, 2]))
+    return await _run(opened, "baton-ultra", plan=steps)
+
+
+async def lost_an_input(stub: ProviderStub, opened: House) -> str:
+    stub.always("*", Fail(status=400))
+    steps = plan(("beta", "One", ["user"]), ("alpha", "Two", [0]))
+    return await _run(opened, "baton-ultra", plan=steps)
+
+
+async def cancelled(stub: ProviderStub, opened: House) -> str:
+    stub.always("alpha", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    await stub.wait_for(1, "alpha")
+    await asyncio.sleep(0.05)
+    opened.drivers.cancel(driven.run, "caller")
+    await finish(driven)
+    return driven.run
+
+
+async def expired(stub: ProviderStub, opened: House) -> str:
+    stub.always("*", Hang())
+    return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", seconds=0.4, attempts=1))
+
+
+async def over_budget(stub: ProviderStub, opened: House) -> str:
+    return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", usd=10))
+
+
+async def previewed(stub: ProviderStub, opened: House) -> str:
+    stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
+    return await _run(opened, "baton-ultra", preview=True)
+
+
+async def called_tools(stub: ProviderStub, opened: House) -> str:
+    """Two turns with the caller's tools, then the answer; a step that answers nobody calls them too."""
+    stub.script("alpha", Reply(tool_calls=(Calls("look", '{"q":"a"}', "their-1"),), finish="tool", chunks=("Hm.",)))
+    stub.script("alpha", Reply(chunks=("It was A.",)))
+    stub.script("beta", Reply(tool_calls=(Calls("look", "{}", "x"), Calls("look", "{}", "y")), finish="tool"))
+    steps = plan(("alpha", "Look", ["user"]), ("beta", "Answer", ["user", 0]))
+    steps["steps"][0]["tools"] = True
+    said = [Message("user", (Text("What is it?"),))]
+    while True:
+        task = Task(tuple(said), toolbox=Toolbox((Tool("look", "Looks something up."),)))
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", task=task, plan=steps)))
+        calls = outcome.ended.calls
+        if not calls:
+            return outcome.ended.state.run
+        said.append(Message("assistant", (), calls=calls))
+        said += [Message("tool", (Text(f"Result {call.id[-1]}"),), call_id=call.id) for call in calls]
+
+
+SCENES = (
+    single,
+    streamed,
+    conducted,
+    repaired,
+    fallen_back,
+    retried,
+    fanned_out,
+    lost_an_input,
+    cancelled,
+    expired,
+    over_budget,
+    previewed,
+    called_tools,
+)

@@ -1,0 +1,153 @@
+"""The journal is read the same way from both databases and from an export of them, page by page."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.audit.check import Auditor, Records
+from app.audit.export import Export, write
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.providers.formats import adapter
+from app.store import archive
+from app.store.archive import Archive, Record, open_archive
+from app.store.migrate import migrate
+from app.wiring import House
+from tests.api.house import finish, open_house, order, plan, pool_text
+from tests.audit.scenes import Journal
+from tests.stubs import ProviderStub
+
+RUNS = 5
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    given = f"sqlite:///{tmp_path}/other.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    return str(given)
+
+
+@pytest.fixture
+async def opened(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    await asyncio.to_thread(migrate, url)
+    async with open_house(tmp_path, pool_text(stub), {"BATON_DATABASE_URL": url}) as running:
+        yield running
+
+
+async def run_some(opened: House) -> list[str]:
+    """Runs of two steps; the first one's content is erased."""
+    steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+    started = [await opened.drivers.start(order(opened, "baton-ultra", plan=steps)) for _ in range(RUNS)]
+    names = [(await finish(driven)).ended.state.run for driven in started]
+    assert await opened.means.store.erase(names[0])
+    return names
+
+
+async def all_of(source: Records, **filters: float | str) -> list[Record]:
+    return [record async for record in source.records(**filters)]  # type: ignore[arg-type]
+
+
+def modes(folder: Path) -> list[tuple[str, int]]:
+    return sorted((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
+
+
+async def test_every_run_is_read_once_whatever_the_pages(
+    opened: House, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = await run_some(opened)
+    async with open_archive(url) as source:
+        whole = await all_of(source)
+        assert [record.row["id"] for record in whole] == sorted(names)
+        assert [len(record.contents) for record in whole].count(0) == 1
+        for page, size in ((2, 10_000_000), (200, 1), (1, 1)):
+            monkeypatch.setattr(archive, "PAGE", page)
+            monkeypatch.setattr(archive, "PAGE_BYTES", size)
+            assert await all_of(source) == whole
+        assert [record.row["id"] for record in await all_of(source, run=names[1])] == [names[1]]
+        assert await all_of(source, run="run_nobody") == []
+        third = whole[2].row["created_at"]
+        assert await all_of(source, since=third) == [one for one in whole if one.row["created_at"] >= third]
+
+
+async def test_an_export_holds_all_that_the_database_does(opened: House, url: str, tmp_path: Path) -> None:
+    await run_some(opened)
+    path = tmp_path / "journal.jsonl"
+    async with open_archive(url) as source:
+        assert await write(source, path, now=1.5) == RUNS
+        export = Export(path)
+        assert export.at == 1.5
+        assert await export.catalogs() == await source.catalogs()
+        assert await all_of(export) == await all_of(source)
+        one = (await all_of(source))[1].row["id"]
+        assert await all_of(export, run=one) == await all_of(source, run=one)
+        assert await write(source, path, now=2.5, run=one) == 1
+    assert [record.row["id"] for record in await all_of(export)] == [one]
+    assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
+
+
+async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: House, url: str) -> None:
+    started = [await opened.drivers.start(order(opened, "baton-mini")) for _ in range(RUNS)]
+    async with open_archive(url) as source:
+        for _ in range(20):
+            report = await Auditor(opened.means.now(), adapter).audit(source)
+            assert [str(violation) for violation in report.violations] == []
+            await asyncio.sleep(0.005)
+    for driven in started:
+        await finish(driven)
+
+
+async def test_a_pool_is_kept_once_and_stays_as_it_was(opened: House, url: str) -> None:
+    store = opened.means.store
+    made: list[bytes] = []
+
+    def snapshot(body: bytes) -> bytes:
+        made.append(body)
+        return body
+
+    await store.pin("d" * 64, lambda: snapshot(b"first"))
+    await store.pin("d" * 64, lambda: snapshot(b"second"))
+    async with open_archive(url) as source:
+        kept = await source.catalogs()
+    assert (kept["d" * 64], made) == (b"first", [b"first"])
+
+
+async def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        async with open_archive(f"sqlite:///{tmp_path}/absent.db"):
+            pass
+    (tmp_path / "empty.db").touch()
+    async with open_archive(f"sqlite:///{tmp_path}/empty.db") as source:
+        with pytest.raises(StoreUnavailable):
+            await all_of(source)
+    async with open_archive("postgresql://nobody@127.0.0.1:1/nothing") as source:
+        with pytest.raises(StoreUnavailable):
+            await source.catalogs()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.rpartition("\n{")[0] + "\n",
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: text.replace('"version":1', '"version":9'),
+        lambda text: text.replace('{"event":', '{"even":', 1),
+        lambda text: "[]\n" + text,
+        lambda text: text + '{"event":1}\n',
+        lambda text: text.replace('"body":"', '"body":"!', 1),
+    ],
+    ids=["no end", "half", "empty", "version", "field", "list", "after the end", "base64"],
+)
+async def test_a_damaged_export_is_refused(journal: Journal, tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "journal.jsonl"
+    async with open_archive(f"sqlite:///{journal.folder}/baton.db") as source:
+        await write(source, path, now=1.5)
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    export = Export(path)
+    with pytest.raises(ConfigInvalid, match=r"journal\.jsonl:\d+: "):
+        await Auditor(export.at, adapter).audit(export)
+
+
+def test_an_archive_is_what_an_audit_needs() -> None:
+    source: type[Records] = Archive
+    assert source

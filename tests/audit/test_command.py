@@ -1,0 +1,151 @@
+"""`baton audit` as an auditor uses it: what it says, how it exits, and that the executor is not even loaded."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from app.audit.report import RULES
+from tests.audit.scenes import SCENES, Journal
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Desk:
+    """A database of one's own to audit, and the command."""
+
+    folder: Path
+    out: Callable[[], tuple[str, str]]
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output and standard error of `baton audit ...`."""
+        environ = {"BATON_DATABASE_URL": f"sqlite:///{self.folder}/baton.db"}
+        status = main(["audit", *arguments], environ)
+        return (status, *self.out())
+
+    def falsify(self, statement: str, *values: Any) -> None:
+        """Change the database behind everybody's back."""
+        with sqlite3.connect(self.folder / "baton.db") as database:
+            assert database.execute(statement, values).rowcount > 0
+        database.close()
+
+
+@pytest.fixture
+def desk(journal: Journal, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+    with sqlite3.connect(journal.folder / "baton.db") as original:
+        original.execute("VACUUM INTO ?", (f"{tmp_path}/baton.db",))
+    original.close()
+
+    def read() -> tuple[str, str]:
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return Desk(tmp_path, read)
+
+
+def test_a_clean_journal(desk: Desk) -> None:
+    status, out, _ = desk("check")
+    assert status == 0
+    assert f"{len(SCENES)} runs" in out
+    assert "0 violations" in out
+
+
+def test_a_falsified_journal(desk: Desk, journal: Journal) -> None:
+    run = journal.runs["conducted"].row["id"]
+    desk.falsify("UPDATE runs SET spent_usd = spent_usd - 1 WHERE id = ?", run)
+    desk.falsify("DELETE FROM events WHERE run = ? AND seq = 9", run)
+    status, out, _ = desk("check")
+    assert status == 1
+    assert f"{run} seq 10 seq-gap: event 10 follows event 8" in out
+    assert "1 x row-ledger (N-7)" in out
+    status, out, _ = desk("check", "--json", "--run", run)
+    told = json.loads(out)
+    assert (status, told["clean"], told["runs"]) == (1, False, 1)
+    assert {one["rule"] for one in told["violations"]} == set(told["rules"]) >= {"seq-gap", "row-ledger"}
+    assert {(one["run"], type(one["seq"]), type(one["what"])) for one in told["violations"]} == {(run, int, str)}
+    assert desk("check", "--run", journal.runs["single"].row["id"])[0] == 0
+
+
+def test_an_export_is_audited_like_the_database(desk: Desk, journal: Journal, tmp_path: Path) -> None:
+    path = str(tmp_path / "journal.jsonl")
+    assert desk("export", path)[0] == 0
+    fresh = json.loads(desk("check", "--json")[1])
+    (desk.folder / "baton.db").unlink()
+    status, out, _ = desk("check", path, "--json")
+    assert (status, json.loads(out)) == (0, fresh)
+    lines = Path(path).read_text().splitlines(keepends=True)
+    place = next(n for n, line in enumerate(lines) if '"kind":"call.finished"' in line)
+    Path(path).write_text("".join([*lines[:place], *lines[place + 1 :]]))
+    status, out, _ = desk("check", path)
+    assert status == 1
+    assert "seq-gap" in out
+
+
+def test_erased_content_is_told_and_no_violation(desk: Desk, journal: Journal) -> None:
+    run = journal.runs["conducted"].row["id"]
+    desk.falsify("UPDATE runs SET salt = NULL WHERE id = ?", run)
+    desk.falsify("DELETE FROM contents WHERE run = ?", run)
+    status, out, _ = desk("check")
+    assert status == 0
+    assert "5 unverifiable (erased: 4, plan: erased: 1)" in out
+
+
+def test_only_newer_runs(desk: Desk, journal: Journal) -> None:
+    desk.falsify("UPDATE runs SET created_at = created_at - 7200")
+    assert "0 runs" in desk("check", "--since", "1h")[1]
+    assert f"{len(SCENES)} runs" in desk("check", "--since", "3h")[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("check", "absent.jsonl"), ("check", "--run", "run_0"), ("export", "absent/journal.jsonl")]
+)
+def test_what_cannot_be_read_exits_with_2(desk: Desk, arguments: tuple[str, ...]) -> None:
+    status, out, err = desk(*arguments)
+    assert (status, out) == (2, "")
+    assert err
+
+
+def test_no_database_exits_with_2(desk: Desk) -> None:
+    (desk.folder / "baton.db").unlink()
+    for arguments in (("check",), ("export", str(desk.folder / "journal.jsonl"))):
+        status, _, err = desk(*arguments)
+        assert status == 2
+        assert "no database file" in err
+
+
+def test_the_rules_are_listed(desk: Desk) -> None:
+    status, out, _ = desk("rules")
+    assert status == 0
+    assert all(name in out for name in RULES)
+
+
+def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
+    """What is not there cannot have been used."""
+    shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    executor = ("conduct", "dispatch", "dispatcher", "attempt", "planner", "drivers", "orphans", "view", "wiring")
+    for name in (
+        *executor,
+        *(f"core/{one}" for one in ("progress", "visibility", "state", "bill", "budget", "policy")),
+    ):
+        (tmp_path / "app" / f"{name}.py").unlink()
+    shutil.rmtree(tmp_path / "app" / "gateway")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import sys; from app.__main__ import main; sys.exit(main(['audit', 'check']))"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "BATON_DATABASE_URL": f"sqlite:///{tmp_path}/baton.db"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0 violations" in done.stdout

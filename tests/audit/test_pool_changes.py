@@ -1,0 +1,87 @@
+"""The pool file changes while runs go on: each call is held against the pool that it was made under."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.config import reload
+from app.core.journal import Kind
+from app.wiring import House
+from tests.api.house import events, finish, open_house, order, plan, plan_text, pool_text
+from tests.audited import report_of
+from tests.stubs import ProviderStub, Reply
+
+CLEARED = '\nclearance = ["phi"]'
+
+
+def pool(stub: ProviderStub, *cleared: str) -> str:
+    """The pool of the tests; these workers are cleared for `phi`."""
+    text = pool_text(stub)
+    for name in cleared:
+        text = text.replace(f"[workers.{name}]", f"[workers.{name}]{CLEARED}")
+    return text
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool(stub, "alpha", "beta", "planner")) as running:
+        yield running
+
+
+def change(opened: House, text: str) -> None:
+    """Write another pool file, and take it into force as SIGHUP does."""
+    path = opened.pool.loaded.settings.pool
+    assert path is not None
+    path.write_text(text)
+    loaded, faults = reload(opened.pool.loaded, {})
+    assert not faults
+    opened.pool.install(loaded)
+
+
+async def workers(opened: House, run: str) -> list[str]:
+    """Who was called."""
+    return [event.body["worker"] for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
+
+
+async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub, opened: House) -> None:
+    def raise_prices(_received: object) -> Reply:
+        change(
+            opened, pool(stub).replace("output = 2.00", "output = 9.00").replace('model = "beta"', 'model = "beta-2"')
+        )
+        return Reply()
+
+    stub.always("alpha", raise_prices)
+    steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+    run = (await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=steps)))).ended.state.run
+    change(opened, pool(stub).replace("output = 2.00", "output = 1.00"))
+    calls = [event.body for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
+    assert [call["model"] for call in calls] == ["alpha", "beta-2"]
+    assert len({call["catalog"] for call in calls}) == 2
+    report = await report_of(opened.pool.loaded.settings.database_url)
+    assert (report.violations, report.rendered) == ([], 2)
+
+
+async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, opened: House) -> None:
+    def withdraw(_received: object) -> Reply:
+        change(opened, pool(stub, "alpha", "planner"))
+        return Reply()
+
+    stub.always("alpha", withdraw)
+    steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+    labels = frozenset({"phi"})
+    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
+    assert outcome.ended.state.state == "succeeded"
+    assert await workers(opened, outcome.ended.state.run) == ["alpha", "alpha"]
+    assert stub.of("beta") == []
+
+
+async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, opened: House) -> None:
+    def withdraw(_received: object) -> Reply:
+        change(opened, pool(stub, "alpha", "beta"))
+        return Reply(chunks=(plan_text((7, "Solve it", ["user"])),))
+
+    stub.always("planner", withdraw)
+    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
+    assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
+    assert len(stub.of("planner")) == 1

@@ -1,0 +1,97 @@
+"""Whoever falsifies a journal is caught, by the rule that names what was done; and every rule catches something."""
+
+import functools
+import random
+import time
+
+import pytest
+
+from app.audit.bodies import FIELDS
+from app.audit.check import Auditor
+from app.audit.report import RULES, Report
+from app.audit.requests import Pools
+from app.core.journal import Kind
+from app.providers.formats import adapter
+from tests.audit import tampers_of_runs, tampers_of_steps, tampers_of_tools
+from tests.audit.forgery import Case, Forged
+from tests.audit.scenes import Journal
+
+LATER = 120.0
+"""Seconds after which a forgotten run is overdue."""
+CASES = (*tampers_of_runs.CASES, *tampers_of_steps.CASES, *tampers_of_tools.CASES)
+
+
+def audited(run: Forged) -> Report:
+    """The audit of one falsified run."""
+    report = Report()
+    Auditor(time.time() + LATER, adapter).check(run.record(), pools(tuple(sorted(run.catalogs.items()))), report)
+    return report
+
+
+@functools.cache
+def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
+    return Pools(adapter, dict(catalogs))
+
+
+def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
+    for name, record in journal.runs.items():
+        report = audited(Forged.of(record, journal.catalogs))
+        assert (name, [str(one) for one in report.violations]) == (name, [])
+        assert (report.rendered, report.unverifiable.total()) == (report.calls, 0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_falsification_is_caught_by_its_rule(journal: Journal, case: Case) -> None:
+    for scene in case.scenes:
+        forged = Forged.of(journal.runs[scene], journal.catalogs)
+        case.tamper(forged)
+        assert case.rule in audited(forged).rules, scene
+
+
+UNTOLD = {
+    ("call.finished", "finish"),
+    ("call.intended", "usd_held"),
+    ("plan.rejected", "outage"),
+    ("plan.rejected", "reasons"),
+    ("run.admitted", "streams"),
+    ("run.awaiting_tool", "until"),
+    ("run.resumed", "deadline"),
+    ("run.admitted", "deadline"),
+    ("step.failed", "error"),
+    ("step.skipped", "reason"),
+}
+"""What a journal says only once, may say too high, or nearly so: to show a change of these takes a seal, no audit."""
+
+
+def changed(value: object) -> object:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, dict):
+        return {name: changed(entry) for name, entry in value.items()} or {"x": "x"}
+    return [*value, "x"] if isinstance(value, list) else f"{value or ''}x"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Journal, seed: int) -> None:
+    chance = random.Random(seed)
+    silent = set()
+    for record in journal.runs.values():
+        for place in range(len(record.events)):
+            forged = Forged.of(record, journal.catalogs)
+            line = forged.events[place]
+            known = sorted(FIELDS[Kind(line.kind)])
+            if not known:
+                continue
+            field = chance.choice(known)
+            line.body[field] = changed(line.body[field])
+            if audited(forged).clean:
+                silent.add((line.kind, field))
+    assert silent <= UNTOLD
+
+
+def test_every_rule_catches_something() -> None:
+    assert {case.rule for case in CASES} == set(RULES)
+    assert len(CASES) >= 100

@@ -1,0 +1,58 @@
+"""What a template's name stands for: once calls were made with it, it means the same for ever.
+
+Whoever changes the words gives them a new name, keeps the old recipe in `app/audit/recompose.py`, and adds the new one
+there and here.
+"""
+
+import hashlib
+from dataclasses import asdict
+
+import orjson
+
+from app.audit.recompose import TEMPLATES
+from app.conductor import prompt
+from app.conductor.protocol import Brief
+from app.core import visibility
+from app.core.chat import Message, Task, Text, Tool, Toolbox
+from app.core.pool import Card, Limits, Price, Worker
+from app.core.visibility import Seen
+
+CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
+TASK = Task(CONVERSATION)
+MADE = {
+    "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
+    "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
+}
+
+
+def digest(*conversations: tuple[Message, ...]) -> str:
+    plain = [[asdict(message) for message in messages] for messages in conversations]
+    return hashlib.sha256(orjson.dumps(plain)).hexdigest()
+
+
+def steps() -> str:
+    seen = [Seen(0, "Think", "Two twos."), Seen(2, "", "Four.")]
+    composed = [
+        visibility.compose(task, subtask, earlier)
+        for task in (TASK, None)
+        for subtask in ("", "Answer")
+        for earlier in ((), seen)
+    ]
+    return digest(*composed)
+
+
+def plans() -> str:
+    workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code",), speed=3.5)), Worker("b", "p", "m"))
+    brief = Brief(TASK, workers, Limits(), 1_500_000)
+    repair = Brief(TASK, workers, Limits(), 1_500_000, ("step 0: unknown field",), "{}")
+    tools = Toolbox((Tool("look_up", "Looks something up."),))
+    offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
+    return digest(*(prompt.messages(one) for one in (brief, repair, offered)))
+
+
+def test_a_template_is_what_it_was() -> None:
+    assert {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans()}.items() <= MADE.items()
+
+
+def test_every_template_can_be_composed_again() -> None:
+    assert set(TEMPLATES) == set(MADE)

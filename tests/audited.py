@@ -1,0 +1,41 @@
+"""The independent auditor over a test's own database: for the end of any test that has run real services.
+
+    assert await audited(url) == []
+
+It waits until no call of an ended run is in flight any more, then reports every contradiction that the journal shows.
+"""
+
+import asyncio
+import time
+
+from app.audit.check import Auditor
+from app.audit.report import Report, Violation
+from app.providers.formats import adapter
+from app.store.archive import open_archive
+
+SETTLING = 10.0
+
+
+async def audited(database_url: str, *, settle: float = SETTLING, run: str | None = None) -> list[Violation]:
+    """Every violation in this database, or of this run.
+
+    Runs that have not ended yet are checked as they stand. `settle` is how many seconds outcomes of calls in flight get
+    to be written; what is missing then is a violation.
+    """
+    return (await report_of(database_url, settle=settle, run=run)).violations
+
+
+async def report_of(database_url: str, *, settle: float = SETTLING, run: str | None = None) -> Report:
+    """The same with all figures."""
+    until = time.monotonic() + settle
+    while True:
+        report = await look(database_url, run=run, patient=time.monotonic() < until)
+        if not report.pending:
+            return report
+        await asyncio.sleep(0.05)
+
+
+async def look(database_url: str, *, run: str | None = None, patient: bool = True) -> Report:
+    """One look; if `patient`, calls that are in flight are left alone."""
+    async with open_archive(database_url) as archive:
+        return await Auditor(time.time(), adapter, patient).audit(archive, run=run)

@@ -1,0 +1,346 @@
+"""Tools through the provider seam: each wire format takes the same conversations and gives the same calls."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.core.chat import Image, Keepsake, Message, Piece, Sampling, Text, Tool, Toolbox, ToolCall, Words
+from app.core.pool import ProviderSpec, Worker
+from app.core.tools import Gathering
+from app.errors import WorkerMalformed
+from app.providers.http import Reading
+from app.providers.openai import Completion
+from tests.conformance.wire_formats import FORMATS, Format, Line, connected, ending, request, said
+from tests.stubs import ProviderStub, Reply, Trickle
+from tests.stubs import ToolCall as Calls
+from tests.stubs import Usage as Billed
+
+NUMBERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+ADD, LOOK = Tool("add", "Adds.", NUMBERS), Tool("look", "Looks.")
+BOX = Toolbox((ADD, LOOK))
+ASK = Message("user", (Text("Add, then look."),))
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+TWO = (Calls("add", '{"a":1,"b":"é\\"}"}', "c-1"), Calls("look", "", "c-2"))
+
+
+def gathered(pieces: list[Piece]) -> tuple[ToolCall, ...]:
+    """The calls of a reply."""
+    gathering = Gathering()
+    for piece in pieces:
+        if hasattr(piece, "arguments"):
+            gathering.take(piece)
+    return gathering.calls
+
+
+def kept(pieces: list[Piece]) -> dict[str, Any] | None:
+    """The keepsake of a reply."""
+    found = [piece for piece in pieces if isinstance(piece, Keepsake)]
+    assert len(found) <= 1
+    return dict(found[0].data) if found else None
+
+
+def past(*results: Message, keepsake: dict[str, Any] | None = None, words: str = "I will.") -> tuple[Message, ...]:
+    """A conversation in which an assistant called both tools, with these results or the usual ones."""
+    calls = (ToolCall("c-1", "add", '{"a":1}'), ToolCall("c-2", "look", "{}"))
+    usual = (Message("tool", (Text("1"),), call_id="c-1"), Message("tool", (), call_id="c-2"))
+    spoken = (Text(words),) if words else ()
+    return (ASK, Message("assistant", spoken, calls=calls, keepsake=keepsake), *(results or usual))
+
+
+# --- what comes
+
+
+@pytest.mark.parametrize("live", [True, False])
+@pytest.mark.parametrize("words", [("Let me ", "see."), ()])
+async def test_calls_come_whole_and_in_order_beside_the_words(line: Line, words: tuple[str, ...], live: bool) -> None:
+    line.stub.script("model-a", Reply(chunks=words, tool_calls=TWO, finish="tool", usage=Billed(input=9, output=5)))
+    pieces = await line.pieces(request(ASK, toolbox=BOX, live=live))
+    assert said(pieces) == "".join(words)
+    add, look = gathered(pieces)
+    assert (add.name, json.loads(add.arguments)) == ("add", {"a": 1, "b": 'é"}'})
+    assert (look.name, look.arguments) == ("look", "{}")
+    assert [add.id, look.id] == ["c-1", "c-2"]
+    assert ending(pieces).finish == "tool_calls"
+    assert ending(pieces).usage is not None
+
+
+async def test_arguments_stream_in_pieces_however_the_network_cuts_them(line: Line) -> None:
+    line.stub.script("model-a", Reply(chunks=("x",), tool_calls=TWO, finish="tool", trickle=Trickle(size=7)))
+    pieces = await line.pieces(request(ASK, toolbox=BOX))
+    assert [json.loads(call.arguments) for call in gathered(pieces)] == [{"a": 1, "b": 'é"}'}, {}]
+    if line.format.name != "gemini":
+        assert sum(getattr(piece, "index", None) == 0 for piece in pieces) > 2
+
+
+async def test_a_finish_reason_goes_by_what_came(line: Line) -> None:
+    """OpenAI says `stop` after a call that was demanded; a `tool_calls` without any call is an answer."""
+    line.stub.script("model-a", Reply(chunks=(), tool_calls=TWO, finish="stop"), Reply(finish="tool"))
+    assert ending(await line.pieces(request(ASK, toolbox=BOX))).finish == "tool_calls"
+    assert ending(await line.pieces(request(ASK, toolbox=BOX))).finish == "stop"
+
+
+async def test_a_turn_that_was_cut_off_stays_one(line: Line) -> None:
+    line.stub.script("model-a", Reply(chunks=(), tool_calls=TWO, finish="length"))
+    assert ending(await line.pieces(request(ASK, toolbox=BOX))).finish == "length"
+
+
+A, B = ("a", "add", "{}"), ("b", "look", "{}")
+
+
+@pytest.mark.parametrize(
+    ("deltas", "calls"),
+    [
+        ([(0, *A), (0, *B)], [A, B]),  # Google's compatible endpoint: every call whole, all of them number 0
+        ([(None, "a", "add", "{"), (None, "", "", "}"), (None, *B)], [A, B]),
+        ([(0, "", "", '{"a"'), (0, "a", "", ":1"), (0, "", "add", "}")], [("a", "add", '{"a":1}')]),
+        ([(0, "a", "add", "{"), (0, "a", "add", "}")], [A]),
+        ([(0, "a", "add", "{"), (0, "other", "", "}")], [A]),
+        ([(1, "a", "add", "{"), (7, *B), (1, "", "", "}")], [A, B]),
+        ([(0, "", "add", {"a": 1})], [("", "add", '{"a":1}')]),
+    ],
+)
+def test_what_compatible_servers_make_of_the_stream(deltas: list[Any], calls: list[tuple[str, str, str]]) -> None:
+    reading, pieces = Completion("w"), []
+    for index, id_, name, text in deltas:
+        call = {"index": index, "id": id_ or None, "function": {"name": name or None, "arguments": text}}
+        _event(reading, {"tool_calls": [call]}, pieces)
+    _event(reading, {}, pieces, "tool_calls")
+    assert [(call.id, call.name, call.arguments) for call in gathered(pieces)] == calls
+    assert reading.end().finish == "tool_calls"
+
+
+def test_a_call_without_a_name_is_malformed() -> None:
+    reading, pieces = Completion("w"), []
+    _event(reading, {"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{}"}}]}, pieces, "tool_calls")
+    with pytest.raises(WorkerMalformed):
+        reading.end()
+
+
+def _event(reading: Reading, delta: dict[str, Any], pieces: list[Piece], finish: str | None = None) -> None:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    reading.event(json.dumps({"choices": [choice]}).encode(), pieces)
+
+
+# --- what is sent
+
+
+@pytest.mark.parametrize("model", ["model-a", "gemini-2.5-flash", "gemini-3-pro"])
+@pytest.mark.parametrize("words", ["I will.", ""])
+async def test_a_conversation_with_calls_and_results_is_taken(line: Line, words: str, model: str) -> None:
+    """The stub refuses what the real APIs refuse: results apart from their calls, empty text, missing signatures."""
+    picture = Message("tool", (Text("See:"), Image(PIXEL)), call_id="c-1")
+    wrong = Message("tool", (Text("no such thing"),), call_id="c-2", failed=True)
+    for messages in (past(words=words), past(picture, wrong, words=words)):
+        for tail in ((), (Message("user", (Text("Go on."),)),)):
+            for box in (BOX, Toolbox()):
+                asked = request(*messages, *tail, toolbox=box, model=model)
+                assert said(await line.pieces(asked)) == "Hello there."
+
+
+@pytest.mark.parametrize(
+    "id_", ["x", "functions.add:0", "call_" + "9" * 60, "toolu_01A09q90qw90lq917835lq9", "chatcmpl-tool-" + "f" * 32]
+)
+async def test_ids_from_elsewhere_are_taken(line: Line, id_: str) -> None:
+    called = Message("assistant", (), calls=(ToolCall(id_, "9lives", "not json"),))
+    result = Message("tool", (Text("1"),), call_id=id_)
+    box = Toolbox((Tool("9lives"),))
+    assert said(await line.pieces(request(ASK, called, result, toolbox=box))) == "Hello there."
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        BOX,
+        Toolbox((ADD, LOOK), "none"),
+        Toolbox((ADD, LOOK), "none", parallel=False),
+        Toolbox((ADD, LOOK), "required"),
+        Toolbox((ADD, LOOK), "named", "look", parallel=False),
+        Toolbox((Tool("add", "Adds.", NUMBERS, strict=True),)),
+        Toolbox(
+            (Tool("0start", parameters={"properties": {"a": {"type": "string", "minLength": 2}}}),), "named", "0start"
+        ),
+    ],
+)
+async def test_every_choice_is_taken(line: Line, box: Toolbox) -> None:
+    assert said(await line.pieces(request(ASK, toolbox=box))) == "Hello there."
+
+
+async def test_a_name_that_gemini_does_not_take_comes_back_as_it_was() -> None:
+    async with ProviderStub() as stub, connected(FORMATS["gemini"], stub) as line:
+        stub.script("model-a", Reply(chunks=(), tool_calls=(Calls("_0start"),), finish="tool"))
+        (call,) = gathered(await line.pieces(request(ASK, toolbox=Toolbox((Tool("0start"),)))))
+    assert call.name == "0start"
+
+
+def rendered(form: str, *messages: Message, spec: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """The body that an adapter would send."""
+    adapter = FORMATS[form].adapter(ProviderSpec("p", FORMATS[form].name, **(spec or {})), "k")
+    body: dict[str, Any] = json.loads(adapter.render(request(*(messages or (ASK,)), **changes)))
+    return body
+
+
+STRICT = Toolbox((Tool("add", "Adds.", {**NUMBERS, "minProperties": 1}, strict=True),), "named", "add", parallel=False)
+
+
+def test_openai_writes_definitions_and_choices() -> None:
+    body = rendered("openai", toolbox=STRICT)
+    function = {"name": "add", "description": "Adds.", "parameters": {**NUMBERS, "minProperties": 1}, "strict": True}
+    assert body["tools"] == [{"type": "function", "function": function}]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+    assert body["parallel_tool_calls"] is False
+    assert "strict" not in rendered("openai", toolbox=STRICT, spec={"structured": False})["tools"][0]["function"]
+    assert rendered("openai", toolbox=BOX).keys().isdisjoint({"tool_choice", "parallel_tool_calls"})
+    assert rendered("openai", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == "required"
+
+
+def test_anthropic_writes_definitions_and_choices() -> None:
+    body = rendered("anthropic", toolbox=STRICT)
+    assert body["tools"] == [{"name": "add", "description": "Adds.", "input_schema": NUMBERS, "strict": True}]
+    assert body["tool_choice"] == {"type": "tool", "name": "add", "disable_parallel_tool_use": True}
+    loose = rendered("anthropic", toolbox=STRICT, spec={"structured": False})["tools"][0]
+    assert (loose["input_schema"]["minProperties"], "strict" in loose) == (1, False)
+    assert rendered("anthropic", toolbox=Toolbox((LOOK,), "required"))["tool_choice"] == {"type": "any"}
+    assert rendered("anthropic", *past())["tool_choice"] == {"type": "none"}
+    assert [tool["name"] for tool in rendered("anthropic", *past())["tools"]] == ["add", "look"]
+
+
+def test_gemini_writes_definitions_and_choices() -> None:
+    body = rendered("gemini", toolbox=STRICT)
+    (declared,) = body["tools"][0]["functionDeclarations"]
+    assert declared == {"name": "add", "description": "Adds.", "parametersJsonSchema": {**NUMBERS, "minProperties": 1}}
+    assert body["toolConfig"]["functionCallingConfig"] == {"mode": "ANY", "allowedFunctionNames": ["add"]}
+    assert "toolConfig" not in rendered("gemini", toolbox=BOX)
+    assert rendered("gemini", toolbox=Toolbox((LOOK,), "none"))["toolConfig"]["functionCallingConfig"] == {
+        "mode": "NONE"
+    }
+
+
+def test_results_stand_where_each_format_wants_them() -> None:
+    failed = Message("tool", (Text("boom"), Image(PIXEL)), call_id="c-2", failed=True)
+    talk = past(Message("tool", (Text("1"),), call_id="c-1"), failed)
+    *_, called, one, two, picture = rendered("openai", *talk)["messages"]
+    assert [call["id"] for call in called["tool_calls"]] == ["c-1", "c-2"]
+    assert (one["tool_call_id"], one["content"]) == ("c-1", "1")
+    assert (two["tool_call_id"], two["content"]) == ("c-2", "boom")
+    assert [part["type"] for part in picture["content"]] == ["text", "image_url"]
+    results = rendered("anthropic", *talk)["messages"][-1]["content"]
+    assert [(block["tool_use_id"], block.get("is_error")) for block in results] == [("c-1", None), ("c-2", True)]
+    assert [block["type"] for block in results[1]["content"]] == ["text", "image"]
+    parts = rendered("gemini", *talk)["contents"][-1]["parts"]
+    assert parts[0]["functionResponse"] == {"name": "add", "response": {"output": "1"}}
+    assert parts[1]["functionResponse"] == {"name": "look", "response": {"error": "boom"}}
+    assert "inlineData" in parts[2]
+
+
+def test_a_result_of_no_known_call_is_plain_words() -> None:
+    stray = Message("tool", (Text("found"),), call_id="lost")
+    assert rendered("anthropic", ASK, stray)["messages"][0]["content"][1] == {"type": "text", "text": "found"}
+    assert rendered("gemini", ASK, stray)["contents"][0]["parts"][1] == {"text": "found"}
+    assert rendered("openai", ASK, Message("tool", (Text("found"),)))["messages"][1]["role"] == "user"
+
+
+def test_mistral_gets_ids_of_nine_letters() -> None:
+    spec = {"base_url": "https://api.mistral.ai/v1"}
+    *_, called, one, two = rendered("openai", *past(), spec=spec)["messages"]
+    ids = [call["id"] for call in called["tool_calls"]]
+    assert ids == [one["tool_call_id"], two["tool_call_id"]]
+    assert all(len(id_) == 9 and id_.isalnum() for id_ in ids)
+    assert len(set(ids)) == 2
+    called = Message("assistant", (), calls=(ToolCall("abcdefgh9", "add"),))
+    assert rendered("openai", ASK, called, spec=spec)["messages"][1]["tool_calls"][0]["id"] == "abcdefgh9"
+
+
+# --- what is given back
+
+
+async def _first_turn(line: Line, model: str = "model-a", **reply: Any) -> dict[str, Any] | None:
+    act = Reply(chunks=(), tool_calls=TWO, finish="tool", **reply)
+    line.stub.script(model, act, act)
+    live = kept(await line.pieces(request(ASK, toolbox=BOX, model=model)))
+    assert kept(await line.pieces(request(ASK, toolbox=BOX, model=model, live=False))) == live
+    return live
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as stub:
+        yield stub
+
+
+async def test_signed_thinking_goes_back_to_anthropic_before_the_calls(stub: ProviderStub) -> None:
+    async with connected(FORMATS["anthropic"], stub) as line:
+        keepsake = await _first_turn(line, reasoning=("Hm, ", "add."))
+        await line.pieces(request(*past(keepsake=keepsake), toolbox=BOX))
+        thinking, words, *calls = stub.requests[-1].json["messages"][1]["content"]
+        assert thinking == {"type": "thinking", "thinking": "Hm, add.", "signature": "c3R1Yg=="}
+        assert (words["type"], [call["type"] for call in calls]) == ("text", ["tool_use", "tool_use"])
+        assert await _first_turn(line) is None
+
+
+async def test_redacted_thinking_goes_back_as_it_came() -> None:
+    reading, pieces = FORMATS["anthropic"].reading("w"), []
+    block = {"type": "redacted_thinking", "data": "sealed"}
+    used = {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}
+    whole = {"content": [block, used], "stop_reason": "tool_use", "usage": {}}
+    reading.whole(json.dumps(whole).encode(), pieces)
+    assert reading.keepsake() == {"blocks": [block]}
+
+
+async def test_signatures_and_ids_go_back_to_gemini_with_their_calls(stub: ProviderStub) -> None:
+    async with connected(FORMATS["gemini"], stub) as line:
+        keepsake = await _first_turn(line, model="gemini-3-pro")
+        assert keepsake == {"signatures": ["c3R1Yg=="] * 2, "ids": ["c-1", "c-2"]}
+        await line.pieces(request(*past(keepsake=keepsake), toolbox=BOX, model="gemini-3-pro"))
+        _, model, user = stub.requests[-1].json["contents"]
+        assert [part.get("thoughtSignature") for part in model["parts"]] == [None, "c3R1Yg==", "c3R1Yg=="]
+        assert [part["functionCall"]["id"] for part in model["parts"][1:]] == ["c-1", "c-2"]
+        assert [part["functionResponse"]["id"] for part in user["parts"]] == ["c-1", "c-2"]
+
+
+async def test_calls_of_another_model_pass_geminis_signature_check(stub: ProviderStub) -> None:
+    async with connected(FORMATS["gemini"], stub) as line:
+        await line.pieces(request(*past(), toolbox=BOX, model="gemini-3-pro"))
+        first, second = stub.requests[-1].json["contents"][1]["parts"][1:]
+        assert first["thoughtSignature"] == "skip_thought_signature_validator"
+        assert "thoughtSignature" not in second
+        await line.pieces(request(*past(), toolbox=BOX, model="gemini-2.5-pro"))
+        assert b"thoughtSignature" not in stub.requests[-1].body
+
+
+async def test_reasoning_goes_back_to_the_server_that_wants_it(stub: ProviderStub) -> None:
+    """DeepSeek refuses the next turn without it, vLLM's templates use it."""
+    form = Format("openai", FORMATS["openai"].adapter, Completion)
+    for options, expected in (({}, "Hm."), ({"reasoning": "drop"}, None)):
+        async with connected(form, stub, base_url=stub.vllm_url, options=options) as line:
+            keepsake = await _first_turn(line, reasoning=("Hm", "."))
+            await line.pieces(request(*past(keepsake=keepsake), toolbox=BOX))
+        assert stub.requests[-1].json["messages"][1].get("reasoning_content") == expected
+
+
+def test_reasoning_details_are_put_together_and_signatures_stay_beside_their_calls() -> None:
+    reading, pieces = Completion("w"), []
+    text = {"type": "reasoning.text", "index": 0}
+    sealed = {"type": "reasoning.encrypted", "index": 0, "data": "x"}
+    for detail in ({**text, "text": "Hm"}, {**text, "text": "."}, {**text, "signature": "s"}, sealed, sealed):
+        _event(reading, {"reasoning": "Hm.", "reasoning_details": [detail]}, pieces)
+    google = {"google": {"thought_signature": "sig"}}
+    calls = [
+        {"index": 0, "id": "a", "function": {"name": "add", "arguments": "{}"}},
+        {"index": 1, "id": "b", "function": {"name": "look", "arguments": "{}"}, "extra_content": google},
+    ]
+    _event(reading, {"tool_calls": calls}, pieces, "tool_calls")
+    details = [{**text, "text": "Hm.", "signature": "s"}, sealed, sealed]
+    assert reading.keepsake() == {"message": {"reasoning_details": details}, "extra_content": [None, google]}
+    sent = rendered("openai", *past(keepsake=reading.keepsake()))["messages"][1]
+    assert sent["reasoning_details"] == details
+    assert [call.get("extra_content") for call in sent["tool_calls"]] == [None, google]
+
+
+async def test_without_calls_nothing_is_kept(line: Line) -> None:
+    line.stub.script("model-a", Reply(reasoning=("hm",)))
+    pieces = await line.pieces(request(ASK, toolbox=BOX, sampling=Sampling(max_tokens=9)))
+    assert kept(pieces) is None
+    assert any(isinstance(piece, Words) for piece in pieces)
+    assert Worker("w", "stub", "m").card.tools is False

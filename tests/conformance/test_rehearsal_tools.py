@@ -1,0 +1,119 @@
+"""The rehearsal workers call the caller's tools where they fit, so that tools can be tried without any key."""
+
+import json
+
+import pytest
+
+from app.core.chat import End, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
+from app.core.pool import Deadlines, ProviderSpec, Worker
+from app.core.tools import Gathering, fault
+from app.providers.protocol import Request
+from app.providers.rehearsal import RehearsalProvider
+
+SOON = Deadlines(connect=5, first=5, gap=5, total=5)
+CALCULATE = Tool(
+    "calculate",
+    "Evaluates an arithmetic expression.",
+    {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+)
+WEATHER = Tool(
+    "get_weather",
+    "Get the current weather of a city.",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}},
+        "required": ["city", "unit"],
+    },
+)
+
+
+async def turn(question: str, *results: str, box: Toolbox, failed: bool = False) -> tuple[list[ToolCall], str, str]:
+    """Calls, words and finish of one turn, after these results if there are any."""
+    calls = tuple(ToolCall(f"c-{n}", "calculate") for n in range(len(results)))
+    messages = [Message("user", (Text(question),))]
+    if results:
+        messages.append(Message("assistant", (), calls=calls))
+    messages += [Message("tool", (Text(text),), call_id=f"c-{n}", failed=failed) for n, text in enumerate(results)]
+    provider = RehearsalProvider(ProviderSpec("rehearsal", "rehearsal", options={"delay": "0"}))
+    asked = Request(Worker("w", "rehearsal", "sage"), tuple(messages), Sampling(max_tokens=500), toolbox=box)
+    pieces = [piece async for batch in provider.stream(asked, provider.render(asked), SOON) for piece in batch]
+    gathering = Gathering()
+    for piece in pieces:
+        if isinstance(piece, ToolDelta):
+            gathering.take(piece)
+    (end,) = [piece for piece in pieces if isinstance(piece, End)]
+    return list(gathering.calls), "".join(piece.text for piece in pieces if isinstance(piece, Words)), end.finish
+
+
+@pytest.mark.parametrize(
+    ("question", "called"),
+    [
+        ("What is 17 * 23?", [("calculate", {"expression": "17 * 23"})]),
+        ("What is 3 plus 4 times 5?", [("calculate", {"expression": "3 + 4 * 5"})]),
+        ("What is the weather in Paris?", [("get_weather", {"city": "Paris", "unit": "celsius"})]),
+        (
+            "Compare the weather of Paris and New York in fahrenheit.",
+            [("get_weather", {"city": city, "unit": "fahrenheit"}) for city in ("Paris", "New York")],
+        ),
+        ("Reverse the word 'orchestra'", []),
+    ],
+)
+async def test_a_worker_calls_the_tool_that_fits(question: str, called: list[tuple[str, object]]) -> None:
+    calls, said, finish = await turn(question, box=Toolbox((WEATHER, CALCULATE)))
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == called
+    assert (finish == "tool_calls", said == "") == (bool(called), bool(called))
+    assert len({call.id for call in calls}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("results", "answer"),
+    [
+        (("391",), "The answer is 391."),
+        (('{"result": 391}',), "The answer is 391."),
+        (('{"temperature": "18 C"}', "rain"), "The answer is 18 C; rain."),
+        (('{"a": 1, "b": 2}',), 'The answer is {"a": 1, "b": 2}.'),
+    ],
+)
+async def test_with_the_results_it_answers(results: tuple[str, ...], answer: str) -> None:
+    assert await turn("What is 17 * 23?", *results, box=Toolbox((CALCULATE,))) == ([], answer, "stop")
+
+
+async def test_a_failed_tool_is_told_of() -> None:
+    _, said, _ = await turn("What is 17 * 23?", "division by zero", box=Toolbox((CALCULATE,)), failed=True)
+    assert said == "The answer is The tool failed: division by zero."
+
+
+@pytest.mark.parametrize(
+    ("box", "names"),
+    [
+        (Toolbox((WEATHER, CALCULATE), "none"), []),
+        (Toolbox((WEATHER, CALCULATE), "required"), ["calculate"]),
+        (Toolbox((WEATHER, CALCULATE), "named", "get_weather"), ["get_weather"]),
+        (Toolbox((Tool("ping"),), "required"), ["ping"]),
+    ],
+)
+async def test_a_worker_does_what_is_demanded(box: Toolbox, names: list[str]) -> None:
+    calls, said, _ = await turn("What is 17 * 23?", box=box)
+    assert [call.name for call in calls] == names
+    assert all(fault([call], box) == "" for call in calls)
+    assert said == ("" if names else "The answer is 391.")
+
+
+async def test_one_at_a_time_if_the_caller_says_so() -> None:
+    calls, _, _ = await turn("Is the weather better in Rome or in Oslo?", box=Toolbox((WEATHER,), parallel=False))
+    assert len(calls) == 1
+
+
+async def test_arguments_of_every_kind_are_made() -> None:
+    kinds = {
+        "count": {"type": "integer"},
+        "share": {"type": ["number", "null"]},
+        "exact": {"type": "boolean"},
+        "nothing": {"type": "null"},
+        "list": {"type": "array", "items": {"type": "number"}},
+        "inner": {"type": "object", "properties": {"query": {"type": "string"}}},
+    }
+    (call,), _, _ = await turn("Order 3 of 2.5 at 7", box=Toolbox((Tool("order", parameters={"properties": kinds}),)))
+    inner = {"query": "Order 3 of 2.5 at 7"}
+    expected = {"count": 3, "share": 7, "exact": True, "nothing": None, "list": [2.5], "inner": inner}
+    assert json.loads(call.arguments) == expected

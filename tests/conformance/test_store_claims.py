@@ -1,0 +1,110 @@
+"""Every promise of the store seam about requests that are carried out once, and about who may write; both databases."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core.journal import ANYBODY, Draft, Kind
+from app.errors import Conflict, LeaseLost, RunEnded
+from app.store.protocol import TAKEN, Appended, Entry, Once, Store
+from tests.conformance.entries import Opener, admitted, note, settled
+
+
+def claim(name: str = "claim", until: float = 100.0, body: bytes = b"body") -> Once:
+    return Once(name, body, until)
+
+
+async def test_a_claim_is_made_with_its_run(store: Store) -> None:
+    await store.append(replace(admitted("run"), once=claim()))
+    assert await store.once("claim", 99.9) == replace(claim(), run="run")
+    assert await store.once("other", 1.0) is None
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in one batch"])
+async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> None:
+    entries = [replace(admitted(f"run-{n}"), once=claim()) for n in range(4)]
+    if together:
+        answers = await settled(map(store.append, entries))
+    else:
+        answers = [(await settled([store.append(entry)]))[0] for entry in entries]
+    assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
+    assert {answer.public_code for answer in answers[1:]} == {TAKEN}
+    assert await store.once("claim", 1.0) == replace(claim(), run="run-0")
+    rows = [row for row in await settled(store.run(f"run-{n}") for n in range(4)) if not isinstance(row, Exception)]
+    assert [row.id for row in rows] == ["run-0"]
+
+
+async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
+    async with opener() as one, opener() as other:
+        for turn in range(10):
+            entries = [replace(admitted(f"run-{turn}-{n}"), once=claim(f"claim-{turn}")) for n in range(8)]
+            answers = await settled(store.append(entry) for store, entry in zip([one, other] * 4, entries, strict=True))
+            assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
+            (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
+            held = await other.once(f"claim-{turn}", 1.0)
+            assert held is not None
+            assert held.run == winner.events[0].run
+
+
+async def test_batches_that_claim_crosswise_do_not_block_each_other(opener: Opener) -> None:
+    async with opener() as one, opener() as other:
+        names = [f"claim-{n}" for n in range(12)]
+        entries = [replace(admitted(f"a-{name}"), once=claim(name)) for name in names]
+        entries += [replace(admitted(f"b-{name}"), once=claim(name)) for name in reversed(names)]
+        answers = await settled(
+            store.append(entry) for store, entry in zip([one] * 12 + [other] * 12, entries, strict=True)
+        )
+        assert sum(isinstance(answer, Appended) for answer in answers) == 12
+        assert sum(isinstance(answer, Conflict) for answer in answers) == 12
+
+
+async def test_a_refused_entry_claims_nothing(store: Store) -> None:
+    await store.append(admitted("run"))
+    with pytest.raises(LeaseLost):
+        await store.append(note("run", epoch=9, once=claim()))
+    assert await store.once("claim", 1.0) is None
+
+
+async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
+    async with opener() as one, opener() as other:
+        await one.append(replace(admitted("old", at=1.0), once=claim(until=10.0)))
+        assert await one.once("claim", 10.0) is None
+        entries = [replace(admitted(f"new-{n}", at=10.0), once=claim(until=20.0, body=b"new")) for n in range(6)]
+        answers = await settled(store.append(entry) for store, entry in zip([one, other] * 3, entries, strict=True))
+        (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
+        assert sum(isinstance(answer, Conflict) for answer in answers) == 5
+        assert await other.once("claim", 10.0) == replace(claim(until=20.0, body=b"new"), run=winner.events[0].run)
+
+
+async def test_a_reply_is_remembered_once(opener: Opener) -> None:
+    async with opener() as one, opener() as other:
+        replies = [replace(claim(), status=200, reply=b"%d" % n) for n in range(6)]
+        held = await settled(store.remember(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True))
+        assert len(set(held)) == 1
+        assert held[0] in replies
+        assert await one.once("claim", 1.0) == held[0]
+        later = replace(replies[0], until=300.0, reply=b"later")
+        assert await other.remember(later, 100.0) == later == await one.once("claim", 100.0)
+
+
+async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener) -> None:
+    async with opener() as one, opener() as other:
+        for n in range(7):
+            await one.remember(claim(f"claim-{n}", until=10.0 + n), 1.0)
+        assert await one.forget_claims(9.9, 100) == 0
+        assert await one.forget_claims(15.0, 4) == 4
+        assert sum(await settled([one.forget_claims(15.0, 4), other.forget_claims(15.0, 4)])) == 2
+        assert await one.forget_claims(15.0, 4) == 0
+        assert await other.once("claim-6", 1.0) == claim("claim-6", until=16.0)
+
+
+async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:
+    await store.append(admitted("run"))
+    for kind in set(Kind) - ANYBODY:
+        with pytest.raises(LeaseLost):
+            await store.append(Entry("run", 2.0, (Draft(Kind.CANCEL_ASKED, {}), Draft(kind, {}))))
+    asked = await store.append(Entry("run", 2.0, (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+    assert [(event.seq, event.kind) for event in asked.events] == [(2, Kind.CANCEL_ASKED)]
+    await store.append(Entry("run", 3.0, (Draft(Kind.CANCELLED, {}),), epoch=1))
+    with pytest.raises(RunEnded):
+        await store.append(Entry("run", 4.0, (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))

@@ -1,0 +1,406 @@
+"""The breaker of a worker: what ejects it, for how long, who may probe it, and what the retry budget lets through."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core import breaker
+from app.core.breaker import (
+    BRIEFEST,
+    CALM,
+    CEILING,
+    IN_A_ROW,
+    KNOWN,
+    LIMITED_LONGEST,
+    LONGEST,
+    MINIMUM,
+    PROBE,
+    SHARE,
+    SHORTEST,
+    VOLUME,
+    WINDOW,
+    WRONG_CEILING,
+    WRONG_LONGEST,
+    Breaker,
+    Offer,
+    Pick,
+    Place,
+    Verdict,
+    begun,
+    forgone,
+    heard,
+    pick,
+    worth_waiting,
+)
+
+VERDICTS = st.sampled_from(["good", "failing", "rate_limited", "misconfigured", "silent"])
+NEW = Breaker()
+PLACES = st.sampled_from(["first", "retry", "replacement"])
+
+
+def told(known: Breaker, verdict: Verdict, now: float, *, took: float = 0.0, chance: float = 0.5) -> Breaker:
+    """A call of `took` seconds ends now."""
+    return heard(known, verdict, began=now - took, now=now, chance=chance)
+
+
+def failing(times: int, now: float = 0.0, known: Breaker = NEW, chance: float = 0.5) -> Breaker:
+    """So many failures in a row."""
+    for _ in range(times):
+        known = told(known, "failing", now, chance=chance)
+    return known
+
+
+def open_for(seconds: float, reason: str = "failing") -> Breaker:
+    """A breaker that opened at 0."""
+    return Breaker(reason=reason, since=0.0, until=seconds, ejections=1, failures=IN_A_ROW)
+
+
+# -- ejection
+
+
+def test_failures_in_a_row_eject_and_one_success_between_them_does_not() -> None:
+    assert failing(IN_A_ROW - 1).state(0.0) == "closed"
+    assert failing(IN_A_ROW).state(0.0) == "open"
+    mixed = failing(IN_A_ROW - 1, known=told(failing(IN_A_ROW - 1), "good", 0.0))
+    assert mixed.state(0.0) == "closed"
+
+
+def test_half_of_enough_calls_eject_though_never_many_in_a_row() -> None:
+    known = Breaker()
+    for _ in range(VOLUME // 2 - 1):
+        known = told(told(known, "failing", 1.0), "good", 1.0)
+    assert known.state(1.0) == "closed"
+    assert failing(1, 1.0, told(known, "good", 1.0)).state(1.0) == "open"
+    assert failing(1, 1.0, told(told(known, "good", 1.0), "good", 1.0)).state(1.0) == "closed"
+
+
+def test_what_is_older_than_the_window_does_not_count_in_the_ratio() -> None:
+    known = Breaker()
+    for _ in range(VOLUME // 2 - 1):
+        known = told(told(known, "failing", 1.0), "good", 1.0)
+    later = told(told(known, "good", WINDOW + 6.0), "failing", WINDOW + 6.0)
+    assert later.state(WINDOW + 6.0) == "closed"
+
+
+@pytest.mark.parametrize("verdict", ["failing", "rate_limited"])
+def test_a_rate_limit_without_a_time_counts_like_any_failure(verdict: Verdict) -> None:
+    known = Breaker()
+    for _ in range(IN_A_ROW):
+        assert known.state(0.0) == "closed"
+        known = told(known, verdict, 0.0)
+    assert known.objection(0.0) == verdict
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [(0.5, 0.5), (20.0, 20.0), (86_400.0, LIMITED_LONGEST)])
+def test_a_rate_limit_ejects_at_once_for_as_long_as_it_says(asked: float, seconds: float) -> None:
+    known = heard(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=asked)
+    assert known.objection(1.0) == "rate_limited"
+    assert known.until == 1.0 + seconds
+    assert known.ejections == 0, "the next outlier's ejection is a first one"
+
+
+def test_a_rate_limit_of_no_time_at_all_is_a_failure() -> None:
+    assert heard(Breaker(), "rate_limited", began=0.0, now=1.0, chance=0.9, asked=0.0).state(1.0) == "closed"
+
+
+def test_a_late_rate_limit_makes_an_ejection_longer_and_never_shorter() -> None:
+    known = open_for(10.0)
+    longer = heard(known, "rate_limited", began=-5.0, now=1.0, chance=0.0, asked=60.0)
+    assert (longer.reason, longer.until) == ("failing", 61.0)
+    assert heard(longer, "rate_limited", began=-5.0, now=2.0, chance=0.0, asked=1.0).until == 61.0
+
+
+def test_a_wrong_key_ejects_at_once_and_for_longer() -> None:
+    known = told(Breaker(), "misconfigured", 0.0, chance=1.0)
+    assert known.objection(0.0) == "misconfigured"
+    assert known.until == WRONG_CEILING > CEILING
+
+
+@pytest.mark.parametrize(
+    ("verdict", "first", "last"), [("failing", CEILING, LONGEST), ("misconfigured", WRONG_CEILING, WRONG_LONGEST)]
+)
+@given(chance=st.floats(0, 1, exclude_max=True), times=st.integers(1, 40))
+def test_an_ejection_lasts_a_random_time_below_a_ceiling_that_doubles(
+    verdict: Verdict, first: float, last: float, chance: float, times: int
+) -> None:
+    known, now = told(failing(IN_A_ROW - 1), verdict, 0.0, chance=chance), 0.0
+    for number in range(1, times):
+        now = known.until
+        known = told(begun(known, "first", now), verdict, now, chance=chance)
+        assert known.ejections == number + 1
+    ceiling = min(first * 2 ** (times - 1), last)
+    assert known.until - now == pytest.approx(SHORTEST + chance * (ceiling - SHORTEST))
+
+
+def test_after_a_calm_time_the_next_ejection_is_a_first_one() -> None:
+    back = told(replace(open_for(1.0), ejections=4), "good", 2.0)
+    assert failing(IN_A_ROW, 2.0 + CALM, back).ejections == 5
+    assert failing(IN_A_ROW, 2.1 + CALM, back).ejections == 1
+
+
+# -- what says nothing
+
+
+@given(VERDICTS, st.floats(-5, 5))
+def test_news_from_before_the_last_change_changes_nothing(verdict: Verdict, now: float) -> None:
+    known = replace(Breaker(), since=6.0, failures=IN_A_ROW - 1)
+    assert heard(known, verdict, began=now, now=7.0, chance=0.0) == known
+
+
+def test_cancelled_and_refused_calls_never_count() -> None:
+    known = failing(IN_A_ROW - 1)
+    for _ in range(100):
+        assert told(known, "silent", 0.0) == known
+
+
+def test_a_failure_while_it_is_ejected_is_no_news() -> None:
+    known = open_for(10.0)
+    assert failing(20, 5.0, known) == known
+
+
+# -- the way back
+
+
+def test_only_one_call_probes_a_half_open_breaker() -> None:
+    known = open_for(10.0)
+    assert known.objection(9.9) == "failing"
+    assert (known.state(10.0), known.objection(10.0)) == ("half_open", "")
+    probing = begun(known, "first", 10.0)
+    assert probing.objection(10.1) == "probing"
+    assert probing.objection(10.0 + PROBE) == "", "a probe that takes for ever keeps nobody out for ever"
+
+
+def test_a_probe_that_succeeds_closes_it_and_forgets_what_was_before() -> None:
+    known = begun(failing(IN_A_ROW), "first", 9.0)
+    back = told(begun(known, "retry", known.until), "good", known.until + 1.0, took=1.0)
+    assert (back.state(back.since), back.failures, back.unanswered, back.ejections) == ("closed", 0, 0, 1)
+    assert failing(IN_A_ROW - 1, back.since, back).state(back.since) == "closed"
+
+
+def test_what_led_to_an_ejection_does_not_lead_to_the_next_one() -> None:
+    known = Breaker()
+    for _ in range(VOLUME // 2):
+        known = told(told(known, "good", 0.0), "failing", 0.0)
+    assert known.state(0.0) == "open"
+    back = told(begun(known, "first", known.until), "good", known.until)
+    assert failing(1, back.since, back).state(back.since) == "closed"
+
+
+def test_a_probe_that_fails_opens_it_again() -> None:
+    probing = begun(open_for(10.0), "first", 10.0)
+    again = told(probing, "failing", 11.0, took=1.0, chance=1.0)
+    assert (again.state(11.0), again.until) == ("open", 11.0 + 2 * CEILING)
+
+
+def test_a_rate_limited_probe_opens_it_for_as_long_as_it_says() -> None:
+    probing = begun(open_for(10.0), "first", 10.0)
+    again = heard(probing, "rate_limited", began=10.0, now=11.0, chance=0.0, asked=7.0)
+    assert (again.reason, again.until) == ("rate_limited", 18.0)
+
+
+def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
+    probing = begun(open_for(10.0), "first", 10.0)
+    assert told(probing, "silent", 11.0, took=1.0).objection(11.0) == ""
+    assert forgone(probing).objection(10.5) == ""
+
+
+def test_the_end_of_an_older_call_does_not_end_the_probe() -> None:
+    probing = begun(open_for(10.0), "first", 10.0)
+    for verdict in ("silent", "failing", "good"):
+        ended = heard(probing, verdict, began=-1.0, now=10.5, chance=0.0)
+        assert ended.objection(10.5) == "probing"
+
+
+def test_a_success_while_it_is_ejected_takes_it_back() -> None:
+    """It was called as the least bad one, and it works."""
+    assert told(open_for(10.0), "good", 5.0, took=1.0).state(5.0) == "closed"
+
+
+# -- the retry budget
+
+
+def test_first_calls_need_no_budget() -> None:
+    known = Breaker()
+    for _ in range(100):
+        assert known.affords("first", 0.0)
+        known = begun(known, "first", 0.0)
+
+
+@pytest.mark.parametrize("place", ["retry", "replacement"])
+def test_low_traffic_may_retry_a_few_times(place: Place) -> None:
+    known = Breaker()
+    for _ in range(MINIMUM):
+        assert known.affords(place, 0.0)
+        known = begun(known, place, 0.0)
+    assert not known.affords(place, 0.0)
+    assert known.affords(place, WINDOW + 6.0), "and again, a window later"
+
+
+def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:
+    known = Breaker()
+    for _ in range(MINIMUM):
+        known = begun(known, "replacement", 0.0)
+    followed = told(known, "good", 1.0)
+    assert followed.affords("replacement", 1.0)
+    assert not followed.affords("retry", 1.0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(PLACES, st.floats(0, 2), st.booleans()), max_size=300))
+def test_in_a_storm_attempts_beyond_the_first_stay_within_the_share(
+    asked: list[tuple[Place, float, bool]],
+) -> None:
+    """Nothing succeeds; every call that the budget lets through is made. Within every window, whatever is asked for."""
+    known, now = Breaker(), 0.0
+    firsts: list[float] = []
+    extras: list[float] = []
+    for place, pause, fails in asked:
+        now += pause
+        if known.affords(place, now):
+            (firsts if place == "first" else extras).append(now)
+            known = begun(known, place, now)
+            within = sum(at > now - WINDOW + 5.0 for at in extras)
+            assert place == "first" or within <= max(MINIMUM, SHARE * sum(at > now - WINDOW for at in firsts))
+        if fails:
+            known = heard(known, "failing", began=now, now=now, chance=0.0)
+
+
+def test_at_high_traffic_the_share_is_exact() -> None:
+    known, extras = Breaker(), 0
+    for number in range(1_000):
+        known = begun(known, "first", number / 100)
+        while known.affords("retry", number / 100):
+            known, extras = begun(known, "retry", number / 100), extras + 1
+    assert extras == SHARE * 1_000
+
+
+# -- which one
+
+
+def offer(worker: str, known: Breaker = NEW, place: Place = "first") -> Offer:
+    """An offer."""
+    return Offer(worker, place, known)
+
+
+def test_the_first_without_an_objection_is_picked_and_the_others_are_accounted_for() -> None:
+    spent = NEW
+    for _ in range(MINIMUM):
+        spent = begun(spent, "replacement", 1.0)
+    slow = replace(Breaker(), seconds=(50.0,) * KNOWN)
+    offers = [
+        offer("limited", open_for(9.0, "rate_limited")),
+        offer("probed", begun(open_for(0.5), "first", 1.0)),
+        offer("spent", spent, "replacement"),
+        offer("slow", slow),
+        offer("well"),
+        offer("next"),
+    ]
+    passed = (("limited", "rate_limited"), ("probed", "probing"), ("spent", "retry_budget"), ("slow", "no_time"))
+    assert pick(offers, now=1.0, left=40.0) == Pick("well", passed)
+
+
+def test_if_all_are_ejected_the_least_bad_one_is_called_all_the_same() -> None:
+    offers = [
+        offer("wrong", open_for(2.0, "misconfigured")),
+        offer("later", open_for(9.0)),
+        offer("sooner", open_for(5.0, "rate_limited")),
+        offer("last", open_for(8.0)),
+    ]
+    passed = (("wrong", "misconfigured"), ("later", "failing"), ("last", "failing"))
+    assert pick(offers, now=1.0, left=40.0) == Pick("sooner", passed, "rate_limited")
+    assert pick(offers[:1], now=1.0, left=40.0) == Pick("wrong", (), "misconfigured")
+
+
+def test_nobody_is_picked_without_time_or_budget() -> None:
+    assert pick([], now=0.0, left=9.0) == Pick(None)
+    assert pick([offer("any")], now=0.0, left=BRIEFEST / 2) == Pick(None, (("any", "no_time"),))
+
+
+@pytest.mark.parametrize(("known", "hopeless"), [(KNOWN - 1, BRIEFEST), (KNOWN, 2.0), (100, 2.0)])
+def test_a_worker_is_hopeless_below_the_quickest_of_its_latest_successes(known: int, hopeless: float) -> None:
+    slow = Breaker()
+    for number in range(known):
+        slow = told(slow, "good", 10.0 * number, took=2.0 + number % 2)
+    assert slow.hopeless == hopeless
+    assert pick([offer("slow", slow)], now=0.0, left=1.9).worker == (None if hopeless == 2.0 else "slow")
+
+
+BREAKERS = st.builds(
+    Breaker,
+    reason=st.sampled_from(["", "failing", "rate_limited", "misconfigured"]),
+    since=st.just(0.0),
+    until=st.floats(0, 100),
+    probed=st.floats(0, 100),
+    failures=st.integers(0, 9),
+    unanswered=st.integers(0, 9),
+    slices=st.builds(
+        lambda firsts, extras: (breaker.Slice(10, firsts, extras),), st.integers(0, 50), st.integers(0, 50)
+    ),
+)
+
+
+@given(st.lists(st.tuples(BREAKERS, PLACES), max_size=6))
+def test_some_eligible_worker_is_always_called_while_there_is_time_and_budget(
+    offered: list[tuple[Breaker, Place]],
+) -> None:
+    offers = [offer(str(number), known, place) for number, (known, place) in enumerate(offered)]
+    found = pick(offers, now=50.0, left=100.0)
+    affordable = [one for one in offers if one.breaker.affords(one.place, 50.0)]
+    assert (found.worker is not None) == bool(affordable)
+    assert found.worker not in {name for name, _ in found.passed_over}
+    well = [one.worker for one in affordable if not one.breaker.objection(50.0)]
+    if well:
+        assert (found.worker, found.despite) == (well[0], "")
+    elif found.worker is not None:
+        assert found.despite
+
+
+# -- waiting for news
+
+
+def test_a_step_waits_while_scouts_are_out_and_nothing_bad_was_heard() -> None:
+    known = Breaker()
+    for _ in range(MINIMUM):
+        known = begun(known, "replacement", 0.0)
+    offers = [offer("dead", open_for(9.0), "replacement"), offer("well", known, "replacement")]
+    assert worth_waiting(offers[1:], now=1.0, left=9.0)
+    assert worth_waiting(offers, now=1.0, left=9.0), "rather than call one that is ejected"
+    assert not worth_waiting([offer("well", told(known, "failing", 1.0), "replacement")], now=1.0, left=9.0)
+    assert not worth_waiting([offer("well", told(known, "good", 1.0), "replacement")], now=1.0, left=9.0)
+    assert not worth_waiting(offers[:1], now=1.0, left=9.0)
+    assert not worth_waiting([*offers, offer("idle", Breaker(), "replacement")], now=1.0, left=9.0)
+    assert not worth_waiting(offers, now=1.0, left=BRIEFEST / 2)
+    assert not worth_waiting([], now=1.0, left=9.0)
+
+
+# -- anything at all
+
+
+ARROWS = {"closed": {"closed", "open"}, "open": {"open", "closed"}, "half_open": {"half_open", "open", "closed"}}
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(VERDICTS, st.floats(0, 40), st.floats(0, 50), st.floats(0, 1, exclude_max=True), st.booleans()),
+        max_size=60,
+    )
+)
+def test_every_history_keeps_to_the_arrows(
+    story: list[tuple[Verdict, float, float, float, bool]],
+) -> None:
+    known, now = Breaker(), 0.0
+    for verdict, pause, took, chance, asks in story:
+        now += pause
+        before = known.state(now)
+        asked = 9.0 if asks else None
+        known = begun(known, "first", now) if pause else known
+        known = heard(known, verdict, began=now - took, now=now, chance=chance, asked=asked)
+        after = known.state(now)
+        assert after in ARROWS[before]
+        assert before == "closed" or after != "closed" or verdict == "good"
+        assert known.until - now <= max(LONGEST, WRONG_LONGEST, LIMITED_LONGEST)
+        assert len(known.slices) <= breaker.SLICES + 1
+        assert len(known.seconds) <= breaker.REMEMBERED

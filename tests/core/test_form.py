@@ -1,0 +1,114 @@
+"""The form of an answer: what validates, what is told of what does not, and what a worker is asked."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.chat import Form, Message, Text
+from app.core.form import FAULT_CHARS, FAULTS, Flaw, faults, schema_fault, shown
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "tags": {"type": "array", "items": {"type": "string"}}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+ASKED = (Message("user", (Text("Where?"),)),)
+
+
+@pytest.mark.parametrize("text", ['{"x": 1}', ' {"x": 1, "tags": ["a"]}\n'])
+def test_what_validates_has_no_faults(text: str) -> None:
+    assert faults(Form(POINT), text) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "not JSON"),
+        ('```json\n{"x": 1}\n```', "not JSON alone"),
+        ('{"x": 1} Here you are.', "not JSON alone"),
+        ('{"x": NaN}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("{}", '"x" is a required property'),
+        ('{"x": "1"}', "at x: "),
+        ('{"x": 1, "tags": ["a", 2]}', "at tags[1]: "),
+        ('{"x": 1, "y": 2}', "Additional properties"),
+        ("[1]", "at the top: "),
+    ],
+)
+def test_every_fault_names_its_place(text: str, fault: str) -> None:
+    [found] = faults(Form(POINT), text)
+    assert fault in found
+
+
+def test_without_a_schema_any_object_will_do() -> None:
+    assert faults(Form(), '{"a": [1]}') == ()
+    assert faults(Form(), "[1]") == ("it is not a JSON object",)
+
+
+def test_what_is_told_is_bounded() -> None:
+    form = Form({"type": "array", "items": {"type": "integer"}})
+    found = faults(form, json.dumps(["x" * 10_000] * 100))
+    assert len(found) == FAULTS
+    assert all(len(fault) <= FAULT_CHARS for fault in found)
+
+
+def test_a_pattern_cannot_hold_the_service_up() -> None:
+    form = Form({"type": "string", "pattern": "^(?=a)(a|aa|a?)+$"})
+    assert schema_fault(form.schema or {}) is None
+    began = time.process_time()
+    assert faults(form, json.dumps("a" * 4000 + "!"))
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "objct"},
+        {"type": "object", "properties": {"a": 1}},
+        {"$ref": "http://127.0.0.1:9/elsewhere"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#/$defs/missing"},
+        {"type": "string", "pattern": "("},
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_found_before_it_is(schema: dict[str, object]) -> None:
+    fault = schema_fault(schema)
+    assert fault is not None
+    assert "127.0.0.1" not in fault
+
+
+def test_a_schema_may_refer_to_itself() -> None:
+    tree = {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}
+    assert schema_fault(tree) is None
+    assert faults(Form(tree), '{"n": {"n": {}}}') == ()
+    assert faults(Form(tree), '{"n": {"n": 1}}')
+
+
+def test_a_constrained_worker_is_asked_nothing_more() -> None:
+    assert shown(Form(POINT), ASKED, constrained=True, flaw=None) == ASKED
+
+
+def test_any_other_is_told_the_form() -> None:
+    first, told = shown(Form(POINT, description="A place."), ASKED, constrained=False, flaw=None)
+    assert first == ASKED[0]
+    assert json.dumps(POINT, sort_keys=True) in told.text
+    assert "A place." in told.text
+    assert "JSON object" in shown(Form(), ASKED, constrained=False, flaw=None)[-1].text
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_repair_shows_the_answer_and_its_faults(constrained: bool) -> None:
+    flaw = Flaw("{}", faults(Form(POINT), "{}"))
+    *_, said, objection = shown(Form(POINT), ASKED, constrained=constrained, flaw=flaw)
+    assert (said.role, said.text) == ("assistant", "{}")
+    assert flaw.faults[0] in objection.text
+
+
+@given(st.text() | st.from_type(dict).map(str))
+def test_no_text_raises(text: str) -> None:
+    faults(Form(POINT), text)
+    faults(Form(), text)

@@ -1,0 +1,211 @@
+"""What a process knows of its workers: choices, counters and log lines over the breakers, and news from elsewhere."""
+
+import logging
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.core.breaker import IN_A_ROW, MINIMUM, Place, Verdict
+from app.core.pool import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
+from app.health import REMEMBERED, Choice, Health
+from app.telemetry import Telemetry
+
+NAMES = ("ada", "bob", "cyd")
+WORKERS = {name: Worker(name, "near" if name != "cyd" else "far", f"{name}-1") for name in NAMES}
+SPECS = {name: ProviderSpec(name, "openai", f"http://{name}") for name in ("near", "far")}
+CATALOG = Catalog(
+    SPECS, WORKERS, {"mini": Tier("mini", NAMES, ConductorSpec("fixed"), "ada", {"medium": Limits()})}, {}, "d"
+)
+FIRST: list[tuple[Worker, Place]] = [(worker, "first") for worker in WORKERS.values()]
+
+
+class Clock:
+    """Seconds that tests move."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The clock of `health`."""
+    return Clock()
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    """Its counters."""
+    return Telemetry()
+
+
+@pytest.fixture
+def health(clock: Clock, telemetry: Telemetry) -> Health:
+    """A process that has heard nothing yet."""
+    made = Health(telemetry, tick=clock, chance=Random(1).random)
+    made.follow(CATALOG)
+    return made
+
+
+def settle(health: Health, name: str, verdict: Verdict, times: int = 1, asked: float | None = None) -> None:
+    """Calls of our own end."""
+    for number in range(times):
+        health.settle(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, asked)
+
+
+def finished(outcome: str = "error", **more: Any) -> dict[str, Any]:
+    """The body of a `call.finished`."""
+    return {"outcome": outcome, "seconds": 0.5, **more}
+
+
+def test_the_first_worker_that_is_well_is_chosen(health: Health) -> None:
+    settle(health, "ada", "failing", IN_A_ROW)
+    chosen = health.choose(FIRST, 60.0)
+    assert chosen == Choice(WORKERS["bob"], (("ada", "failing"),))
+    assert chosen.told == {"passed_over": [{"worker": "ada", "reason": "failing"}]}
+    assert health.choose(FIRST[1:], 60.0).told == {}
+    assert health.choose(FIRST[:1], 60.0).told == {"despite": "failing"}
+
+
+def test_nobody_is_chosen_without_time(health: Health) -> None:
+    nobody = health.choose(FIRST, 0.01)
+    assert nobody.worker is None
+    assert nobody.hopeless
+    assert not health.choose([], 60.0).hopeless
+
+
+def test_the_worst_of_the_ejected_come_first(health: Health) -> None:
+    settle(health, "ada", "misconfigured")
+    settle(health, "bob", "rate_limited", asked=2.0)
+    settle(health, "cyd", "rate_limited", asked=99.0)
+    assert list(health.ejected(list(WORKERS.values())).items()) == [
+        ("ada", "misconfigured"),
+        ("cyd", "rate_limited"),
+        ("bob", "rate_limited"),
+    ]
+    assert health.ejected([]) == {}
+
+
+def test_a_worker_that_may_be_probed_is_not_ejected(health: Health, clock: Clock) -> None:
+    settle(health, "ada", "rate_limited", asked=2.0)
+    clock.seconds += 2.0
+    assert health.ejected([WORKERS["ada"]]) == {}
+
+
+def test_a_call_with_an_alternative_is_refused_but_for_the_probe(health: Health, clock: Clock) -> None:
+    ada = WORKERS["ada"]
+    assert health.refusal(ada, 60.0) == ""
+    assert health.refusal(ada, 0.01) == "no_time"
+    settle(health, "ada", "rate_limited", asked=2.0)
+    assert health.refusal(ada, 60.0) == "rate_limited"
+    clock.seconds += 2.0
+    assert [health.refusal(ada, 60.0) for _ in range(3)] == ["", "probing", "probing"]
+    health.forgo(ada)
+    assert health.refusal(ada, 60.0) == ""
+
+
+def test_retries_and_refused_retries_are_counted(health: Health, telemetry: Telemetry) -> None:
+    for _ in range(MINIMUM + 2):
+        health.choose([(WORKERS["ada"], "retry"), (WORKERS["bob"], "replacement")], 60.0)
+    counted = telemetry.registry.get_sample_value
+    assert counted("baton_retries_total", {"worker": "ada", "kind": "retry"}) == MINIMUM
+    assert counted("baton_retries_total", {"worker": "bob", "kind": "replacement"}) == 2
+    assert counted("baton_retry_budget_exhausted_total", {"worker": "ada"}) == 2
+
+
+def test_a_step_may_wait_for_news_of_scouts(health: Health) -> None:
+    offers: list[tuple[Worker, Place]] = [(WORKERS["bob"], "replacement")]
+    assert not health.worth_waiting(offers, 60.0)
+    for _ in range(MINIMUM):
+        health.choose(offers, 60.0)
+    assert health.worth_waiting(offers, 60.0)
+    settle(health, "bob", "good")
+    assert not health.worth_waiting(offers, 60.0)
+
+
+def test_ejections_and_returns_are_counted_shown_and_logged(
+    health: Health, clock: Clock, telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    level = {"worker": "ada"}
+    with caplog.at_level(logging.INFO, "baton"):
+        settle(health, "ada", "failing", IN_A_ROW + 3)
+        assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 2
+        clock.seconds += 10.0
+        assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 1, "nobody has to call for that"
+        health.settle("probe", WORKERS["ada"], "good", clock.seconds, None)
+    assert telemetry.registry.get_sample_value("baton_breaker_state", level) == 0
+    counted = telemetry.registry.get_sample_value("baton_ejections_total", {"worker": "ada", "reason": "failing"})
+    assert counted == 1
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "a worker is ejected"),
+        ("INFO", "a worker is back"),
+    ]
+    fields = caplog.records[0].__dict__["fields"]
+    assert (fields["worker"], fields["reason"]) == ("ada", "failing")
+    assert 1.0 <= fields["seconds"] <= 5.0
+
+
+# -- another pool
+
+
+def test_another_pool_keeps_what_is_known_of_unchanged_workers(health: Health, telemetry: Telemetry) -> None:
+    for name in NAMES:
+        settle(health, name, "misconfigured")
+    moved = {**SPECS, "far": replace(SPECS["far"], base_url="http://elsewhere")}
+    priced = {**WORKERS, "ada": replace(WORKERS["ada"], name="adele"), "bob": replace(WORKERS["bob"], model="bob-2")}
+    workers = {worker.name: worker for worker in priced.values()}
+    health.follow(replace(CATALOG, providers=moved, workers=workers))
+    assert health.ejected(list(workers.values())) == {"adele": "misconfigured"}, "the same model, under another name"
+    shown = telemetry.registry.get_sample_value
+    assert shown("baton_breaker_state", {"worker": "adele"}) == 2
+    assert shown("baton_breaker_state", {"worker": "ada"}) is None
+    assert shown("baton_breaker_state", {"worker": "cyd"}) == 0
+
+
+def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:
+    settle(health, "cyd", "misconfigured")
+    health.follow(replace(CATALOG, workers={"ada": WORKERS["ada"]}))
+    health.follow(CATALOG)
+    assert health.ejected(list(WORKERS.values())) == {}
+
+
+# -- other processes
+
+
+def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
+    for number in range(IN_A_ROW):
+        assert health.ejected([WORKERS["ada"]]) == {}
+        health.overhear(f"their-{number}", "ada", finished(blamed="failing"))
+    assert health.ejected([WORKERS["ada"]]) == {"ada": "failing"}
+    health.overhear("last", "bob", finished(blamed="rate_limited", retry_after=60.0))
+    assert health.ejected([WORKERS["bob"]]) == {"bob": "rate_limited"}
+
+
+def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
+    for number in range(20):
+        health.overhear(f"their-{number}", "ada", finished("cancelled"))
+        health.overhear(f"lost-{number}", "ada", finished("unknown", seconds=0.0))
+        health.overhear(f"gone-{number}", "nobody", finished(blamed="failing"))
+    assert health.ejected(list(WORKERS.values())) == {}
+    settle(health, "ada", "failing", IN_A_ROW - 1)
+    health.overhear("good", "ada", finished("ok", seconds=0.0))
+    settle(health, "ada", "failing", IN_A_ROW - 1)
+    assert health.ejected(list(WORKERS.values())) == {}
+
+
+def test_our_own_calls_are_not_heard_twice(health: Health) -> None:
+    for number in range(IN_A_ROW - 1):
+        health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
+        health.overhear(f"call-{number}", "ada", finished(blamed="failing"))
+    assert health.ejected([WORKERS["ada"]]) == {}
+
+
+def test_what_is_remembered_of_our_own_calls_is_bounded(health: Health) -> None:
+    for number in range(REMEMBERED + 100):
+        health.settle(f"call-{number}", WORKERS["ada"], "good", 1_000.0, None)
+    assert len(health._ours) == REMEMBERED
+    assert f"call-{REMEMBERED + 99}" in health._ours

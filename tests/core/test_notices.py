@@ -1,0 +1,153 @@
+"""Notices: ids, words, bodies, signatures that the official client accepts, and when a try follows a failed one."""
+
+import base64
+import time
+
+import pytest
+from openai import InvalidWebhookSignatureError, OpenAI
+
+from app.core.journal import TERMINAL, Kind
+from app.core.notices import (
+    KEEP,
+    LONGEST,
+    Notice,
+    headers,
+    next_try,
+    payload,
+    read_secrets,
+    response_id,
+    wanted,
+    word,
+)
+
+OLD = "whsec_" + base64.b64encode(b"o" * 24).decode()
+NEW = "whsec_" + base64.b64encode(b"n" * 64).decode()
+NOTICE = Notice("run_0123", 2, "completed", 1_700_000_000.75, tries=1)
+
+
+@pytest.fixture
+def client() -> OpenAI:
+    return OpenAI(api_key="unused")
+
+
+def signed(secrets: str, body: bytes, now: float | None = None) -> dict[str, str]:
+    return headers(read_secrets(secrets), NOTICE.id, body, int(time.time() if now is None else now))
+
+
+@pytest.mark.parametrize("known", [OLD, NEW])
+def test_the_official_client_takes_it_under_either_secret_of_a_rotation(client: OpenAI, known: str) -> None:
+    body = payload(NOTICE)
+    event = client.webhooks.unwrap(body, signed(f"{NEW} {OLD}", body), secret=known)
+    assert event.type == "response.completed"
+    assert (event.id, event.created_at, event.data.id) == ("evt_0123_2", 1_700_000_000, "resp_run_0123_2")
+    assert event.to_dict() == {
+        "id": "evt_0123_2",
+        "object": "event",
+        "created_at": 1_700_000_000,
+        "type": "response.completed",
+        "data": {"id": "resp_run_0123_2"},
+    }
+
+
+@pytest.mark.parametrize("change", ["body", "id", "timestamp", "secret", "old", "early"])
+def test_what_was_changed_or_kept_is_refused_by_the_official_client(client: OpenAI, change: str) -> None:
+    body, age = payload(NOTICE), {"old": -301, "early": 310}.get(change, 0)
+    sent = signed(NEW, body, time.time() + age)
+    if change == "body":
+        body = body.replace(b"completed", b"cancelled")
+    elif change in ("id", "timestamp"):
+        sent[f"webhook-{change}"] += "0" if change == "id" else ""
+        sent["webhook-timestamp"] = str(int(sent["webhook-timestamp"]) - (change == "timestamp"))
+    with pytest.raises(InvalidWebhookSignatureError):
+        client.webhooks.unwrap(body, sent, secret=OLD if change == "secret" else NEW)
+
+
+def test_the_specification_s_own_example() -> None:
+    """https://github.com/standard-webhooks/standard-webhooks, the libraries' shared test vector."""
+    secrets = read_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    given = headers(secrets, "msg_p5jXN8AQM9LWM0D4loKWxJek", b'{"test": 2432232314}', 1614265330)
+    assert given["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "  ",
+        "hunter2",
+        OLD.removeprefix("whsec_"),
+        "whsec_",
+        "whsec_?" + "a" * 39,
+        "whsec_" + base64.b64encode(b"n" * 23).decode(),
+        "whsec_" + base64.b64encode(b"n" * 65).decode(),
+        f"{OLD} whsec_short",
+        f"{OLD},{NEW}",
+    ],
+)
+def test_a_secret_that_is_none_is_refused_without_being_shown(text: str) -> None:
+    with pytest.raises(ValueError, match="write whsec_ and the base64 form") as refused:
+        read_secrets(text)
+    assert all(part not in str(refused.value) for part in text.split() if part != "whsec_")
+
+
+def test_ids_differ_by_turn_and_are_those_of_the_response() -> None:
+    assert [response_id("run_1", turn) for turn in (0, 1)] == ["resp_run_1", "resp_run_1_1"]
+    assert [Notice("run_1", turn, "completed", 0.0).id for turn in (0, 1)] == ["evt_1", "evt_1_1"]
+    assert Notice("run_1", 0, "completed", 0.0, tries=9).id == "evt_1", "it is the same at every try"
+
+
+def test_every_end_has_a_word() -> None:
+    words = {kind: word(kind, {}) for kind in Kind}
+    assert {kind for kind, found in words.items() if found} == {*TERMINAL, Kind.AWAITING}
+    assert {kind.value: found for kind, found in words.items() if found} == {
+        "run.awaiting_tool": "completed",
+        "run.succeeded": "completed",
+        "run.failed": "failed",
+        "run.cancelled": "cancelled",
+        "run.expired": "failed",
+        "run.over_budget": "failed",
+    }
+    assert [word(Kind.SUCCEEDED, {"finish": end}) for end in ("stop", "length", "content_filter", None)] == [
+        "completed",
+        "incomplete",
+        "incomplete",
+        "completed",
+    ]
+    assert word(Kind.FAILED, {"finish": "length"}) == "failed"
+
+
+def test_only_background_responses_are_told() -> None:
+    assert wanted({"format": "responses", "background": True})
+    assert not wanted({"format": "responses"})
+    assert not wanted({"format": "responses", "background": False})
+    assert not wanted({"format": "chat", "background": True})
+    assert not wanted({})
+
+
+def test_pauses_grow_until_three_days_are_over() -> None:
+    now, pauses = NOTICE.at, []
+    for tries in range(1, 100):
+        again = next_try(Notice("run_1", 0, "failed", NOTICE.at, tries), now, 0.5)
+        if again is None:
+            break
+        pauses.append(again - now)
+        now = again
+    assert pauses[:4] == [5, 10, 20, 40]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST
+    assert KEEP - LONGEST < sum(pauses) <= KEEP
+    assert 20 < len(pauses) < 40
+
+
+def test_pauses_are_spread_and_heed_the_receiver_within_bounds() -> None:
+    def pause(tries: int, chance: float, asked: float = 0.0) -> float:
+        again = next_try(Notice("run_1", 0, "failed", 100.0, tries), 100.0, chance, asked)
+        assert again is not None
+        return again - 100.0
+
+    assert pause(3, 0.0) == 10.0
+    assert 29.9 < pause(3, 0.999) < 30.0
+    assert pause(1, 0.5, asked=120.0) == 120.0
+    assert pause(1, 0.5, asked=1.0) == 5.0
+    assert pause(1, 0.5, asked=1e9) == LONGEST
+    assert pause(10_000, 0.5) == LONGEST

@@ -1,0 +1,85 @@
+"""Event numbers: what they stand for, and from where a stream can go on."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core import position
+from app.core.journal import Kind
+from app.core.position import ATTEMPT, DONE, Position
+from app.core.progress import fold
+from app.core.state import RunState, StepState
+from app.errors import Conflict, InvalidRequest
+from tests.api.stand_ins import TEXTS, journal_of, state_of
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 7])
+@pytest.mark.parametrize("chars", [0, 1, 2**31])
+def test_a_number_is_read_back(attempt: int, chars: int) -> None:
+    at = Position(attempt, chars)
+    assert position.read(at.number) == at
+    assert at.number < 2**53
+
+
+def test_numbers_never_fall() -> None:
+    told = [Position(attempt, chars).number for attempt in (1, 2, 3) for chars in (1, 5, 10**9 + DONE)]
+    assert told == sorted(set(told))
+
+
+def running(outcomes: list[str | None]) -> RunState:
+    """A run whose answering step has made so many attempts."""
+    state = fold(journal_of("run", TEXTS)[:-4])
+    intended = next(call for call in fold(journal_of("run", TEXTS)).calls.values() if call.step == 1)
+    calls = {f"call_{n}": replace(intended, id=f"call_{n}", outcome=outcome) for n, outcome in enumerate(outcomes, 1)}
+    return replace(state, state="running", calls=calls)
+
+
+def done(state: RunState, call: str) -> RunState:
+    """The same once that call has given the answer."""
+    step: StepState = replace(state.steps[1], state="done", call=call, chars=5)
+    return replace(state, steps={**state.steps, 1: step})
+
+
+def test_where_the_end_is() -> None:
+    assert position.end_of(state_of("run")) == Position(1, 5)
+    assert position.end_of(state_of("run", Kind.FAILED)) == Position()
+
+
+def test_an_open_attempt_is_believed() -> None:
+    position.check(running(["unknown", None]), Position(2, 10**6))
+
+
+def test_a_lost_attempt_cannot_be_continued() -> None:
+    for outcome in ("unknown", "cancelled", "truncated", "error"):
+        with pytest.raises(Conflict, match="not part of the answer"):
+            position.check(running([outcome, None]), Position(1, 3))
+    with pytest.raises(Conflict, match="Run run is not affected"):
+        position.check(done(running(["unknown", "ok"]), "call_2"), Position(1, 3))
+
+
+def test_nothing_told_can_always_be_continued() -> None:
+    for attempt in (1, 9):
+        position.check(running(["unknown"]), Position(attempt, 0))
+        position.check(fold(journal_of("run", TEXTS)[:1]), Position(attempt, 0))
+
+
+@pytest.mark.parametrize(
+    ("state", "at"),
+    [
+        (fold(journal_of("run", TEXTS)[:1]), Position(1, 1)),
+        (running([None]), Position(2, 1)),
+        (done(running(["ok"]), "call_1"), Position(1, 5 + DONE + 1)),
+        (state_of("run"), Position(1, 5 + DONE + 1)),
+        (state_of("run"), Position(2, 1)),
+    ],
+)
+def test_a_number_that_was_never_given_out_is_refused(state: RunState, at: Position) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        position.check(state, at)
+    assert refused.value.public_code == "unknown_event"
+
+
+def test_every_number_of_an_ended_stream_is_known() -> None:
+    for chars in range(5 + DONE + 1):
+        position.check(state_of("run"), Position(1, chars))
+    assert ATTEMPT > 5 + DONE

@@ -1,0 +1,273 @@
+"""A run that calls the caller's tools: when it waits, what its turns cost, and which results it goes on with."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.core import drafts
+from app.core.bill import bill
+from app.core.chat import Message, Text, Usage
+from app.core.journal import Draft, Kind
+from app.core.progress import Await, Finish, Queue, decide
+from app.core.results import Returned, latest, portions, returned, standing
+from app.core.state import RunState
+from app.core.tools import mint
+from app.core.workflow import Access, Step
+from app.errors import InvalidRequest
+from tests.core.play import called, done, failed, intent, outcome, resumed
+from tests.core.test_progress import answered, planned, queued, seeing, state_of
+
+UNTIL = 60.0
+RUN, OTHER = ("run_" + digit * 31 for digit in "12")
+ONE, TWO, THREE = (mint(RUN, token * 9) for token in (b"a", b"b", b"c"))
+"""Ids of calls; the journals here belong to a run of another name, which no rule looks at."""
+
+
+def wanting(n: int, *ids: str, usage: Usage = Usage(), call: str = "", user: bool = True) -> list[Draft]:
+    """A call of a step that ends with tool calls."""
+    name = call or f"call-{n}"
+    access: tuple[str | int, ...] = ("user",) if user else ()
+    return [intent(name, n, access=access), outcome(name, n, usage, usd=usage.output), called(n, name, *ids)]
+
+
+def waits(*steps: int) -> Draft:
+    """`run.awaiting_tool`, with no usage in it."""
+    return drafts.awaiting(state_of(), Await(steps), UNTIL)
+
+
+def back(*results: tuple[int, tuple[str, ...]]) -> list[Draft]:
+    """`run.resumed` with results for steps."""
+    return [resumed(1, 2_000.0), *(drafts.tool_results(n, f"results-{n}", ids) for n, ids in results)]
+
+
+SINGLE = [*planned(seeing()), *queued(0), *wanting(0, ONE, TWO)]
+PARALLEL = [*planned(seeing(), seeing(), seeing(0, 1)), *queued(0, 1)]
+
+
+def test_a_run_waits_once_nothing_goes_on_by_itself() -> None:
+    assert decide(state_of(*SINGLE), 0.0) == (Await((0,)),)
+    assert decide(state_of(*PARALLEL, *wanting(0, ONE)), 0.0) == ()
+    assert decide(state_of(*PARALLEL, *wanting(0, ONE), intent("x", 1)), 0.0) == ()
+    assert decide(state_of(*PARALLEL, *wanting(0, ONE), *wanting(1, TWO)), 0.0) == (Await((0, 1)),)
+    one_done = [*PARALLEL, *wanting(0, ONE), intent("x", 1), outcome("x", 1), done(1, "x")]
+    assert decide(state_of(*one_done), 0.0) == (Await((0,)),)
+    open_plan = [*planned(seeing(), close=False)[:-1]]
+    assert decide(state_of(*open_plan), 0.0) == ()
+
+
+def test_a_call_that_is_not_accounted_for_yet_is_waited_for() -> None:
+    assert decide(state_of(*SINGLE[:3], intent("plan", None), *SINGLE[3:]), 0.0) == ()
+
+
+def test_a_run_does_not_wait_for_what_its_answer_does_not_need() -> None:
+    apart = [*planned(seeing(), seeing()), *queued(0, 1), *wanting(0, ONE)]
+    assert decide(state_of(*apart, intent("x", 1), outcome("x", 1), done(1, "x")), 0.0) == (Finish(Kind.SUCCEEDED, 1),)
+    (end,) = decide(state_of(*apart, failed(1)), 0.0)
+    assert isinstance(end, Finish)
+    assert end.kind is Kind.FAILED
+
+
+def test_steps_that_are_ready_are_queued_before_a_run_waits() -> None:
+    apart = [*planned(seeing(), seeing(), seeing(0, 1)), *queued(0), *wanting(0, ONE)]
+    assert decide(state_of(*apart), 0.0) == (Queue((1,)),)
+
+
+def test_while_it_waits_only_results_a_wish_or_time_move_it() -> None:
+    waiting = [*SINGLE, waits(0)]
+    state = state_of(*waiting)
+    assert (state.state, state.turn.until) == ("awaiting_tool", UNTIL)
+    assert decide(state, UNTIL - 1) == ()
+    assert decide(state, UNTIL) == (Finish(Kind.EXPIRED, error="tool_results_missing"),)
+    asked = state_of(*waiting, Draft(Kind.CANCEL_ASKED, {"by": "caller"}))
+    assert decide(asked, 0.0) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
+    again = state_of(*waiting, *back((0, (ONE, TWO))))
+    assert (again.state, again.turn.number, again.deadline, again.streams) == ("running", 1, 2_000.0, True)
+    assert (again.steps[0].state, again.steps[0].exchanges[0].results) == ("running", "results-0")
+    assert decide(again, 1_999.0) == ()
+    assert decide(again, 2_000.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
+
+
+def test_the_same_step_goes_on_and_answers() -> None:
+    again = [*SINGLE, waits(0), *back((0, (ONE, TWO))), intent("second", 0), outcome("second", 0), done(0, "second")]
+    assert decide(state_of(*again), 0.0) == (Finish(Kind.SUCCEEDED, 0),)
+    assert state_of(*again).calls["second"].turn == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [*SINGLE, intent("early", 0)],
+        [*SINGLE, drafts.tool_results(0, "r", (ONE,)), drafts.tool_results(0, "r", (ONE,))],
+        [*SINGLE, *back((0, (ONE, TWO)))],
+        [*SINGLE, waits(0), waits(0)],
+        [*SINGLE, waits(0), drafts.tool_results(0, "r", (ONE,))],
+        [*SINGLE[:3], called(0, "none", ONE)],
+    ],
+)
+def test_nothing_comes_out_of_turn(wrong: list[Draft]) -> None:
+    with pytest.raises(ValueError, match=r"wait|cannot go"):
+        state_of(*wrong)
+
+
+def test_results_for_a_step_that_was_given_up_change_nothing() -> None:
+    skipped = drafts.skipped([state_of(*SINGLE).steps[0]], "plan_rejected")
+    assert state_of(*SINGLE, *skipped, drafts.tool_results(0, "r", (ONE, TWO))).steps[0].state == "skipped"
+
+
+def test_a_plan_says_which_steps_may_call_tools() -> None:
+    state = state_of(*planned(replace(seeing(), tools=True), seeing(0)))
+    assert [state.steps[n].tools for n in (0, 1)] == [True, False]
+
+
+# -- the bill
+
+
+def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
+    first, second = Usage(10, 4, 5, 1), Usage(30, 20, 7, 2)
+    head = [*planned(seeing(user=False), seeing(0)), *answered(0, usage=Usage(3, 0, 2), access=()), *queued(1)]
+    waiting = [*head, *wanting(1, ONE, usage=first)]
+    state = state_of(*waiting, waits(1))
+    split = bill(state)
+    assert (split.visible, split.orchestration) == (first, Usage(3, 0, 2))
+    assert (split.turn, split.total, split.turn_usd, split.usd) == (split.total, Usage(13, 4, 7, 1), 5, 5)
+    body = drafts.awaiting(state_of(*waiting), Await((1,)), UNTIL).body
+    assert (body["visible"]["output"], body["usage"]["input"], body["usd"], body["turn"]) == (5, 13, 5, 0)
+    again = [*waiting, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, second, usd=9), done(1, "2")]
+    end = state_of(*again, Draft(Kind.SUCCEEDED, {"step": 1}))
+    split = bill(end)
+    assert (split.visible, split.orchestration, split.turn, split.turn_usd) == (second, Usage(), second, 9)
+    assert (split.total, split.usd) == (Usage(13, 4, 7, 1) + second, 14)
+
+
+def test_the_calls_of_several_steps_are_all_visible_output() -> None:
+    one, two = Usage(10, 0, 5), Usage(20, 0, 7)
+    state = state_of(*PARALLEL, *wanting(0, ONE, usage=one), *wanting(1, TWO, usage=two), waits(0, 1))
+    assert bill(state).visible == Usage(10, 0, 12)
+    assert bill(state).orchestration == Usage(20, 0, 0)
+
+
+def test_an_answer_of_an_earlier_turn_was_paid_for_there() -> None:
+    """The last step said nothing, so what an earlier one said in the first turn is the answer."""
+    head = [*planned(seeing(), seeing(0)), *answered(0, usage=Usage(9, 0, 8)), *queued(1), *wanting(1, ONE)]
+    again = [*head, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, Usage(4, 0, 1)), done(1, "2", 0)]
+    split = bill(state_of(*again, Draft(Kind.SUCCEEDED, {"step": 0})))
+    assert (split.visible, split.orchestration) == (Usage(4, 0, 0), Usage(0, 0, 1))
+
+
+# -- results that come back
+
+ASK = Message("user", (Text("Look."),))
+
+
+def result(id_: str, text: str = "r") -> Message:
+    """A tool's result."""
+    return Message("tool", (Text(text),), call_id=id_)
+
+
+HURRY = Message("user", (Text("Hurry."),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "ids", "tail"),
+    [
+        ([ASK], None, 0),
+        ([], None, 0),
+        ([ASK, result("call_abc")], None, 0),
+        ([ASK, result(ONE), Message("assistant", ()), HURRY], None, 0),
+        ([ASK, result(ONE), Message("system", ())], None, 0),
+        ([ASK, Message("assistant", ()), result(TWO), result(ONE)], [TWO, ONE], 0),
+        ([ASK, result(ONE), HURRY, HURRY], [ONE], 2),
+        ([ASK, result(ONE), Message("assistant", ()), result(TWO)], [TWO], 0),
+    ],
+)
+def test_only_results_at_the_end_are_brought_back(messages: list[Message], ids: list[str] | None, tail: int) -> None:
+    came = returned(messages)
+    assert (None if came is None else list(came.results)) == ids
+    assert came is None or (came.run, len(came.tail)) == (RUN, tail)
+
+
+@pytest.mark.parametrize("stranger", ["call_abc", mint(OTHER, b"z" * 9)])
+def test_results_of_one_reply_belong_to_one_run(stranger: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        returned([ASK, result(ONE), result(stranger)])
+    assert refused.value.public_code == "tool_results_mixed"
+    assert stranger not in refused.value.message
+
+
+def bringing(*ids: str, tail: bool = False) -> Returned:
+    """Results for these calls."""
+    return Returned(RUN, {id_: result(id_) for id_ in ids}, (HURRY,) if tail else ())
+
+
+def refusal(state: RunState, came: Returned) -> tuple[Any, str]:
+    """Code and message of the 400."""
+    with pytest.raises(InvalidRequest) as refused:
+        standing(state, came)
+    return refused.value.public_code, refused.value.message
+
+
+def test_all_results_together_let_a_run_go_on() -> None:
+    waiting = state_of(*PARALLEL, *wanting(0, ONE, TWO), *wanting(1, THREE), waits(0, 1))
+    came = bringing(THREE, TWO, ONE)
+    assert standing(waiting, came) == "go_on"
+    assert portions(waiting, came) == {0: (result(ONE), result(TWO)), 1: (result(THREE),)}
+    code, message = refusal(waiting, bringing(TWO, THREE))
+    assert code == "tool_results_missing"
+    assert ONE in message
+    assert TWO not in message
+
+
+def test_ids_that_were_never_given_out_are_refused() -> None:
+    waiting = state_of(*SINGLE, waits(0))
+    for came in (bringing(THREE), bringing(ONE, TWO, THREE)):
+        code, message = refusal(waiting, came)
+        assert code == "unknown_tool_call"
+        assert not any(id_ in message for id_ in came.results)
+
+
+def test_results_that_came_before_are_a_repeat_of_the_present_turn_or_refused() -> None:
+    running = state_of(*SINGLE, waits(0), *back((0, (ONE, TWO))))
+    assert standing(running, bringing(ONE, TWO)) == "repeat"
+    assert set(latest(running)) == {ONE, TWO}
+    assert refusal(running, bringing(ONE))[0] == "tool_call_answered"
+    later = [*SINGLE, waits(0), *back((0, (ONE, TWO))), *wanting(0, THREE, call="second")]
+    for state in (state_of(*later), state_of(*later, waits(0))):
+        assert standing(state, bringing(ONE, TWO)) == "repeat"
+    assert standing(state, bringing(THREE)) == "go_on"
+    assert portions(state, bringing(THREE)) == {0: (result(THREE),)}
+    assert refusal(state, bringing(ONE, THREE))[0] == "tool_call_answered"
+
+
+def test_results_for_a_run_that_is_not_waiting_yet_are_no_answer() -> None:
+    """The ids of one step may be told while another still runs."""
+    assert refusal(state_of(*PARALLEL, *wanting(0, ONE)), bringing(ONE))[0] == "tool_call_answered"
+
+
+def test_the_conversation_of_an_ended_run_is_history() -> None:
+    ended = state_of(*SINGLE, waits(0), Draft(Kind.EXPIRED, {"step": None}))
+    for ids in ((ONE, TWO), (ONE,), (THREE,)):
+        assert standing(ended, bringing(*ids)) == "history"
+
+
+def test_words_of_the_user_go_to_the_step_that_may_see_the_user() -> None:
+    waiting = state_of(*SINGLE, waits(0))
+    came = bringing(ONE, TWO, tail=True)
+    assert standing(waiting, came) == "go_on"
+    assert portions(waiting, came)[0][-1] == HURRY
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [seeing(), Step("ada", "x", Access(False, (0,)))],
+        [Step("ada", "x", Access(False)), seeing(0)],
+        [seeing(), seeing(0)],
+    ],
+)
+def test_words_that_not_everybody_would_hear_make_a_new_run(steps: list[Step]) -> None:
+    head = planned(*steps)
+    waiting = state_of(*head, *queued(0), *wanting(0, ONE, user=steps[0].access.user), waits(0))
+    assert standing(waiting, bringing(ONE, tail=True)) == "history"
+    assert standing(waiting, bringing(ONE)) == "go_on"
+    assert len(portions(waiting, bringing(ONE, tail=True))[0]) == 1 + steps[0].access.user

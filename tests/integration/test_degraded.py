@@ -1,0 +1,240 @@
+"""The service goes on while a part of it is away: real processes over a Postgres and a Redis, broken on purpose.
+
+One gateway and two dispatchers, shared by the file; whoever breaks a server mends it again.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from tests import servers
+from tests.integration.installation import WORKERS, House, settings
+from tests.processes import KEY, Caller, Process, calling, command, running, within
+from tests.stubs import Hang, Reply, plan_reply
+from tests.stubs.control import stub_process
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+
+LEASE = 4.0
+"""The default: nothing here may wait for one."""
+EXTRA_PER_STEP = 1.0
+THREE_STEPS = {
+    "steps": [
+        {"worker": "alpha", "subtask": "Plan it.", "access": ["user"]},
+        {"worker": "beta", "subtask": "Do it.", "access": ["user", 0]},
+        {"worker": "gamma", "subtask": "Check it.", "access": ["user", 1]},
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[servers.Server]:
+    """A Redis of this file's own."""
+    with servers.redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[servers.Server]:
+    """A Postgres of this file's own."""
+    with servers.postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, redis: servers.Server, postgres: servers.Server
+) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    with ExitStack() as stack:
+        stub = stack.enter_context(stub_process())
+        environ = settings(folder, stub, postgres.url, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
+        pool = folder / "pool.toml"
+        pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
+        assert command(folder, environ, "migrate").returncode == 0
+        gateway, *dispatchers = [
+            stack.enter_context(running(verb, folder, environ, wait=False))
+            for verb in ("gateway", "dispatcher", "dispatcher")
+        ]
+        for process in (gateway, *dispatchers):
+            process.wait_until_there()
+        within(10, gateway.ready)
+        yield House(stub, postgres.url, redis.url, gateway, dispatchers)
+
+
+@pytest.fixture
+def house(shared: House) -> House:
+    shared.stub.clear()
+    return shared
+
+
+@pytest.fixture
+def caller(house: House) -> Iterator[Caller]:
+    with calling(house.gateway.url) as made:
+        yield made
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., "Future[Any]"]]:
+    """Calls beside the test's own."""
+    with ThreadPoolExecutor(16) as threads:
+        yield threads.submit
+
+
+def readiness(process: Process) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{process.url}/readyz", timeout=5, trust_env=False).json()
+    return found
+
+
+def sound(house: House) -> bool:
+    """Whether the gateway trusts its queue."""
+    return house.gateway.metric("baton_queue_sound") == 1
+
+
+@contextmanager
+def frozen(redis: servers.Server) -> Iterator[None]:
+    """Redis takes connections and bytes, and answers nothing: to its clients a black hole."""
+    with Redis.from_url(redis.url) as client:
+        pid = client.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def stopped(redis: servers.Server) -> Iterator[None]:
+    redis.crash()
+    try:
+        yield
+    finally:
+        redis.start()
+
+
+@contextmanager
+def out_of_memory(redis: servers.Server) -> Iterator[None]:
+    with Redis.from_url(redis.url) as client:
+        client.config_set("maxmemory", "1")
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize("fault", [frozen, stopped, out_of_memory])
+def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
+    house: House, caller: Caller, redis: servers.Server, fault: Callable[[servers.Server], Any]
+) -> None:
+    plan = {"baton": {"plan": THREE_STEPS}}
+    within(5, lambda: sound(house), "the queue is sound")
+    with fault(redis):
+        within(5, lambda: not sound(house), "the gateway knows without being asked")
+        for _ in range(2):
+            began = time.monotonic()
+            said, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
+            assert time.monotonic() - began < 3 * EXTRA_PER_STEP + 0.5
+            assert (said, reply["baton"]["degraded"]) == ("Hello there.", False)
+        assert readiness(house.gateway)["status"] == "degraded"
+    within(5, lambda: sound(house), "it mends itself")
+    assert within(5, lambda: readiness(house.gateway)["status"] == "ready")
+    began = time.monotonic()
+    caller.whole("baton-mini", "And now?", extra_body=plan)
+    assert time.monotonic() - began < 2 * EXTRA_PER_STEP
+
+
+def test_runs_in_flight_do_not_notice_that_redis_freezes(
+    house: House, caller: Caller, redis: servers.Server, aside: Any
+) -> None:
+    for name in WORKERS:
+        house.stub.always(name, Reply(first_delay=0.5))
+    answers = [aside(caller.whole, "baton-mini", "Go on.", extra_body={"baton": {"plan": THREE_STEPS}}) for _ in "ab"]
+    time.sleep(0.7)
+    with frozen(redis):
+        for answer in answers:
+            said, reply = answer.result(timeout=3 * (0.5 + EXTRA_PER_STEP) + 2)
+            assert said == "Hello there."
+            steps = caller.run(reply["baton"]["run"])["steps"]
+            assert [len(step["attempts"]) for step in steps] == [1, 1, 1]
+    within(5, lambda: sound(house), "it mends itself")
+
+
+def conductor(house: House) -> str:
+    found: str = readiness(house.gateway)["checks"]["conductor"]
+    return found
+
+
+def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(house: House, caller: Caller) -> None:
+    house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
+    within(5, lambda: conductor(house) == "ok", "it lives")
+    house.stub.always("planner", Hang())
+    died = time.monotonic()
+    within(10, lambda: conductor(house) == "degraded", "nobody asked it for a plan")
+    assert httpx.get(f"{house.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 200
+    began = time.monotonic()
+    said, reply = caller.whole("baton-ultra", "Who plans?")
+    assert time.monotonic() - began < 1.5
+    assert (said, reply["baton"]["degraded"]) == ("Hello there.", True)
+    assert [one["reasons"] for one in reply["baton"]["proposals"]] == [["conductor_out"], []]
+    assert time.monotonic() - died < 12
+    house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
+    within(10, lambda: conductor(house) == "ok", "it is back")
+    assert caller.whole("baton-ultra", "And now?")[1]["baton"]["degraded"] is False
+
+
+STRANGER = "bt_stranger1_0123456789abcdef0123456789abcdef"
+
+
+def refused(process: Process, key: str) -> tuple[int, str | None, float]:
+    """What a request gets: its status, Retry-After, and how long that took."""
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hello?"}]}
+    began = time.monotonic()
+    reply = httpx.post(
+        f"{process.url}/v1/chat/completions",
+        json=body,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=10,
+        trust_env=False,
+    )
+    return reply.status_code, reply.headers.get("retry-after"), time.monotonic() - began
+
+
+def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_back(
+    house: House, caller: Caller, postgres: servers.Server, aside: Any
+) -> None:
+    for name in WORKERS:
+        house.stub.always(name, Reply(first_delay=0.8))
+    plan = {"extra_body": {"baton": {"plan": THREE_STEPS}}}
+    answers = [aside(tell, "baton-mini", "Remember.", **plan) for tell in (caller.whole, caller.streamed) * 2]
+    within(5, lambda: len(house.stub.requests("alpha")) == 4, "all are under way")
+    postgres.crash()
+    crashed = time.monotonic()
+    within(10, lambda: refused(house.gateway, KEY)[0] == 503, "new runs are refused")
+    within(10, lambda: house.gateway.metric("baton_queue_sound") == 1)
+    for key in (KEY, STRANGER):
+        for _ in range(5):
+            status, retry_after, took = refused(house.gateway, key)
+            assert (status, retry_after) == (503, "1")
+            assert took < 0.5
+    assert httpx.get(f"{house.gateway.url}/healthz", timeout=5, trust_env=False).status_code == 200
+    assert httpx.get(f"{house.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 503
+    time.sleep(max(0.0, crashed + LEASE + 1.5 - time.monotonic()))
+    assert {model: len(house.stub.requests(model)) for model in WORKERS} == {"alpha": 4, "beta": 0, "gamma": 0}
+    postgres.start()
+    came_back = time.monotonic()
+    for answer in answers:
+        said, reply = answer.result(timeout=30)
+        run = caller.run(reply["baton"]["run"])
+        assert (said, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
+        assert [[one["outcome"] for one in step["attempts"]] for step in run["steps"]] == [["ok"]] * 3
+    assert time.monotonic() - came_back < 2 * 0.8 + 6
+    assert refused(house.gateway, STRANGER)[0] == 401
+    assert within(5, lambda: readiness(house.gateway)["status"] == "ready")

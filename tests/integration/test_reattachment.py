@@ -1,0 +1,285 @@
+"""Callers who come back: real processes of two gateways and two dispatchers over Postgres and Redis, killed at will.
+
+A request with an Idempotency-Key is one run and one reply, whichever gateway is asked, and whatever has died meanwhile.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.integration.installation import LEASE, House, execute, settings
+from tests.processes import KEY, Process, asking, command, running, within
+from tests.stubs import Fail, Hang, Reply, Stall
+from tests.stubs.control import StubControl, stub_process
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+
+PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
+ANSWER = "".join(PIECES)
+ASKED = {"model": "baton-mini", "messages": asking("What is 4 times 5?")}
+
+
+@pytest.fixture(scope="module")
+def stub() -> Iterator[StubControl]:
+    with stub_process() as control:
+        yield control
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server_url: str) -> Iterator[str]:
+    """A database for this file; a fixture of pytest-asyncio would bind it to one test's event loop."""
+    name = f"baton_test_{uuid.uuid4().hex}"
+    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
+    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
+    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+@pytest.fixture(scope="module")
+def installed(
+    tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
+) -> Iterator[tuple[House, Process]]:
+    folder = tmp_path_factory.mktemp("house")
+    environ = settings(folder, stub, database, redis_server_url)
+    assert command(folder, environ, "migrate").returncode == 0
+    with ExitStack() as stack:
+        verbs = ("gateway", "gateway", "dispatcher", "dispatcher")
+        processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
+        for process in processes:
+            process.wait_until_there()
+        one, other, *dispatchers = processes
+        within(10, lambda: one.ready() and other.ready())
+        yield House(stub, database, redis_server_url, one, dispatchers), other
+
+
+@pytest.fixture
+def house(installed: tuple[House, Process]) -> House:
+    """The house, with a worker that says its answer piece by piece. Its gateway is the one that is killed."""
+    house, _ = installed
+    house.stub.clear()
+    house.stub.always("alpha", Reply(chunks=PIECES))
+    return house
+
+
+@pytest.fixture
+def other(installed: tuple[House, Process]) -> Process:
+    """The gateway that lives."""
+    return installed[1]
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., "Future[Any]"]]:
+    """Calls beside the test's own."""
+    with ThreadPoolExecutor(16) as threads:
+        yield threads.submit
+
+
+@contextmanager
+def revived(process: Process) -> Iterator[None]:
+    """Whatever becomes of it in the block, it is there again afterwards."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.start()
+        within(10, process.ready)
+
+
+def post(process: Process, key: str, **more: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": key}
+    return httpx.post(
+        f"{process.url}/v1/chat/completions", json=ASKED | more, headers=headers, timeout=30, trust_env=False
+    )
+
+
+@dataclass
+class Part:
+    """What was heard of a stream."""
+
+    text: str = ""
+    number: int = -1
+    error: dict[str, Any] | None = None
+    done: bool = False
+    run: str = ""
+    created: set[int] = field(default_factory=set)
+    pieces: int = 0
+
+
+def stream(
+    process: Process, key: str, after: int | None = None, until: Callable[[Part], bool] = lambda part: False
+) -> Part:
+    """A streamed answer, from behind an event; to its end, or as far as wanted, or until the connection breaks."""
+    headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": key}
+    headers |= {"Last-Event-ID": str(after)} if after is not None else {}
+    body, part = ASKED | {"stream": True}, Part()
+    with (
+        httpx.Client(timeout=30, trust_env=False) as client,
+        client.stream("POST", f"{process.url}/v1/chat/completions", json=body, headers=headers) as reply,
+        suppress(httpx.TransportError),
+    ):
+        if reply.status_code != httpx.codes.OK:
+            reply.read()
+            part.error = reply.json()["error"] | {"status": reply.status_code}
+            return part
+        part.run = reply.headers["x-baton-run"]
+        for line in reply.iter_lines():
+            take(part, line)
+            if until(part):
+                break
+    return part
+
+
+def take(part: Part, line: str) -> None:
+    """Note one line of a stream."""
+    name, _, value = line.partition(": ")
+    if name == "id":
+        part.number = int(value)
+    elif name == "data" and value == "[DONE]":
+        part.done = True
+    elif name == "data":
+        chunk = orjson.loads(value)
+        part.error = chunk.get("error")
+        part.created |= {chunk["created"]} if "created" in chunk else set()
+        said = "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+        part.text += said
+        part.pieces += bool(said)
+
+
+def attempts(process: Process, run: str) -> list[str]:
+    """What the attempts of a run's only step came to."""
+    reply = httpx.get(
+        f"{process.url}/v1/runs/{run}", headers={"Authorization": f"Bearer {KEY}"}, timeout=10, trust_env=False
+    )
+    (step,) = reply.json()["steps"]
+    return [attempt["outcome"] for attempt in step["attempts"]]
+
+
+@pytest.mark.parametrize("act", [Reply(chunks=PIECES), Fail(status=400)], ids=["answered", "failed"])
+def test_a_reply_is_the_same_bytes_after_its_gateway_was_killed(house: House, other: Process, act: Any) -> None:
+    for name in ("alpha", "beta", "gamma"):
+        house.stub.always(name, act)
+    key = uuid.uuid4().hex
+    first = post(house.gateway, key)
+    calls = len(house.stub.requests())
+    with revived(house.gateway):
+        house.gateway.kill()
+        again = post(other, key)
+    revenant = post(house.gateway, key)
+    assert first.status_code == (502 if isinstance(act, Fail) else 200)
+    assert (first.status_code, first.content) == (again.status_code, again.content)
+    assert (first.status_code, first.content) == (revenant.status_code, revenant.content)
+    assert [reply.headers.get("idempotent-replayed") for reply in (first, again, revenant)] == [None, "true", "true"]
+    assert len(house.stub.requests()) == calls
+
+
+def test_equal_requests_to_both_gateways_at_once_are_one_run(house: House, other: Process, aside: Any) -> None:
+    house.stub.always("alpha", Reply(chunks=PIECES, first_delay=0.3))
+    for _ in range(3):
+        key, calls = uuid.uuid4().hex, len(house.stub.requests())
+        replies = [each.result() for each in [aside(post, one, key) for one in (house.gateway, other) * 5]]
+        assert {(reply.status_code, reply.content) for reply in replies} == {(200, replies[0].content)}
+        assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
+        assert len(house.stub.requests()) == calls + 1
+
+
+def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(house: House, other: Process, aside: Any) -> None:
+    """The dispatcher goes on with the call, another process takes the run over, and the words keep coming."""
+    house.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
+    key = uuid.uuid4().hex
+    with revived(house.gateway):
+        heard = aside(stream, house.gateway, key)
+        within(5, lambda: house.stub.requests("alpha"), "it is called")
+        time.sleep(0.8)
+        house.gateway.kill()
+        first = heard.result()
+        assert 0 < len(first.text) < len(ANSWER * 12)
+        assert not first.done
+        rest = stream(other, key, first.number)
+        whole = stream(other, key)
+    assert first.text + rest.text == whole.text == ANSWER * 12
+    assert (rest.done, rest.error) == (True, None)
+    assert first.run == rest.run == whole.run
+    assert len(first.created | rest.created | whole.created) == 1
+    assert rest.pieces > 10, "words came as they were said"
+    assert attempts(other, whole.run) == ["ok"]
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_request_whose_gateway_is_killed_is_answered_by_another(
+    house: House, other: Process, aside: Any, streams: bool
+) -> None:
+    house.stub.always("alpha", Reply(chunks=PIECES, first_delay=1.0))
+    key = uuid.uuid4().hex
+    with revived(house.gateway):
+        lost = aside(post, house.gateway, key, stream=streams)
+        within(5, lambda: house.stub.requests("alpha"), "it is called")
+        house.gateway.kill()
+        assert lost.exception() is not None
+        began = time.monotonic()
+        again = post(other, key, stream=streams)
+        assert time.monotonic() - began < 2 * LEASE + 4
+    assert again.status_code == 200
+    if streams:
+        assert stream(other, key).text == ANSWER
+    else:
+        assert again.content == post(other, key, stream=False).content
+    assert len(house.stub.requests("alpha")) == 1
+
+
+def test_words_of_a_lost_attempt_are_never_continued(house: House, other: Process, aside: Any) -> None:
+    """A dispatcher killed in the middle of an answer: who heard it is told where the answer is, and gets it whole."""
+    house.stub.script("alpha", Reply(chunks=("Fünf ", "mal"), fault=Stall(after=1)))
+    key = uuid.uuid4().hex
+    heard = aside(stream, house.gateway, key)
+    half = stream(other, key, until=lambda part: part.text == "Fünf ")
+    victim = house.holding()
+    victim.kill()
+    first = heard.result()
+    victim.start()
+    assert first.text == half.text == "Fünf "
+    assert first.error is not None
+    assert first.error["code"] == "answer_changed"
+    assert f"Run {first.run} has succeeded" in first.error["message"]
+    assert f"GET /v1/runs/{first.run}/stream" in first.error["message"]
+    again, mixed = stream(other, key), stream(other, key, half.number)
+    assert (again.text, again.done) == (ANSWER, True)
+    assert mixed.error is not None
+    assert (mixed.error["status"], mixed.error["code"]) == (409, "answer_changed")
+    assert stream(house.gateway, key, again.number).error is None
+    assert attempts(other, first.run) == ["unknown", "ok"]
+
+
+def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(house: House, other: Process, aside: Any) -> None:
+    house.stub.always("alpha", Hang())
+    asked = aside(post, house.gateway, uuid.uuid4().hex)
+    within(5, lambda: house.stub.requests("alpha"), "it is called")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=other.url, headers=headers, timeout=10, trust_env=False) as client:
+        (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
+        began = time.time()
+        reply = client.post(f"/v1/runs/{row['id']}/cancel")
+    assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
+    assert time.time() - began < 2
+    assert asked.result().json()["error"]["code"] == "run_cancelled"
+    (record,) = within(3, lambda: [one for one in house.stub.requests("alpha") if one["disconnected_at"]])
+    assert record
+
+
+def test_a_run_is_stopped_from_the_command_line(house: House, aside: Any, tmp_path: Path) -> None:
+    house.stub.always("alpha", Hang())
+    asked = aside(post, house.gateway, uuid.uuid4().hex)
+    within(5, lambda: house.stub.requests("alpha"), "it is called")
+    rows = asyncio.run(execute(house.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
+    done = command(house.gateway.folder, house.gateway.environ, "runs", "cancel", rows[0][0])
+    assert (done.returncode, "cancelled" in done.stdout) == (0, True), done.stderr
+    assert asked.result().json()["error"]["code"] == "run_cancelled"
