@@ -70,6 +70,8 @@ def _bare_rows(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
 
 def _rows(setup: str, target: Target, direct: Target, reference: Target, effort: Effort) -> Iterator[Row]:
     yield _row("gateway RSS, idle", 120, "MiB", lambda: scenarios.idle_memory(target))
+    if setup == "embedded":
+        yield _row("bad bodies, longest stall of the others", 100, "ms", lambda: scenarios.stall(target))
     yield from _one_step(target, direct, effort, budget=8 if setup == "distributed" else 5)
     ratio = partial(scenarios.cpu_ratio, target, reference, effort)
     yield _row("one step, CPU against bare FastAPI + aiohttp", None, "x", ratio)

@@ -1,4 +1,6 @@
-"""A light closed-loop load generator: N keep-alive connections, each with one request in flight.
+"""A light load generator: N keep-alive connections, each with one request in flight.
+
+It is a closed loop, or, with a `rate`, as good as an open one while there are more connections than requests in flight.
 
 `python -m tests.bench.load URL --body FILE --connections N --seconds S` prints one JSON object; `run` does the same
 from Python, in a process of its own. Times are milliseconds. The first token is the first non-empty content, not the
@@ -34,13 +36,17 @@ PATIENCE = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What to send, until `seconds` or `requests` are reached; `warmup` seconds come before and do not count."""
+    """What to send, until `seconds` or `requests` are reached; `warmup` seconds come before and do not count.
+
+    `rate` is requests per second over all connections; 0 sends the next as soon as there is an answer.
+    """
 
     url: str
     body: str
     connections: int = 1
     seconds: float = 5.0
     requests: int = 0
+    rate: float = 0.0
     warmup: float = 0.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,6 +63,7 @@ class Report:
     events_per_s: float
     latency_ms: dict[str, float]
     ttft_ms: dict[str, float]
+    refused_ms: dict[str, float]
     statuses: dict[str, int]
     first_error: str
 
@@ -80,6 +87,9 @@ class Tally:
         self.left = load.requests or sys.maxsize
         self.latencies: list[float] = []
         self.firsts: list[float] = []
+        self.refused: list[float] = []
+        self._gap = 1 / load.rate if load.rate else 0.0
+        self._due = now
         self.statuses: Counter[str] = Counter()
         self.events = 0
         self.last = now
@@ -91,6 +101,11 @@ class Tally:
             return False
         self.left -= 1
         return True
+
+    def wait(self) -> float:
+        """Seconds until the next request is due."""
+        self._due += self._gap
+        return self._due - time.perf_counter() if self._gap else 0.0
 
     def report(self) -> Report:
         """The figures."""
@@ -106,6 +121,7 @@ class Tally:
             events_per_s=self.events / seconds,
             latency_ms=percentiles(self.latencies),
             ttft_ms=percentiles(self.firsts),
+            refused_ms=percentiles(self.refused),
             statuses=dict(self.statuses),
             first_error=self.first_error,
         )
@@ -155,6 +171,8 @@ class Caller(asyncio.Protocol):
         self._tally.last = now
         if status != 200 and not self._tally.first_error:
             self._tally.first_error = self._opening[:SHOWN].decode(errors="replace")
+        if status in (429, 503):
+            self._tally.refused.append((now - self._start) * 1000)
         if status == 200 and self._start >= self._tally.counted_from:
             self._tally.latencies.append((now - self._start) * 1000)
             if self._first:
@@ -165,6 +183,15 @@ class Caller(asyncio.Protocol):
         if not self._tally.take():
             self.done.set_result(None)
             self._transport.close()
+            return
+        wait = self._tally.wait()
+        if wait > 0:
+            asyncio.get_running_loop().call_later(wait, self._send)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        if self.done.done() or self._transport.is_closing():
             return
         self._parser = httptools.HttpResponseParser(self)
         self._tail = self._opening = b""

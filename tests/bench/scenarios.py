@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from .held import held
 from .load import Load, Report, run
 from .processes import ROOT, cpu_seconds
+from .stalls import longest_stall
 from .subject import Target, one_step, one_two_one
 
 LEVELS = 3
@@ -115,6 +116,14 @@ def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms to the first token at 16 streams, p50."""
     asked = one_step("talker", True)
     return _added(target, direct, asked, "talker", 16, effort, lambda report: report.ttft_ms["p50"])
+
+
+def stall(target: Target) -> float:
+    """The longest time in ms that a bad body keeps everybody else waiting."""
+    try:
+        return longest_stall(target)[0]
+    except RuntimeError as problem:
+        raise Failed(str(problem)) from problem
 
 
 def idle_memory(target: Target) -> float:

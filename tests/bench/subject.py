@@ -28,6 +28,9 @@ WORKERS: Mapping[str, str] = {
     "c": "/d20",
     "talker": "/d20/c100/g1000",
     "idle": "/d600000",
+    "long": "/d10000",
+    "drip": "/d1000/c100/g1000000",
+    "half": "/d500",
 }
 """The workers of the pool and the upstream's behaviour for each."""
 QUESTION = "Explain the trade-offs of queues in orchestration. " * 12
@@ -125,14 +128,16 @@ def baton(
     roles: Sequence[str] = ("serve",),
     database: str | None = None,
     redis: str | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Target]:
-    """Baton as `roles`: the first one listens. The target's first process is the gateway. Raises DidNotStart."""
+    """Baton as `roles`: the first one listens. The target's first process is the gateway; `more` is added to its
+    environment. Raises DidNotStart."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
         pool = folder / "pool.toml"
         pool.write_text(pool_text(upstream))
         port = free_port()
-        env = environment(folder, port, pool, database, redis)
+        env = environment(folder, port, pool, database, redis) | dict(more or {})
         if database is not None:
             subprocess.run([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env={**os.environ, **env}, check=True)
         processes = tuple(

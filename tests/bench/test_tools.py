@@ -119,3 +119,13 @@ def test_the_subject_is_told_what_it_needs(tmp_path: Path) -> None:
     env = environment(tmp_path, 1, tmp_path / "pool.toml", None, None)
     assert env["BATON_BOOTSTRAP_KEY"] == KEY
     assert "BATON_REDIS_URL" not in env
+
+
+def test_a_paced_load_keeps_its_rate_whatever_the_answers_take(workers: Running) -> None:
+    """Forty connections at 100 a second: half a second of load is fifty requests, though each takes 100 ms."""
+    load = Load(
+        url=f"{workers.url}/d100/v1/chat/completions", body=one_step("fast"), connections=40, seconds=0.5, rate=100.0
+    )
+    report = asyncio.run(generator.generate(load))
+    assert report.errors == 0
+    assert 40 <= report.requests <= 100

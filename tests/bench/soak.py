@@ -1,0 +1,197 @@
+"""Many runs and streams at once, for minutes; then more than fits.
+
+    load       closed loop: RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS
+    overload   open loop: three times the runs that the service is set to hold, each a step of half a second
+
+`python -m tests.bench.soak [--setup embedded|distributed]` prints one table. A step's own overhead is the caller's wall
+time less what the workers took, divided by the steps. Growth is the slope of the memory once every run and stream is
+open; what is pending is counted after the last answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import asyncpg
+import psutil
+from redis import Redis
+
+from tests import servers
+
+from .load import Load, run
+from .processes import upstream
+from .subject import Target, baton, body, one_step, step
+from .table import Row, rendered
+
+STEPS, STEP_MS = 3, 10_000
+HELD_RUNS, HELD_SECONDS, TIMES = 100, 0.5, 3
+LOOK_EVERY = 2.0
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the processes looked like over time."""
+
+    at: list[float] = field(default_factory=list)
+    mebibytes: list[float] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+    def look(self, target: Target, at: float) -> None:
+        """One sample, summed over the processes."""
+        self.at.append(at)
+        self.mebibytes.append(sum(process.rss_bytes() for process in target.processes) / 2**20)
+        self.files.append(sum(psutil.Process(process.pid).num_fds() for process in target.processes))
+
+    def slope(self, since: float, until: float) -> float:
+        """MiB per minute between these moments."""
+        rows = [row for row in zip(self.at, self.mebibytes, strict=True) if since <= row[0] <= until]
+        return statistics.linear_regression([at for at, _ in rows], [size for _, size in rows]).slope * 60
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What runs, and where its outbox and its queue are."""
+
+    target: Target
+    database: str | None
+    queue: str | None
+
+    def pending(self) -> int:
+        """Tickets in the outbox, and deliveries that nobody has acknowledged."""
+        tickets = asyncio.run(_tickets(self.database)) if self.database else 0
+        return tickets + (_unacknowledged(self.queue) if self.queue else 0)
+
+
+async def _tickets(url: str) -> int:
+    conn = await asyncpg.connect(url)
+    try:
+        return int(await conn.fetchval("SELECT count(*) FROM tickets"))
+    finally:
+        await conn.close()
+
+
+def _unacknowledged(url: str) -> int:
+    with Redis.from_url(url) as client:
+        streams = [key for key in client.scan_iter() if client.type(key) == b"stream"]
+        return sum(group["pending"] for key in streams for group in client.xinfo_groups(key))
+
+
+@contextmanager
+def _house(setup: str, **environ: str) -> Iterator[House]:
+    with ExitStack() as stack:
+        workers = stack.enter_context(upstream())
+        database = queue = None
+        roles: tuple[str, ...] = ("serve",)
+        if setup == "distributed":
+            database = stack.enter_context(servers.postgres(fsync=True)).url
+            queue, roles = stack.enter_context(servers.redis()).url, ("gateway", "dispatcher")
+        target = stack.enter_context(
+            baton(workers.url, name=setup, roles=roles, database=database, redis=queue, more=environ)
+        )
+        yield House(target, database, queue)
+
+
+def _chain() -> str:
+    return body(*(step("long", "user", *([n - 1] if n else [])) for n in range(STEPS)))
+
+
+def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
+    target = house.target
+    chains = Load(url=target.address("long"), body=_chain(), connections=runs, seconds=seconds, headers=target.headers)
+    drips = Load(
+        url=target.address("drip"),
+        body=one_step("drip", stream=True),
+        connections=streams,
+        requests=streams,
+        seconds=seconds,
+        headers=target.headers,
+    )
+    watch, began = Watch(), time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        reports = [pool.submit(run, load) for load in (chains, drips)]
+        while not all(report.done() for report in reports):
+            time.sleep(LOOK_EVERY)
+            watch.look(target, time.monotonic() - began)
+    finished, dripped = (report.result() for report in reports)
+    per_step = {rank: (ms - STEPS * STEP_MS) / STEPS for rank, ms in finished.latency_ms.items()}
+    time.sleep(LOOK_EVERY)
+    return [
+        Row("runs of three steps ended", None, "", finished.requests),
+        Row("own overhead a step, p50", None, "ms", per_step.get("p50")),
+        Row("own overhead a step, p99", 75, "ms", per_step.get("p99")),
+        Row("streams ended", streams, "", dripped.requests, better="higher"),
+        Row("answers that failed", 0, "", finished.errors + dripped.errors, finished.first_error[:60]),
+        Row("memory, at its most", None, "MiB", max(watch.mebibytes)),
+        Row("memory, slope with all open", 6, "MiB/min", watch.slope(seconds * 0.35, seconds * 0.8)),
+        Row("files open, at most", None, "", max(watch.files)),
+        Row("pending after the last answer", 0, "", house.pending()),
+    ]
+
+
+def _overload(house: House, seconds: float) -> list[Row]:
+    """Goodput when just full, and at three times that; how long a refusal takes."""
+    capacity = HELD_RUNS / HELD_SECONDS
+    full = run(_paced(house.target, capacity * 0.95, seconds))
+    over = run(_paced(house.target, capacity * TIMES, seconds))
+    after = run(_paced(house.target, capacity * 0.5, 3.0))
+    refused = sum(count for status, count in over.statuses.items() if status in ("429", "503"))
+    strange = over.errors - refused
+    return [
+        Row("goodput when nearly full", None, "/s", full.requests_per_s),
+        Row(
+            f"goodput at {TIMES} x capacity, of that",
+            90,
+            "%",
+            100 * over.requests_per_s / full.requests_per_s,
+            better="higher",
+        ),
+        Row("refusals", None, "", refused),
+        Row("refusal, p99", 50, "ms", over.refused_ms.get("p99")),
+        Row("answers neither good nor refused", 0, "", strange, over.first_error[:60] if strange else ""),
+        Row("failures right afterwards", 0, "", after.errors),
+    ]
+
+
+def _paced(target: Target, rate: float, seconds: float) -> Load:
+    return Load(
+        url=target.address("half"),
+        body=one_step("half"),
+        connections=int(rate * HELD_SECONDS * 4),
+        seconds=seconds,
+        rate=rate,
+        headers=target.headers,
+    )
+
+
+def main() -> None:
+    """The command line; exits with 1 when a budget is missed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.soak", description=__doc__)
+    parser.add_argument("--setup", choices=("embedded", "distributed"), default="distributed")
+    parser.add_argument("--part", choices=("load", "overload"), action="append", help="only this one")
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    chosen = parser.parse_args()
+    size = f"{chosen.runs} runs and {chosen.streams} streams for {chosen.seconds:g} s"
+    print(f"{chosen.setup}: {size}; load of the machine {os.getloadavg()[0]:.1f}")
+    rows: list[Row] = []
+    if "load" in (chosen.part or ("load",)):
+        with _house(chosen.setup) as house:
+            rows += _load(house, chosen.runs, chosen.streams, chosen.seconds)
+    if "overload" in (chosen.part or ("overload",)):
+        with _house(chosen.setup, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as house:
+            rows += _overload(house, min(chosen.seconds, 20.0))
+    print(rendered(rows))
+    raise SystemExit(any(row.verdict == "MISSED" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""How long everybody else waits while one caller sends what `tests/bad_bodies.py` holds.
+
+One connection asks for `/healthz` again and again while another sends a body; the slowest of the first one's answers is
+how long the event loop stood still. Of three tries the best counts, since the others belong to whoever shares the
+machine, and of all bodies the worst.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from urllib.parse import urlsplit
+
+from tests.bad_bodies import RAW
+
+from .subject import Target
+
+TRIES = 3
+LARGEST_ERROR = 4_096
+
+
+def longest_stall(target: Target) -> tuple[float, str]:
+    """Milliseconds, and the body that caused them. Raises RuntimeError if an answer is no small 4xx."""
+    return max((min(_stall(target, body) for _ in range(TRIES)), name) for name, body in RAW.items())
+
+
+def _stall(target: Target, body: bytes) -> float:
+    slowest = [0.0]
+    warm, done = threading.Event(), threading.Event()
+    prober = threading.Thread(target=_probe, args=(target, slowest, warm, done))
+    prober.start()
+    warm.wait()
+    try:
+        _refused(target, body)
+    finally:
+        done.set()
+        prober.join()
+    return slowest[0] * 1000
+
+
+def _probe(target: Target, slowest: list[float], warm: threading.Event, done: threading.Event) -> None:
+    connection = _connection(target)
+    while not done.is_set():
+        began = time.perf_counter()
+        connection.request("GET", "/healthz")
+        connection.getresponse().read()
+        if warm.is_set():
+            slowest[0] = max(slowest[0], time.perf_counter() - began)
+        warm.set()
+    connection.close()
+
+
+def _refused(target: Target, body: bytes) -> None:
+    connection = _connection(target)
+    headers = target.headers | {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", body=body, headers=headers)
+    reply = connection.getresponse()
+    read = reply.read()
+    connection.close()
+    if not 400 <= reply.status < 500 or len(read) > LARGEST_ERROR:
+        raise RuntimeError(f"{reply.status}, {len(read)} bytes")
+
+
+def _connection(target: Target) -> http.client.HTTPConnection:
+    url = urlsplit(target.url)
+    return http.client.HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=30)
