@@ -1,0 +1,68 @@
+"""Drives of the official Python client, asynchronous."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+import openai
+from openai import AsyncOpenAI
+
+from tests.clients.reports import MESSAGES, Report, told, usage
+
+
+async def chat(client: AsyncOpenAI) -> Report:
+    """The same question whole, streamed, and by the stream helper."""
+    asked: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    whole = await client.chat.completions.create(**asked)
+    text, finish, counted, tokens = "", None, None, []
+    async for chunk in await client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ):
+        counted = chunk.usage or counted
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            tokens += [token.token for token in (choice.logprobs and choice.logprobs.content) or []]
+    async with client.chat.completions.stream(**asked) as stream:
+        helped = await stream.get_final_completion()
+    logprobs = whole.choices[0].logprobs
+    return {
+        "text": whole.choices[0].message.content,
+        "finish": whole.choices[0].finish_reason,
+        "tokens": [token.token for token in (logprobs and logprobs.content) or []],
+        "usage": usage(whole.usage),
+        "streamed": {"text": text, "finish": finish, "tokens": tokens, "usage": usage(counted)},
+        "helped": helped.choices[0].message.content,
+    }
+
+
+async def models(client: AsyncOpenAI) -> Report:
+    """The list, and one of it."""
+    one = await client.models.retrieve("baton-mini")
+    return {"ids": [model.id async for model in client.models.list()], "one": one.id}
+
+
+async def errors(client: AsyncOpenAI) -> Report:
+    """What the client raises, before the first byte and after it."""
+    stranger, ask = client.with_options(api_key="sk-wrong"), client.chat.completions.create
+
+    async def stream() -> None:
+        async for _ in await ask(model="baton-broken", messages=MESSAGES, stream=True):
+            pass
+
+    return {
+        "model": await _raised(ask(model="nothing", messages=MESSAGES)),
+        "value": await _raised(ask(model="baton-mini", messages=[])),
+        "unknown": await _raised(ask(model="baton-mini", messages=MESSAGES, extra_body={"foo": 1})),
+        "key": await _raised(stranger.models.list()),
+        "route": await _raised(client.embeddings.create(model="baton-mini", input="x")),
+        "failed": await _raised(ask(model="baton-broken", messages=MESSAGES)),
+        "stream": await _raised(stream()),
+    }
+
+
+async def _raised(call: Awaitable[Any]) -> Report:
+    try:
+        await call
+    except openai.APIError as error:
+        return told(error)
+    raise AssertionError("nothing was raised")

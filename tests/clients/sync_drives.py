@@ -1,0 +1,63 @@
+"""Drives of the official Python client, synchronous."""
+
+from typing import Any
+
+import openai
+from openai import OpenAI
+
+from tests.clients.reports import MESSAGES, Report, told, usage
+
+
+def chat(client: OpenAI) -> Report:
+    """The same question whole, streamed, and by the stream helper."""
+    asked: dict[str, Any] = {"model": "baton-mini", "messages": MESSAGES, "logprobs": True, "top_logprobs": 1}
+    whole = client.chat.completions.create(**asked)
+    text, finish, counted, tokens = "", None, None, []
+    for chunk in client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+        counted = chunk.usage or counted
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            finish = choice.finish_reason or finish
+            tokens += [token.token for token in (choice.logprobs and choice.logprobs.content) or []]
+    with client.chat.completions.stream(**asked) as stream:
+        helped = stream.get_final_completion()
+    logprobs = whole.choices[0].logprobs
+    return {
+        "text": whole.choices[0].message.content,
+        "finish": whole.choices[0].finish_reason,
+        "tokens": [token.token for token in (logprobs and logprobs.content) or []],
+        "usage": usage(whole.usage),
+        "streamed": {"text": text, "finish": finish, "tokens": tokens, "usage": usage(counted)},
+        "helped": helped.choices[0].message.content,
+    }
+
+
+def models(client: OpenAI) -> Report:
+    """The list, and one of it."""
+    return {"ids": [model.id for model in client.models.list()], "one": client.models.retrieve("baton-mini").id}
+
+
+def errors(client: OpenAI) -> Report:
+    """What the client raises, before the first byte and after it."""
+    stranger = client.with_options(api_key="sk-wrong")
+    return {
+        "model": _raised(lambda: client.chat.completions.create(model="nothing", messages=MESSAGES)),
+        "value": _raised(lambda: client.chat.completions.create(model="baton-mini", messages=[])),
+        "unknown": _raised(
+            lambda: client.chat.completions.create(model="baton-mini", messages=MESSAGES, extra_body={"foo": 1})
+        ),
+        "key": _raised(lambda: stranger.models.list()),
+        "route": _raised(lambda: client.embeddings.create(model="baton-mini", input="x")),
+        "failed": _raised(lambda: client.chat.completions.create(model="baton-broken", messages=MESSAGES)),
+        "stream": _raised(
+            lambda: list(client.chat.completions.create(model="baton-broken", messages=MESSAGES, stream=True))
+        ),
+    }
+
+
+def _raised(call: Any) -> Report:
+    try:
+        call()
+    except openai.APIError as error:
+        return told(error)
+    raise AssertionError("nothing was raised")
