@@ -5,18 +5,28 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test lint bench test-vllm lock
+.PHONY: run test faults fuzz lint soak bench test-vllm lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
 
-test: .venv/dev.stamp  ## Everything but what needs a vLLM server.
-	$(BIN)/python -m pytest -m "not vllm" -n auto --maxprocesses 4 --dist loadfile
+test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite.
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n auto --maxprocesses 4 --dist loadfile
+
+FAULTS ?= faults_suite
+faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
+	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile
+
+fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
+	BATON_TEST_FUZZ=10000 $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy --strict app
 	$(BIN)/lint-imports
+
+soak: .venv/dev.stamp  ## A thousand runs and two thousand streams for two minutes, then three times what fits.
+	$(BIN)/python -m tests.bench.soak
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m tests.bench

@@ -1,0 +1,118 @@
+"""The accounts of an installation after a case: what its auditor says, and what the workers really received.
+
+`settle` waits until nothing is open, then returns every violation that it finds: those of `baton audit check`, and
+these, which no journal can show by itself (N-3):
+
+* every request that a worker received has an intent with the hash of exactly these bytes, and none was sent twice;
+* an attempt whose outcome is `ok` or `truncated` was received.
+"""
+
+import asyncio
+import base64
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from app.core.journal import Event, Kind
+from app.store.content import address
+from tests.audited import audited
+from tests.faults.scene import Scene, execute
+from tests.processes import Unexpected, within
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One run: its row and its events."""
+
+    row: Any
+    events: tuple[Event, ...]
+
+    @property
+    def id(self) -> str:
+        """The run's."""
+        return str(self.row["id"])
+
+    def bodies(self, kind: Kind) -> list[Any]:
+        """The bodies of its events of that kind."""
+        return [event.body for event in self.events if event.kind is kind]
+
+    def outcomes(self) -> list[list[str]]:
+        """What the attempts of each step came to, in the order of the steps."""
+        finished = {body["call"]: body["outcome"] for body in self.bodies(Kind.CALL_FINISHED)}
+        steps: dict[int, list[str]] = {body["n"]: [] for body in self.bodies(Kind.PLAN_STEP)}
+        for body in self.bodies(Kind.CALL_INTENDED):
+            if body["n"] is not None:
+                steps[body["n"]].append(finished.get(body["call"], "open"))
+        return [steps[n] for n in sorted(steps)]
+
+    def planning(self) -> list[str]:
+        """What the planning calls came to."""
+        finished = {body["call"]: body["outcome"] for body in self.bodies(Kind.CALL_FINISHED)}
+        return [finished.get(b["call"], "open") for b in self.bodies(Kind.CALL_INTENDED) if b["n"] is None]
+
+
+def accounts(database: str) -> list[Account]:
+    """Every run of a database, the oldest first."""
+    rows = asyncio.run(execute(database, "SELECT * FROM runs ORDER BY created_at, id"))
+    found = asyncio.run(execute(database, "SELECT run, seq, kind, at, body FROM events ORDER BY run, seq"))
+    events: dict[str, list[Event]] = {}
+    for run, seq, kind, at, body in found:
+        events.setdefault(run, []).append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+    return [Account(row, tuple(events.get(row["id"], ()))) for row in rows]
+
+
+def account(scene: Scene, run: str) -> Account:
+    """One run."""
+    return next(one for one in accounts(scene.database) if one.id == run)
+
+
+def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
+    """Wait until everything has ended, and report what is wrong with the accounts of all runs so far."""
+    try:
+        within(seconds, lambda: not unsettled(scene), "everything ends")
+    except Unexpected:
+        raise Unexpected(f"not within {seconds} s: these go on: {unsettled(scene)}") from None
+    wrong = [str(violation) for violation in asyncio.run(audited(scene.database))]
+    return wrong + list(unaccounted(accounts(scene.database), scene.stub.requests()))
+
+
+def unsettled(scene: Scene) -> list[str]:
+    """What is still going on: open runs, and tickets whose last outcome is missing."""
+    rows = scene.rows(
+        "SELECT id FROM runs WHERE ended_at IS NULL UNION ALL SELECT run || ' step ' || step::text FROM tickets LIMIT 9"
+    )
+    return [str(row[0]) for row in rows]
+
+
+def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Requests without an intent, intents that were sent twice, and answers that nobody gave."""
+    bodies = Counter(base64.b64decode(record["body_base64"]) for record in received)
+    intents: Counter[bytes] = Counter()
+    answers: Counter[bytes] = Counter()
+    heard = 0
+    for one in known:
+        outcomes = {body["call"]: body["outcome"] for body in one.bodies(Kind.CALL_FINISHED)}
+        meant: dict[str, list[str]] = {}
+        for body in one.bodies(Kind.CALL_INTENDED):
+            meant.setdefault(body["request"], []).append(outcomes.get(body["call"], "open"))
+        heard += sum(_was_heard(each) for them in meant.values() for each in them)
+        salt = bytes(one.row["salt"] or b"")
+        for sent in bodies:
+            mine = meant.get(address(salt, sent), ())
+            intents[sent] += len(mine)
+            answers[sent] += sum(map(_was_heard, mine))
+    for sent, count in bodies.items():
+        if count > intents[sent]:
+            yield f"a worker received {count} requests of {len(sent)} bytes, of which {intents[sent]} were intended"
+        if count < answers[sent]:
+            yield f"{answers[sent]} answers are recorded to a request that was received {count} times"
+    if heard > sum(answers.values()):
+        yield f"{heard - sum(answers.values())} recorded answers are to requests that no worker received"
+
+
+def _was_heard(outcome: str) -> bool:
+    """Whether this outcome needs that the worker received the request."""
+    return outcome in ("ok", "truncated")

@@ -1,0 +1,53 @@
+"""Marks and the table of the fault suite: every injection point with its expectation and what came of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+POINT = "point"
+MEASURED = "measured"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder belongs to the suite; the points marked so belong to the subset of CI as well."""
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.faults_suite)
+        points = list(item.iter_markers(POINT))
+        if not points or any(point.kwargs.get("ci") for point in points):
+            item.add_marker(pytest.mark.faults_ci)
+        for point in points:
+            item.user_properties.append((POINT, point.args))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The result table, and how many distinct injection points it has."""
+    rows = sorted(set(_rows(terminalreporter)))
+    if not rows:
+        return
+    terminalreporter.section("fault suite")
+    wide = max(len(place) for _, place, *_ in rows)
+    for family, place, expectation, result, seconds, measured in rows:
+        found = f"  [{measured}]" if measured else ""
+        terminalreporter.line(f"{family:8} {place:{wide}}  {result:7} {seconds:6.1f} s  {expectation}{found}")
+    points = {row[:2] for row in rows}
+    survived = points - {row[:2] for row in rows if row[3] != "passed"}
+    terminalreporter.line(f"{len(points)} injection points, {len(survived)} survived")
+
+
+def _rows(reporter: pytest.TerminalReporter) -> Iterator[tuple[str, str, str, str, float, str]]:
+    """Family, place, expectation, result, seconds, and what the case measured."""
+    for result in ("passed", "failed", "error"):
+        for report in reporter.stats.get(result, ()):
+            if getattr(report, "when", "") != "call" and result == "passed":
+                continue
+            properties = getattr(report, "user_properties", ())
+            measured = "; ".join(str(value) for name, value in properties if name == MEASURED)
+            for name, point in properties:
+                if name == POINT:
+                    family, place, expectation = point
+                    yield family, place, expectation, result, round(report.duration, 1), measured

@@ -1,0 +1,316 @@
+"""One installation for the fault suite: doomed processes over lines to their servers, and the stub as every provider.
+
+A scene outlives many cases, because starting it takes longer than any of them. Who breaks something mends it: processes
+that died are started again by `mend`, lines pass again, servers are started again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import httpx
+import openai
+from sqlalchemy.engine import make_url
+
+from tests import servers
+from tests.faults.fate import Orders, Taken
+from tests.faults.line import Line, Pass, line
+from tests.processes import KEY, Caller, Process, calling, command, environment, within
+from tests.servers import Server
+from tests.stubs import KEYS, Reply, plan_reply
+from tests.stubs.control import StubControl, stub_process
+
+LEASE: Final = 1.5
+"""Seconds; what is promised within a lease is measured in these."""
+WORKERS: Final = ("alpha", "beta", "gamma", "delta", "epsilon")
+CHAIN: Final = {
+    "steps": [
+        {"worker": name, "subtask": f"Do part {place}.", "access": ["user", *range(place)]}
+        for place, name in enumerate(WORKERS)
+    ]
+}
+"""A caller's plan of five steps, one after another, each by a worker of its own."""
+TREE: Final = plan_reply(
+    (0, "Answer on your own.", ["user"]), (1, "Answer otherwise.", ["user"]), (2, "Combine both.", ["user", 0, 1])
+)
+POOL: Final = """
+[providers.stub]
+format = "openai"
+base_url = "{workers_url}"
+key = "STUB_KEY"
+[providers.planning]
+format = "openai"
+base_url = "{planner_url}"
+options = {{ positional = true, logprobs = true }}
+{workers}
+[workers.planner]
+provider = "planning"
+model = "planner"
+pooled = false
+[tiers.baton-mini]
+pool = "all"
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+limits = {{ seconds = {seconds} }}
+[tiers.baton-ultra]
+pool = "all"
+conductor = {{ kind = "model", worker = "planner", probe = 0 }}
+limits = {{ seconds = {seconds} }}
+"""
+
+
+@dataclass(slots=True)
+class Scene:
+    """The service and its surroundings."""
+
+    folder: Path
+    stub: StubControl
+    postgres: Server
+    redis: Server
+    to_postgres: Line
+    to_redis: Line
+    to_stub: Line
+    orders: Orders
+    environ: Mapping[str, str]
+    gateways: list[Process] = field(default_factory=list)
+    dispatchers: list[Process] = field(default_factory=list)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(64))
+
+    @property
+    def gateway(self) -> Process:
+        """The first one."""
+        return self.gateways[0]
+
+    @property
+    def processes(self) -> list[Process]:
+        """All of the service."""
+        return [*self.gateways, *self.dispatchers]
+
+    @property
+    def database(self) -> str:
+        """Its URL past the line."""
+        return self.postgres.url
+
+    def aside(self, call: Any, *words: Any, **named: Any) -> "Future[Any]":
+        """A call beside the test's own."""
+        return self.threads.submit(call, *words, **named)
+
+    def reset(self) -> None:
+        """As if nothing had happened: a stub that plans a tree and otherwise answers at once, and everything whole."""
+        self.orders.withdraw()
+        for each in (self.to_postgres, self.to_redis, self.to_stub):
+            each.set(Pass())
+        self.stub.clear()
+        self.stub.always("planner", TREE)
+        for name in WORKERS:
+            self.stub.always(name, Reply(chunks=(f"{name} ", "says ", "so.")))
+        self.rows("TRUNCATE runs, events, contents, tickets, tags, once")
+        self.mend()
+
+    def mend(self) -> None:
+        """Start again what has ended, and wait until all are there and the gateways ready."""
+        for process in self.processes:
+            if not process.alive:
+                process.start(wait=False)
+        for process in self.processes:
+            process.wait_until_there()
+        for gateway in self.gateways:
+            within(20, gateway.ready, "the gateway is ready")
+
+    def struck(self, seconds: float = 15.0) -> Taken:
+        """Who obeyed the order, once that has happened; its process is waited for."""
+        taken: Taken = within(seconds, lambda: (self.orders.taken or [None])[0], "the order is obeyed")
+        return taken
+
+    def process(self, pid: int) -> Process:
+        """The process with that id."""
+        return next(one for one in self.processes if one.alive and one.pid == pid)
+
+    def asked(self, model: str, count: int = 1, seconds: float = 10.0) -> list[dict[str, Any]]:
+        """The stub's records of that model, as soon as there are so many."""
+
+        def found() -> list[dict[str, Any]] | None:
+            records = self.stub.requests(model)
+            return records if len(records) >= count else None
+
+        records: list[dict[str, Any]] = within(seconds, found, f"{model} is asked {count} times")
+        return records
+
+    def rows(self, statement: str) -> list[Any]:
+        """What a statement of SQL gives, past the line."""
+        return asyncio.run(execute(self.database, statement))
+
+    def script(self, statements: str) -> None:
+        """Several statements of SQL, past the line."""
+        asyncio.run(execute(self.database, statements, script=True))
+
+    def open_runs(self) -> int:
+        """How many runs have not ended."""
+        return int(self.rows("SELECT count(*) FROM runs WHERE ended_at IS NULL")[0][0])
+
+    def latest(self) -> str:
+        """The run that was admitted last."""
+        rows = within(10, lambda: self.rows("SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"), "a run is there")
+        return str(rows[0][0])
+
+    def latest_of(self, worker: str) -> str:
+        """The run that has this worker in its plan and was admitted last."""
+        rows = self.rows(f"SELECT run FROM tags WHERE name = 'worker' AND value = '{worker}' ORDER BY run DESC LIMIT 1")
+        return str(rows[0][0])
+
+    def ended(self, run: str) -> bool:
+        """Whether a run has ended, without asking a gateway."""
+        rows = self.rows(f"SELECT ended_at FROM runs WHERE id = '{run}'")
+        return bool(rows) and rows[0][0] is not None
+
+    def holders(self) -> set[int]:
+        """The ids of the processes that hold a step now."""
+        rows = self.rows("SELECT DISTINCT holder FROM tickets WHERE holder IS NOT NULL")
+        return {int(row[0].split("-")[-2]) for row in rows}
+
+    def holding(self) -> Process:
+        """The dispatcher that holds the one running step."""
+        found = within(5, self.holders, "a step is held")
+        return next(one for one in self.dispatchers if one.alive and one.pid in found)
+
+
+async def execute(url: str, statement: str, *, script: bool = False) -> list[Any]:
+    """One statement of SQL and its rows, or a script of several."""
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    connection = await asyncpg.connect(plain, timeout=10)
+    try:
+        if script:
+            await connection.execute(statement)
+            return []
+        return list(await connection.fetch(statement))
+    finally:
+        await connection.close()
+
+
+def pool(stub: StubControl, to_stub: Line, seconds: float = 40) -> str:
+    """Five workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
+    workers = "".join(
+        f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
+        for name in WORKERS
+    )
+    openai_url, vllm_url = over(to_stub, stub)
+    return POOL.format(workers=workers, workers_url=openai_url, planner_url=vllm_url, seconds=seconds)
+
+
+def over(line: Line, stub: StubControl) -> tuple[str, str]:
+    """The stub's URLs, strict and lenient, over a line to it."""
+    there = f":{line.target}/"
+    return stub.openai_url.replace(there, f":{line.port}/"), stub.vllm_url.replace(there, f":{line.port}/")
+
+
+@contextmanager
+def scene(
+    folder: Path,
+    *,
+    gateways: int = 1,
+    dispatchers: int = 2,
+    lease: float = LEASE,
+    seconds: float = 40,
+    postgres: Sequence[str] = (),
+    program: Mapping[str, tuple[str, ...]] | None = None,
+    pools: Callable[[StubControl, Line], str] | None = None,
+    start: bool = True,
+    **settings: str,
+) -> Iterator[Scene]:
+    """A fresh installation with servers of its own.
+
+    `program` has further words for the launcher of each role; `pools` writes another pool file than the usual one.
+    """
+    with ExitStack() as stack:
+        stub = stack.enter_context(stub_process())
+        database = stack.enter_context(servers.postgres(settings=postgres))
+        redis = stack.enter_context(servers.redis())
+        lines = [stack.enter_context(line(port)) for port in (database.port, redis.port, _port(stub.url))]
+        orders = Orders(folder / "orders")
+        (folder / "pool.toml").write_text(pools(stub, lines[2]) if pools else pool(stub, lines[2], seconds))
+        environ = environment(
+            folder,
+            BATON_DATABASE_URL=lines[0].url(database.url),
+            BATON_REDIS_URL=redis.url.replace(f":{redis.port}", f":{lines[1].port}"),
+            BATON_POOL=str(folder / "pool.toml"),
+            BATON_BOOTSTRAP_KEY=KEY,
+            BATON_PEPPER="pepper" * 8,
+            BATON_LEASE_SECONDS=str(lease),
+            STUB_KEY=KEYS["openai"],
+            **settings,
+        )
+        made = Scene(folder, stub, database, redis, lines[0], lines[1], lines[2], orders, environ)
+        stack.callback(made.threads.shutdown, cancel_futures=True)
+        for verb, count, them in (("gateway", gateways, made.gateways), ("dispatcher", dispatchers, made.dispatchers)):
+            words = ("tests.faults.doomed", "--orders", str(orders.path), *(program or {}).get(verb, ()), "--")
+            them += [Process(verb, folder, environ, program=words) for _ in range(count)]
+        for process in made.processes:
+            stack.callback(process.kill)
+        if start:
+            migrated = command(folder, environ, "migrate")
+            assert migrated.returncode == 0, migrated.stderr
+            made.reset()
+        yield made
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+@contextmanager
+def caller(process: Process, **options: Any) -> Iterator[Caller]:
+    """A caller of that gateway, which retries nothing."""
+    with calling(process.url, **options) as made:
+        yield made
+
+
+@dataclass(slots=True)
+class Answered:
+    """What one call came to: an answer, or the status and code of the error that came instead of it."""
+
+    text: str = ""
+    document: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    code: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def run(self) -> str:
+        """The run's id, where the reply told it."""
+        return str(self.document.get("baton", {}).get("run") or self.headers.get("x-baton-run", ""))
+
+
+def ask(
+    process: Process, model: str, question: str = "Go on.", *, timeout: float = 60.0, streams: bool = False, **more: Any
+) -> Answered:
+    """One question to a gateway, whatever comes of it; status 0 means that the connection broke."""
+    began = time.monotonic()
+    with calling(process.url, timeout=timeout) as one:
+        try:
+            text, document = (one.streamed if streams else one.whole)(model, question, **more)
+            found = Answered(text, document)
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {}
+            code = str(body.get("code") or body.get("error", {}).get("code", ""))
+            found = Answered(status=error.status_code, code=code, headers=dict(error.response.headers))
+        except openai.APIConnectionError:
+            found = Answered(status=0, code="connection")
+        except openai.APIError as error:
+            found = Answered(status=200, code=str(error.code or "error"))
+        except httpx.HTTPError:
+            found = Answered(status=0, code="connection")
+    found.seconds = time.monotonic() - began
+    return found
+
+
+def probe(process: Process, path: str) -> int:
+    """The status of a probe; 0 while nobody answers."""
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{process.url}{path}", timeout=5, trust_env=False).status_code
+    return 0

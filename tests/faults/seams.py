@@ -1,0 +1,146 @@
+"""The seams of the service with a boundary at each of their verbs: what passes is told to a `Fate`, else unchanged.
+
+    append.before .after      one entry, around its commit; labels: each KIND and KIND@STEP, move=VERB, worker=NAME
+    take.after                tickets were taken; labels: step=N of each
+    ring.before .after        tickets are told to dispatchers; labels: step=N
+    done.before .after        a delivery is forgotten; labels: step=N
+    tell.before .after        live messages; labels: delta, committed, stop
+    stream.before             a provider is about to be called: nothing is sent yet; labels: worker=NAME
+    stream.headers            the reply's status line and headers are here; labels: worker=NAME
+    stream.read               the network gave a piece of the reply; labels: worker=NAME
+    stream.piece              pieces of the answer are about to be passed on; labels: worker=NAME
+    stream.last               the whole answer is here, and nobody has heard of its end
+
+A boundary inside an await is as exact as one process can make it: SIGKILL takes effect before the call returns.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.core.chat import Piece
+from app.core.journal import Kind
+from app.providers import http
+from app.providers.protocol import Deadlines, Provider, Request
+from app.stepqueue.protocol import Delta, Live, StepQueue, Stop, Ticket
+from app.store.protocol import Appended, Entry, Store
+from app.wiring import Pool
+from tests.faults.fate import Fate
+
+
+class DoomedStore:
+    """A store whose commits are boundaries."""
+
+    def __init__(self, store: Store, fate: Fate) -> None:
+        self._store, self._fate = store, fate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def append(self, entry: Entry) -> Appended:
+        labels = _labels(entry)
+        self._fate.pass_by("append.before", *labels)
+        appended = await self._store.append(entry)
+        self._fate.pass_by("append.after", *labels)
+        return appended
+
+
+def _labels(entry: Entry) -> set[str]:
+    labels: set[str] = {f"move={entry.move.verb}"} if entry.move else set()
+    for draft in entry.events:
+        kind, body = draft.kind.value, draft.body
+        labels |= {kind, f"{kind}@{body.get('n')}"}
+        if draft.kind is Kind.CALL_INTENDED:
+            labels.add(f"worker={body['worker']}")
+    return labels
+
+
+class DoomedQueue:
+    """A queue whose verbs are boundaries, and which can stutter: everything sent so many times, in another order."""
+
+    def __init__(self, queue: StepQueue, fate: Fate, copies: int) -> None:
+        self._queue, self._fate, self._copies = queue, fate, copies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._queue, name)
+
+    async def ring(self, tickets: Sequence[Ticket]) -> None:
+        self._fate.pass_by("ring.before", *_steps(tickets))
+        await self._queue.ring(self._stuttered(tickets))
+        self._fate.pass_by("ring.after", *_steps(tickets))
+
+    async def take(self, slots: int, wait: float) -> list[Ticket]:
+        found = await self._queue.take(slots, wait)
+        if found:
+            self._fate.pass_by("take.after", *_steps(found))
+        return found
+
+    async def done(self, tickets: Sequence[Ticket]) -> None:
+        self._fate.pass_by("done.before", *_steps(tickets))
+        await self._queue.done(tickets)
+        self._fate.pass_by("done.after", *_steps(tickets))
+
+    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+        labels = {"delta" if isinstance(m, Delta) else "stop" if isinstance(m, Stop) else "committed" for m in messages}
+        self._fate.pass_by("tell.before", *labels)
+        await self._queue.tell(address, self._stuttered(messages))
+        self._fate.pass_by("tell.after", *labels)
+
+    def _stuttered(self, sent: Sequence[Any]) -> list[Any]:
+        """As it is; or each thing so many times and, where there are several, the last one first."""
+        return list(reversed(sent)) * self._copies if self._copies > 1 else list(sent)
+
+
+def _steps(tickets: Sequence[Ticket]) -> set[str]:
+    return {f"step={ticket.step}" for ticket in tickets}
+
+
+@dataclass(frozen=True, slots=True)
+class DoomedProvider:
+    """A provider whose stream is full of boundaries."""
+
+    provider: Provider
+    fate: Fate
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        return self.provider.unsupported
+
+    def render(self, request: Request) -> bytes:
+        return self.provider.render(request)
+
+    async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        worker = f"worker={request.worker.name}"
+        self.fate.pass_by("stream.before", worker)
+        async for pieces in self.provider.stream(request, body, deadlines):
+            self.fate.pass_by("stream.piece", worker)
+            yield pieces
+        self.fate.pass_by("stream.last", worker)
+
+
+def doomed_pool(fate: Fate) -> type[Pool]:
+    """A `Pool` whose providers are doomed."""
+
+    class DoomedPool(Pool):
+        def provider(self, name: str) -> Provider:
+            return DoomedProvider(super().provider(name), fate)
+
+    return DoomedPool
+
+
+def doomed_call(fate: Fate) -> type[http.Call]:
+    """A provider's call on the wire, with boundaries where bytes come."""
+
+    class DoomedCall(http.Call):
+        async def __aenter__(self) -> "DoomedCall":
+            await super().__aenter__()
+            fate.pass_by("stream.headers", f"worker={self._who.split()[0]}")
+            return self
+
+        async def read(self, *, answered: bool = False) -> bytes:
+            data = await super().read(answered=answered)
+            if data:
+                fate.pass_by("stream.read", f"worker={self._who.split()[0]}")
+            return data
+
+    return DoomedCall

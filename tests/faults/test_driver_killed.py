@@ -1,0 +1,172 @@
+"""F-07 and F-08: whoever drives a run is killed: before it exists, while it is planned, answered and ended."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import httpx
+import openai
+import pytest
+
+from app.core.journal import TERMINAL, Kind
+from tests.faults.accounts import Account, account, accounts, settle
+from tests.faults.points import at, case
+from tests.faults.scene import CHAIN, LEASE, TREE, Scene, ask, caller, scene
+from tests.processes import asking, within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(120)
+ADOPTED = LEASE + 2
+"""Seconds after a kill within which somebody else drives the run."""
+PLANNED = {"baton": {"plan": CHAIN}}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("drivers")) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    return shared
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When the driver dies, and what the accounts show of it."""
+
+    name: str
+    order: str
+    planning: tuple[str, ...] = ()
+    """The outcomes of the planning calls, for a run that a model plans; empty: the caller gave the plan."""
+    received: int = 0
+    """How many of those reach the conductor."""
+    proposals: tuple[str, ...] = ("accepted",)
+
+
+GIVEN = (
+    Moment("after the admission, before headers", "append.after[run.admitted]"),
+    Moment("before the bell was rung", "ring.before"),
+    Moment("between two steps", "append.before[step.queued@3]"),
+    Moment("after the next step was queued", "append.after[step.queued@3]"),
+    Moment("before the end was committed", "append.before[run.succeeded]"),
+    Moment("after the end, before the reply", "append.after[run.succeeded]"),
+)
+AGAIN = ("rejected", "accepted")
+PLANS = (
+    Moment("after the plan was opened", "append.after[plan.opened]", ("ok",), 1, AGAIN),
+    Moment("before the planning call's intent", "append.before[call.intended,worker=planner]", ("ok",), 1, AGAIN),
+    Moment("before the planning call was sent", "stream.before[worker=planner]", ("unknown", "ok"), 1, AGAIN),
+    Moment("while the plan streamed", "stream.piece[worker=planner]:3", ("unknown", "ok"), 2, AGAIN),
+    Moment("after a step of the plan", "append.after[plan.step@1]", ("unknown", "ok"), 2, AGAIN),
+    Moment("with the plan received", "stream.last[worker=planner]", ("unknown", "ok"), 2, AGAIN),
+    Moment("before the plan was committed", "append.before[plan.accepted]", ("ok", "ok"), 2, AGAIN),
+    Moment("after the plan was committed", "append.after[plan.accepted]", ("ok",), 1),
+)
+
+
+def f07(moment: Moment) -> object:
+    return case(
+        moment,
+        family="F-07",
+        place=f"gateway killed {moment.name}",
+        expectation="the run finishes elsewhere; no step twice",
+        ci="reply" in moment.name or "headers" in moment.name,
+        name=moment.name,
+    )
+
+
+def f08(moment: Moment) -> object:
+    expectation = "planned once more, as a declared attempt" if len(moment.proposals) > 1 else "never planned again"
+    place = f"driver killed {moment.name}"
+    ci = "received" in moment.name or "committed" in moment.name
+    return case(moment, family="F-08", place=place, expectation=expectation, ci=ci, name=moment.name)
+
+
+@pytest.mark.parametrize("moment", [f07(moment) for moment in GIVEN])
+def test_a_run_outlives_its_gateway(
+    house: Scene, moment: Moment, record_property: Callable[[str, object], None]
+) -> None:
+    house.orders.lay(moment.order)
+    answered = ask(house.gateway, "baton-ultra", extra_body=PLANNED)
+    assert answered.status == 0, answered
+    run = finished(house, record_property)
+    assert run.outcomes() == [["ok"]] * 5
+    assert len(house.stub.requests()) == 5
+
+
+@pytest.mark.parametrize("moment", [f08(moment) for moment in PLANS])
+def test_a_plan_outlives_its_driver(
+    house: Scene, moment: Moment, record_property: Callable[[str, object], None]
+) -> None:
+    house.stub.always("planner", replace(TREE, gap=0.02))
+    house.orders.lay(moment.order)
+    answered = ask(house.gateway, "baton-ultra")
+    assert answered.status == 0, answered
+    run = finished(house, record_property)
+    assert tuple(run.planning()) == moment.planning
+    assert len(house.stub.requests("planner")) == moment.received
+    ends = (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)
+    assert tuple(event.kind.value[5:] for event in run.events if event.kind in ends) == moment.proposals
+    last = [step for step in run.bodies(Kind.PLAN_STEP) if step["proposal"] == len(moment.proposals) - 1]
+    assert run.outcomes()[-len(last) :] == [["ok"]] * 3
+
+
+@at("F-07", "gateway killed before the admission", "not accepted: no run, no call", ci=True)
+def test_what_was_not_admitted_never_was(house: Scene) -> None:
+    house.orders.lay("append.before[run.admitted]")
+    assert ask(house.gateway, "baton-ultra").status == 0
+    assert settle(house) == []
+    assert accounts(house.database) == []
+    assert house.stub.requests() == []
+
+
+@at("F-07", "gateway killed in the middle of a stream", "the run finishes; what was told is its beginning", ci=True)
+def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
+    house: Scene, record_property: Callable[[str, object], None]
+) -> None:
+    words = [f"word{n} " for n in range(40)]
+    house.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
+    heard = ""
+    with caller(house.gateway) as one, suppress(openai.APIError, httpx.HTTPError):
+        for chunk in one.client.chat.completions.create(model="baton-mini", messages=asking("Tell."), stream=True):  # type: ignore[call-overload]
+            heard += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            if heard.count(" ") >= 5 and house.gateway.alive:
+                house.gateway.kill()
+    assert 5 <= heard.count(" ") < 40
+    run = finished(house, record_property)
+    assert run.outcomes() == [["ok"]], "the dispatcher goes on with the call that it has begun"
+    house.mend()
+    with caller(house.gateway) as one:
+        answer = one.read(f"/v1/runs/{run.id}/steps/0")["output"]
+    assert answer == "".join(words)
+    assert answer.startswith(heard)
+
+
+@at("F-08", "driver killed, and its successor too", "a third one finishes; every attempt declared")
+def test_a_plan_outlives_two_drivers(house: Scene, record_property: Callable[[str, object], None]) -> None:
+    house.orders.lay("stream.last[worker=planner]")
+    assert ask(house.gateway, "baton-ultra").status == 0
+    house.orders.lay("append.before[plan.accepted]")
+    house.struck()
+    run = finished(house, record_property)
+    assert run.planning() == ["unknown", "ok", "ok"]
+    assert run.outcomes()[-3:] == [["ok"]] * 3
+
+
+def finished(house: Scene, record_property: Callable[[str, object], None]) -> Account:
+    """The run, once it has succeeded; how long it took until somebody wrote to its journal again."""
+    within(10, lambda: not house.gateway.alive, "the gateway is dead")
+    assert settle(house, 30) == []
+    run = account(house, house.latest())
+    assert run.row["state"] == "succeeded"
+    assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
+    if house.orders.taken:
+        killed = house.orders.taken[-1].at
+        later = [event.at - killed for event in run.events if event.at > killed]
+        if later:
+            record_property("measured", f"resumed after {later[0]:.1f} s")
+            assert later[0] < ADOPTED
+    return run

@@ -1,0 +1,166 @@
+"""F-14: Postgres is away for seconds or half a minute: nothing new begins, what was in flight is written later."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.faults.accounts import accounts, settle
+from tests.faults.line import Cut, Hole, Mode, Refuse
+from tests.faults.load import Flood, flood
+from tests.faults.points import at, case
+from tests.faults.scene import WORKERS, Scene, ask, probe, scene
+from tests.processes import KEY, asking, within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(300)
+CALLERS = 60
+BACK = 5.0
+"""Seconds after the database is back within which new runs are admitted."""
+NOTICED = 6.0
+"""Seconds within which a request is refused while it is away: connections time out first."""
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("postgres"), seconds=120) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    for name in WORKERS:
+        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.7))
+    return shared
+
+
+@contextmanager
+def restarted(house: Scene) -> Iterator[None]:
+    house.postgres.stop()
+    try:
+        yield
+    finally:
+        house.postgres.start()
+
+
+@contextmanager
+def crashed(house: Scene) -> Iterator[None]:
+    house.postgres.crash()
+    try:
+        yield
+    finally:
+        house.postgres.start()
+
+
+def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
+    return lambda house: house.to_postgres.being(mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What is done to Postgres, and for how many seconds."""
+
+    name: str
+    breaks: Callable[[Scene], AbstractContextManager[None]]
+    seconds: float
+    ci: bool = False
+
+
+OUTAGES = (
+    Outage("stopped for 9 s", restarted, 9, ci=True),
+    Outage("stopped for 30 s", restarted, 30),
+    Outage("killed for 9 s", crashed, 9),
+    Outage("behind a black hole for 9 s", line_is(Hole()), 9, ci=True),
+    Outage("behind a black hole for 30 s", line_is(Hole()), 30),
+    Outage("refused for 10 s", line_is(Refuse()), 10),
+)
+
+
+def away(outage: Outage) -> object:
+    expectation = "503, never 401; no new call; outcomes written later; 0 runs lost"
+    place = f"Postgres {outage.name}, {CALLERS} runs in flight"
+    return case(outage, family="F-14", place=place, expectation=expectation, ci=outage.ci, name=outage.name)
+
+
+@pytest.mark.parametrize("outage", [away(outage) for outage in OUTAGES])
+def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
+    house: Scene, outage: Outage, record_property: Record
+) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        with outage.breaks(house):
+            began = time.monotonic()
+            time.sleep(NOTICED)
+            stranger(house)
+            called = len(house.stub.requests())
+            time.sleep(max(0.0, outage.seconds - (time.monotonic() - began)))
+            assert len(house.stub.requests()) == called, "no worker was called meanwhile"
+            assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
+        mended = time.monotonic()
+        within(20, lambda: ask(house.gateway, "baton-mini", timeout=20).status == 200, "it admits again")
+        recovered = time.monotonic() - mended
+    assert settle(house, 30) == []
+    refused_politely(load)
+    ours = accounts(house.database)
+    record_property(
+        "measured",
+        f"{len(ours)} runs; {load.statuses[503]} refused; back after {recovered:.1f} s, all within the limit",
+    )
+    assert {one.row["state"] for one in ours} == {"succeeded"}
+    assert recovered < BACK + 3 * 0.7, "a run takes three times as long as its workers think"
+
+
+def stranger(house: Scene) -> None:
+    """Keys cannot be looked up: that is our fault and never the caller's."""
+    for key in (KEY, KEY.replace("0", "9")):
+        reply = httpx.post(
+            f"{house.gateway.url}/v1/chat/completions",
+            json={"model": "baton-mini", "messages": asking("Hello?")},
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=20,
+            trust_env=False,
+        )
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
+        assert int(reply.headers["retry-after"]) >= 1
+
+
+def refused_politely(load: Flood) -> None:
+    """Every answer is one, or a 503 that says when to come back, and which names no run unless there is one."""
+    assert set(load.statuses) <= {200, 503}, load.statuses
+    for answer in load.answers:
+        assert answer.status == 200 or int(answer.headers["retry-after"]) >= 1
+
+
+@at("F-14", "Postgres resets connections in the middle of answers", "0 runs lost, no call unaccounted for", ci=True)
+def test_connections_that_break_now_and_then_are_replaced(house: Scene, record_property: Record) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        for _ in range(6):
+            with house.to_postgres.being(Cut(after=20_000)):
+                time.sleep(0.2)
+            time.sleep(0.5)
+    assert house.to_postgres.cuts > 0
+    assert settle(house, 30) == []
+    refused_politely(load)
+    record_property("measured", f"{house.to_postgres.cuts} cuts, {dict(load.statuses)}")
+    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+
+
+@at("F-14", "Postgres goes away while one call is in flight", "its outcome is written later, no second call", ci=True)
+def test_an_outcome_waits_for_the_database(house: Scene) -> None:
+    house.stub.always("alpha", Reply(first_delay=3.0))
+    answer = house.aside(ask, house.gateway, "baton-mini")
+    house.asked("alpha")
+    with restarted(house):
+        time.sleep(5)
+    answered = answer.result(40)
+    assert answered.status in (200, 503), answered
+    assert settle(house, 30) == []
+    (run,) = accounts(house.database)
+    assert (run.row["state"], run.outcomes()) == ("succeeded", [["ok"]])
+    assert len(house.stub.requests("alpha")) == 1

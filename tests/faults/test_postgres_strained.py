@@ -1,0 +1,180 @@
+"""F-15, F-16 and F-19: Postgres comes late, has no connection left, is slow, or refuses a transaction now and then."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+
+import asyncpg
+import httpx
+import openai
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.faults.accounts import accounts, settle
+from tests.faults.line import Delay, Mode, Slow
+from tests.faults.load import flood
+from tests.faults.points import at, case
+from tests.faults.scene import WORKERS, Scene, ask, caller, probe, scene
+from tests.processes import command, within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(240)
+CALLERS = 30
+Record = Callable[[str, object], None]
+TROUBLE = """
+CREATE SEQUENCE trouble;
+CREATE FUNCTION trouble() RETURNS trigger AS $$
+BEGIN
+  IF nextval('trouble') % {every} = 0 THEN RAISE EXCEPTION 'made up' USING ERRCODE = '{state}'; END IF;
+  RETURN NEW;
+END $$ LANGUAGE plpgsql;
+CREATE TRIGGER trouble BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION trouble();
+"""
+NO_TROUBLE = "DROP TRIGGER trouble ON events; DROP FUNCTION trouble(); DROP SEQUENCE trouble"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    # The service's three processes take ten each at most.
+    with scene(tmp_path_factory.mktemp("strained"), seconds=120, postgres=["max_connections=44"]) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    for name in WORKERS:
+        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
+    return shared
+
+
+@contextmanager
+def trouble(house: Scene, state: str, every: int) -> Iterator[None]:
+    """Each n-th event that is inserted makes its transaction fail, whatever else is in it."""
+    house.script(TROUBLE.format(state=state, every=every))
+    try:
+        yield
+    finally:
+        house.script(NO_TROUBLE)
+
+
+def refused(state: str, meaning: str, *, ci: bool) -> object:
+    place = f"Postgres ends transactions with {state}, {meaning}"
+    return case(state, family="F-19", place=place, expectation="tried again, nothing dropped", ci=ci, name=state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        refused("40P01", "deadlock", ci=True),
+        refused("40001", "serialization failure", ci=False),
+        refused("57P01", "administrator's command", ci=False),
+    ],
+)
+def test_a_transaction_that_is_refused_is_tried_again(house: Scene, state: str, record_property: Record) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(20, lambda: house.open_runs() > 5, "the runs are in flight")
+        with trouble(house, state, 25):
+            time.sleep(5)
+            struck = int(house.rows("SELECT last_value FROM trouble")[0][0]) // 25
+    assert settle(house, 30) == []
+    record_property("measured", f"{struck} transactions refused, {dict(load.statuses)}")
+    assert struck >= 5
+    assert load.statuses == {200: load.asked}
+    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+
+
+def strained(mode: Mode, place: str) -> object:
+    return case(mode, family="F-19", place=place, expectation="slower, nothing dropped", name=place)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        strained(Delay(0.3), "Postgres answers 0.3 s late"),
+        strained(Slow(40_960), "Postgres at 40 KiB/s for each connection"),
+        strained(Delay(2.5), "Postgres answers 2.5 s late"),
+    ],
+)
+def test_a_slow_database_slows_and_drops_nothing(house: Scene, mode: Mode, record_property: Record) -> None:
+    with flood(house.gateways, 5) as load:
+        within(20, lambda: house.open_runs() > 2, "the runs are in flight")
+        with house.to_postgres.being(mode):
+            time.sleep(8)
+    assert settle(house, 30) == []
+    record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
+    assert set(load.statuses) <= {200, 503}
+    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+
+
+@at("F-19", "Postgres locks the runs' table for 5 s", "it waits or is refused, nothing dropped")
+def test_a_lock_on_the_runs_is_outlived(house: Scene, record_property: Record) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(20, lambda: house.open_runs() > 5, "the runs are in flight")
+        house.script("BEGIN; LOCK TABLE runs IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(5); COMMIT")
+    assert settle(house, 30) == []
+    record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
+    assert set(load.statuses) <= {200, 503}
+    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+
+
+@at("F-16", "Postgres has no connection left", "503 within seconds; those in flight end; all well when some are free")
+def test_no_connection_left(house: Scene, record_property: Record) -> None:
+    asyncio.run(exhausted(house, record_property))
+    assert ask(house.gateway, "baton-mini").status == 200
+    assert settle(house, 30) == []
+
+
+async def exhausted(house: Scene, record_property: Record) -> None:
+    """Take every connection there is, once the service's own were closed under it."""
+    url = make_url(house.database).set(drivername="postgresql")
+    async with AsyncExitStack() as stack:
+        house.to_postgres.reset()
+        taken = 0
+        until = time.monotonic() + 4
+        while time.monotonic() < until:  # also those that the service opens, and loses again, meanwhile
+            with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+                opened = await asyncpg.connect(url.render_as_string(hide_password=False), timeout=2)
+                stack.push_async_callback(opened.close)
+                taken += 1
+                continue
+            house.to_postgres.reset()
+            await asyncio.sleep(0.05)
+        answer = await asyncio.to_thread(ask, house.gateway, "baton-mini")
+        record_property("measured", f"{taken} connections taken; 503 after {answer.seconds:.1f} s")
+        assert (answer.status, answer.code) == (503, "store_unavailable")
+        assert answer.seconds < 8
+        assert await asyncio.to_thread(probe, house.gateway, "/healthz") == 200
+        assert await asyncio.to_thread(probe, house.gateway, "/readyz") == 503
+    within(15, house.gateway.ready, "it is ready again")
+
+
+@at("F-15", "Postgres is down at boot, and without a schema at first", "ready without a restart", ci=True)
+def test_a_database_that_comes_late(tmp_path: Path) -> None:
+    with scene(tmp_path, dispatchers=1, start=False) as house:
+        house.postgres.stop()
+        for process in house.processes:
+            process.start(wait=False)
+        for process in house.processes:
+            process.wait_until_there()
+        assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
+        early = ask(house.gateway, "baton-mini", timeout=20)
+        assert (early.status, early.code) == (503, "store_unavailable")
+        house.postgres.start()
+        assert probe(house.gateway, "/readyz") == 503, "it has no schema yet"
+        migrated = command(tmp_path, house.environ, "migrate")
+        assert migrated.returncode == 0, migrated.stderr
+        within(20, house.gateway.ready, "it is ready")
+        within(10, lambda: known(house), "its first key is there")
+        assert ask(house.gateway, "baton-mini").text
+        assert settle(house) == []
+
+
+def known(house: Scene) -> bool:
+    """Whether our key is accepted yet."""
+    with caller(house.gateway) as one, suppress(httpx.HTTPError, openai.APIError):
+        one.client.models.list()
+        return True
+    return False

@@ -1,0 +1,150 @@
+"""F-09 to F-12: Redis restarts, forgets, fails over, freezes; with a hundred runs in flight none is lost."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+import pytest
+from redis import Redis
+
+from tests import servers
+from tests.faults.accounts import accounts, settle
+from tests.faults.line import Cut, Delay, Hole, Mode, Refuse, Slow
+from tests.faults.load import flood
+from tests.faults.points import case
+from tests.faults.scene import WORKERS, Scene, scene
+from tests.processes import within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(240)
+CALLERS = 100
+RECOVERED = 15.0
+"""Seconds after the end of the fault within which every run that was caught in it has ended."""
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("redis"), seconds=120) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    for name in WORKERS:
+        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.5))
+    return shared
+
+
+@contextmanager
+def restarted(house: Scene) -> Iterator[None]:
+    house.redis.stop()
+    try:
+        yield
+    finally:
+        house.redis.start()
+
+
+@contextmanager
+def flushed(house: Scene) -> Iterator[None]:
+    """Again and again, so that it strikes between any two steps."""
+    with Redis.from_url(house.redis.url) as redis:
+        for _ in range(10):
+            redis.flushall()
+            time.sleep(0.2)
+        yield
+
+
+@contextmanager
+def crashed(house: Scene) -> Iterator[None]:
+    house.redis.crash()
+    house.redis.start()
+    yield
+
+
+@contextmanager
+def failed_over(house: Scene, *, lag: bool) -> Iterator[None]:
+    """The primary dies; a replica that has missed the last seconds, or an empty one, answers in its place."""
+    with servers.redis() as other, Redis.from_url(other.url) as replica:
+        if lag:
+            replica.replicaof("127.0.0.1", house.redis.port)
+            within(10, lambda: replica.info("replication")["master_link_status"] == "up", "the replica follows")
+            replica.replicaof("NO", "ONE")
+            time.sleep(1.0)
+        house.redis.crash()
+        house.to_redis.aim(other.port)
+        yield
+        house.to_redis.aim(house.redis.port)
+        house.redis.start()
+
+
+def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
+    return lambda house: house.to_redis.being(mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What is done to Redis, and for how many seconds."""
+
+    name: str
+    breaks: Callable[[Scene], AbstractContextManager[None]]
+    seconds: float
+    family: str
+    ci: bool = False
+
+
+OUTAGES = (
+    Outage("restarted, away for 3 s", restarted, 3, "F-09", ci=True),
+    Outage("restarted, away for 10 s", restarted, 10, "F-09"),
+    Outage("emptied ten times", flushed, 0, "F-10", ci=True),
+    Outage("killed, back with an empty disk", crashed, 0, "F-10"),
+    Outage("failed over to a lagging replica", partial(failed_over, lag=True), 3, "F-11", ci=True),
+    Outage("failed over to an empty server", partial(failed_over, lag=False), 3, "F-11"),
+    Outage("frozen for 6 s", lambda house: house.redis.frozen(), 6, "F-12", ci=True),
+    Outage("frozen for 60 s", lambda house: house.redis.frozen(), 60, "F-12"),
+    Outage("behind a black hole for 6 s", line_is(Hole()), 6, "F-12"),
+    Outage("behind a black hole for 60 s", line_is(Hole()), 60, "F-12"),
+    Outage("refused for 10 s", line_is(Refuse()), 10, "F-09"),
+    Outage("reset in the middle of its replies", line_is(Cut(after=700)), 5, "F-12"),
+    Outage("late by 0.3 s", line_is(Delay(0.3)), 5, "F-12"),
+    Outage("slow, 4 KiB/s", line_is(Slow(4096)), 5, "F-12"),
+)
+
+
+def broken(outage: Outage) -> object:
+    place = f"Redis {outage.name}, {CALLERS} runs in flight"
+    return case(outage, family=outage.family, place=place, expectation="0 runs lost", ci=outage.ci, name=outage.name)
+
+
+@pytest.mark.parametrize("outage", [broken(outage) for outage in OUTAGES])
+def test_no_run_is_lost(house: Scene, outage: Outage, record_property: Record) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        with outage.breaks(house):
+            slowest_probe = probed(house, outage.seconds)
+        mended = time.time()
+    assert settle(house, RECOVERED) == []
+    ours = accounts(house.database)
+    took = max(one.row["ended_at"] for one in ours) - mended
+    record_property("measured", f"{len(ours)} runs, slowest {load.slowest:.1f} s, last end {took:.1f} s after")
+    assert load.statuses == {200: load.asked}
+    assert len(ours) == load.asked
+    assert {one.row["state"] for one in ours} == {"succeeded"}
+    assert took < RECOVERED
+    assert slowest_probe < 5
+
+
+def probed(house: Scene, seconds: float) -> float:
+    """The slowest answer of the probes while it lasts: they live, and they are ready, if degraded."""
+    until, slowest = time.monotonic() + seconds, 0.0
+    while time.monotonic() < until:
+        for path in ("/healthz", "/readyz"):
+            began = time.monotonic()
+            assert httpx.get(f"{house.gateway.url}{path}", timeout=20, trust_env=False).status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.5)
+    return slowest
