@@ -1,0 +1,298 @@
+"""Graders: what an answer is worth, decided by rules alone. Pure, deterministic, and with bounded work on any text.
+
+A grader is written as data, in a task set or for `baton grade`:
+
+    {"kind": "exact", "expected": ["Paris", "the city of Paris"], "case": false}
+    {"kind": "numeric", "expected": "42", "tolerance": "0.01", "relative": "0"}
+    {"kind": "choice", "expected": "B", "options": ["London", "Paris"]}
+    {"kind": "regex", "pattern": "(?i)^yes\\b"}
+    {"kind": "schema", "schema": {"type": "object", "required": ["x"]}}
+
+An answer that argues before it concludes is read at its conclusion: the last `\\boxed{...}`, the last `#### ...`, or
+what follows the last "the answer is" or "answer:". Nothing that an answer says can make a grader raise.
+"""
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Protocol
+
+from app.core.chat import Form
+from app.core.form import faults, schema_fault
+
+VERSION = "grading-1"
+"""Names these rules with every grade; a change of what they count as right is another version."""
+MOST_CHARS = 200_000
+"""Of an answer, from its end: no grader looks further."""
+ALTERNATIVES = 100
+"""Most answers that an exact grader takes for right, and most options of a choice."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+_QUOTES = "*`\"' \u201c\u201d\u2018\u2019"
+_BOXED = "\\boxed{"
+_HASHES = re.compile(r"^#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
+_SAID = re.compile(r"\banswer(?: is\b\s{0,3}:?|\s?[:=])[*\s]{0,4}", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3}){1,12}|\d{1,40})(?:\.\d{1,40})?(?:[eE][-+]?\d{1,3})?(?:\s?/\s?\d{1,40})?"
+)
+_LETTER = re.compile(r"(?<![\w'])([A-Za-z])(?![\w'])")
+_MARKED = re.compile(r"(?:\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:[Oo]ption|[Cc]hoice)\s([A-Z])\b|^\s{0,8}([A-Z])[).:])", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What an answer is worth, from 0 (wrong) to 1 (right), and in a few words why. The words hold nothing of it."""
+
+    score: float
+    reason: str
+
+
+class Grader(Protocol):
+    """A rule."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in a task set."""
+        ...
+
+    def grade(self, answer: str) -> Grade:
+        """The grade of an answer; never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The answer, or its conclusion, is one of these; spaces, quotes and the last full stop do not count."""
+
+    expected: tuple[str, ...]
+    case: bool = False
+    """Whether upper and lower case differ."""
+    kind: str = field(default="exact", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 for a match."""
+        wanted = {self._plain(one) for one in self.expected}
+        text = answer[-MOST_CHARS:]
+        return _grade(self._plain(text) in wanted or self._plain(conclusion(text) or text) in wanted)
+
+    def _plain(self, text: str) -> str:
+        words = " ".join(unicodedata.normalize("NFC", text).split())
+        words = words.strip(_QUOTES).removesuffix(".").strip(_QUOTES)
+        return words if self.case else words.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class Numeric:
+    """The number that the answer concludes with is within the tolerance of the expected one.
+
+    That is the number behind the conclusion's last `=`, or its first one; without a conclusion, the answer's last.
+    """
+
+    expected: Fraction
+    tolerance: Fraction = Fraction(0)
+    """How far off it may be at most."""
+    relative: Fraction = Fraction(0)
+    """The same as a share of the expected number; the larger of the two counts."""
+    kind: str = field(default="numeric", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 for a number that is near enough."""
+        found = number_in(answer)
+        if found is None:
+            return Grade(0.0, "no number")
+        return _grade(abs(found - self.expected) <= max(self.tolerance, self.relative * abs(self.expected)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The letter that the answer chooses, or the text of the option that it stands for."""
+
+    expected: str
+    """One capital letter."""
+    options: tuple[str, ...] = ()
+    """What the letters from A on stand for; empty where only the letter is looked at."""
+    kind: str = field(default="choice", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 for the right letter."""
+        chosen = self._chosen(answer[-MOST_CHARS:])
+        return Grade(0.0, "no choice") if chosen is None else _grade(chosen == self.expected)
+
+    def _chosen(self, answer: str) -> str | None:
+        told = conclusion(answer)
+        letters = LETTERS[: len(self.options)] if self.options else LETTERS
+        for text in (told, answer.strip()) if told is not None else (answer.strip(),):
+            for place, option in enumerate(self.options):
+                if Exact((option,)).grade(text).score:
+                    return LETTERS[place]
+            if len(alone := text.strip("*`()[].: \n")) == 1 and alone.upper() in letters:
+                return alone.upper()
+        marked = [next(filter(None, found.groups())) for found in _MARKED.finditer(told or answer)]
+        if told is not None and not marked:
+            marked = [found.upper() for found in _LETTER.findall(told)][:1]
+        marked = [letter for letter in marked if letter in letters]
+        return marked[0 if told is not None else -1] if marked else None
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Some part of the answer matches the pattern. A pattern that needs too many steps does not match."""
+
+    pattern: str
+    kind: str = field(default="regex", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 for a match."""
+        # The schema validator's engine bounds its backtracking; Python's own does not.
+        form = Form({"type": "object", "properties": {"text": {"type": "string", "pattern": self.pattern}}})
+        return _grade(not faults(form, _as_json(answer[-MOST_CHARS:])))
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The answer is JSON, alone or in one code fence, and validates against a JSON schema."""
+
+    schema: Mapping[str, Any]
+    kind: str = field(default="schema", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 for an answer that validates."""
+        if len(answer) > MOST_CHARS:
+            return Grade(0.0, "too long")
+        fenced = re.fullmatch(r"\s*```(?:json)?[ \t]*\n(.*?)\n?```\s*", answer, re.DOTALL)
+        return _grade(not faults(Form(self.schema), fenced.group(1) if fenced else answer))
+
+
+def grader(spec: object) -> Grader:
+    """The grader that a specification stands for. Raises ValueError, which says what to correct."""
+    if not isinstance(spec, Mapping) or spec.get("kind") not in FIELDS:
+        raise ValueError(f"a grader must be an object whose kind is one of {', '.join(FIELDS)}")
+    kind = spec["kind"]
+    if unknown := sorted(str(name) for name in set(spec) - FIELDS[kind] - {"kind"}):
+        raise ValueError(f"a {kind} grader has no field {unknown[0][:40]}; it has {', '.join(sorted(FIELDS[kind]))}")
+    return _MAKERS[kind](spec)
+
+
+def conclusion(answer: str) -> str | None:
+    """What an answer says that it comes to; None if it does not say so."""
+    text = answer[-MOST_CHARS:]
+    if (boxed := _boxed(text)) is not None:
+        return boxed
+    if hashes := _HASHES.findall(text):
+        return str(hashes[-1]).strip()
+    ends = [found.end() for found in _SAID.finditer(text)]
+    told = text[ends[-1] :].partition("\n")[0].strip() if ends else ""
+    return told or None
+
+
+def number_in(answer: str) -> Fraction | None:
+    """The number that an answer concludes with, exactly; None if there is none."""
+    text = answer[-MOST_CHARS:].replace("\u2212", "-")
+    told = conclusion(text)
+    if told is not None and "=" in told:
+        told = told.rpartition("=")[2]
+    found = _NUMBER.findall(told) if told is not None else []
+    if found:
+        return _fraction(found[0])
+    found = _NUMBER.findall(text)
+    return _fraction(found[-1]) if found else None
+
+
+def _boxed(text: str) -> str | None:
+    """What the last box holds; its braces may nest."""
+    start = text.rfind(_BOXED)
+    depth, begin = 1, start + len(_BOXED)
+    for at in range(begin, len(text) if start >= 0 else begin):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[begin:at]
+    return None
+
+
+def _fraction(text: str) -> Fraction | None:
+    over, _, under = text.replace(",", "").replace(" ", "").partition("/")
+    if under and not int(under):
+        return None
+    return Fraction(over) / (int(under) if under else 1)
+
+
+def _grade(right: bool) -> Grade:
+    return Grade(1.0, "right") if right else Grade(0.0, "wrong")
+
+
+def _as_json(text: str) -> str:
+    escaped = "".join(char if char not in '"\\' and char >= " " else f"\\u{ord(char):04x}" for char in text)
+    return f'{{"text": "{escaped}"}}'
+
+
+# -- from data
+
+
+def _exact(spec: Mapping[str, Any]) -> Grader:
+    given = spec.get("expected")
+    expected = [given] if isinstance(given, str) else given
+    if not isinstance(expected, list) or not 0 < len(expected) <= ALTERNATIVES or not _texts(expected):
+        raise ValueError(f"an exact grader needs expected: a text, or a list of at most {ALTERNATIVES} of them")
+    if not isinstance(spec.get("case", False), bool):
+        raise ValueError("case of an exact grader must be true or false")
+    return Exact(tuple(expected), spec.get("case", False))
+
+
+def _numeric(spec: Mapping[str, Any]) -> Grader:
+    figures = {name: _figure(spec[name]) for name in ("expected", "tolerance", "relative") if name in spec}
+    if "expected" not in figures or any(figure is None for figure in figures.values()):
+        raise ValueError("a numeric grader needs expected, a number; tolerance and relative are numbers too")
+    if any(figures[name] < 0 for name in figures if name != "expected"):  # type: ignore[operator]
+        raise ValueError("tolerance and relative of a numeric grader must not be negative")
+    return Numeric(**figures)  # type: ignore[arg-type]
+
+
+def _figure(value: object) -> Fraction | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    text = str(value).strip()
+    return _fraction(text) if _NUMBER.fullmatch(text) else None
+
+
+def _choice(spec: Mapping[str, Any]) -> Grader:
+    options = spec.get("options", [])
+    if not isinstance(options, list) or not _texts(options) or len(options) > len(LETTERS):
+        raise ValueError(f"options of a choice grader must be a list of at most {len(LETTERS)} texts")
+    expected = spec.get("expected")
+    letters = LETTERS[: len(options)] if options else LETTERS
+    if not isinstance(expected, str) or len(expected) != 1 or expected.upper() not in letters:
+        raise ValueError(f"expected of a choice grader must be one letter from A to {letters[-1]}")
+    return Choice(expected.upper(), tuple(options))
+
+
+def _regex(spec: Mapping[str, Any]) -> Grader:
+    pattern = spec.get("pattern")
+    if not isinstance(pattern, str) or not pattern or schema_fault({"type": "string", "pattern": pattern}):
+        raise ValueError("a regex grader needs pattern: a regular expression as JSON Schema knows them")
+    return Regex(pattern)
+
+
+def _schema(spec: Mapping[str, Any]) -> Grader:
+    schema = spec.get("schema")
+    if not isinstance(schema, Mapping):
+        raise ValueError("a schema grader needs schema: a JSON schema as an object")
+    if fault := schema_fault(schema):
+        raise ValueError(f"the schema of a schema grader cannot be used: {fault}")
+    return Schema(dict(schema))
+
+
+def _texts(value: list[object]) -> bool:
+    return all(isinstance(one, str) and one for one in value)
+
+
+FIELDS: Mapping[str, frozenset[str]] = {
+    "exact": frozenset({"expected", "case"}),
+    "numeric": frozenset({"expected", "tolerance", "relative"}),
+    "choice": frozenset({"expected", "options"}),
+    "regex": frozenset({"pattern"}),
+    "schema": frozenset({"schema"}),
+}
+"""The kinds of graders, and the fields of each."""
+_MAKERS = {"exact": _exact, "numeric": _numeric, "choice": _choice, "regex": _regex, "schema": _schema}
