@@ -78,10 +78,11 @@ class WireMessage(Wire):
     refusal: str | None = None
     tool_calls: CallsOfTurn | None = None
     tool_call_id: CallId | None = None
-    # Of replies that are sent back as they came.
+    # Of replies that are sent back as they came; `parsed` is what the official clients' helpers have read in them.
     annotations: Annotated[list[Any], Field(max_length=512)] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None
 
 
 class StreamOptions(Wire):

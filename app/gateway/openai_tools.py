@@ -63,18 +63,20 @@ class AllowedTools(Wire):
 
 
 class Called(Wire):
-    """What is called, with JSON text as it was written."""
+    """What is called, with JSON text as it was written; the official clients' helpers add what they have read in it."""
 
     name: FunctionName
     arguments: str
+    parsed_arguments: Any = None
 
 
 class Call(Wire):
-    """A call in an assistant's message."""
+    """A call in an assistant's message. Who put it together from a stream may leave the `index` in it."""
 
     id: CallId
     type: Literal["function"]
     function: Called
+    index: int | None = None
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)]

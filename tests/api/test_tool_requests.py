@@ -56,15 +56,17 @@ async def test_tools_and_choices(gateway: House, key: str, fields: dict[str, Any
 async def test_a_conversation_with_calls_and_results(gateway: House, key: str) -> None:
     """Messages of the official client come back with everything that it puts into them."""
     calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{"}} for id_ in "ab"]
-    extras = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    extras = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "parsed": {"a": 1}}
+    function = {"name": "look", "arguments": "{}", "parsed_arguments": {}}
+    helped = {"id": "c", "type": "function", "index": 0, "function": function}
     picture = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     messages = [
         {"role": "user", "content": "Look twice."},
         {"role": "assistant", "content": None, "tool_calls": calls, **extras},
         {"role": "tool", "tool_call_id": "b", "content": "B"},
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "A"}, picture], "name": "look"},
-        {"role": "assistant", "content": "Again.", "tool_calls": calls[:1]},
-        {"role": "tool", "tool_call_id": "a", "content": ""},
+        {"role": "assistant", "content": "Again.", "tool_calls": [helped]},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
         {"role": "user", "content": "And?"},
     ]
     task = (await ordered(gateway, key, messages=messages)).task
@@ -73,8 +75,8 @@ async def test_a_conversation_with_calls_and_results(gateway: House, key: str) -
     assert task.messages[2] == Message("tool", (Text("B"),), call_id="b")
     seen = (Text("A"), Image("https://example.org/a.png"))
     assert task.messages[3] == Message("tool", seen, name="look", call_id="a")
-    assert task.messages[4] == Message("assistant", (Text("Again."),), calls=asked[:1])
-    assert task.messages[5] == Message("tool", (Text(""),), call_id="a")
+    assert task.messages[4] == Message("assistant", (Text("Again."),), calls=(ToolCall("c", "look", "{}"),))
+    assert task.messages[5] == Message("tool", (Text(""),), call_id="c")
     assert task.needs_tools
 
 
