@@ -29,7 +29,7 @@ CHAIN: Final = {
 def pool(stub: StubControl) -> str:
     """Three workers and a planner, each under its own name, so that each can be told apart and made to misbehave."""
     workers = "".join(
-        f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\n'
+        f'[workers.{name}]\nprovider = "stub"\nmodel = "{name}"\nprice = {{ input = 1, output = 2 }}\ntools = true\n'
         for name in WORKERS
     )
     return f"""

@@ -6,6 +6,7 @@ real ones refuse, and assert on the exact bytes. `server.py` is the entry; `scri
 
 from .record import Received
 from .script import (
+    Agent,
     Behaviour,
     Drop,
     DuplicateFinish,
@@ -30,6 +31,7 @@ from .server import KEYS, ProviderStub
 
 __all__ = [
     "KEYS",
+    "Agent",
     "Behaviour",
     "Drop",
     "DuplicateFinish",

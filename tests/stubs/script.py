@@ -1,7 +1,8 @@
 """The vocabulary of the stub: what a provider may do, as data, and the queue of each model.
 
 A behaviour is a `Reply` (with at most one fault in its stream), a `Fail` (an HTTP error in the provider's shape), or
-one of `Hang`, `Drop`, `Raw`, `Echo`. All of them survive JSON, so that a test can script a stub in another process.
+one of `Hang`, `Drop`, `Raw`, `Echo`, `Agent`. All of them survive JSON, so that a test can script a stub in another
+process.
 """
 
 from __future__ import annotations
@@ -192,7 +193,34 @@ class Echo:
         return Reply(chunks=tuple(part for part in (self.canary, seen) if part))
 
 
-Behaviour = Reply | Fail | Hang | Drop | Raw | Echo
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A worker in a loop of tools: each result says what to call next, and the answer is a word of each, in order.
+
+    A result is JSON: `word`, and `then`, the calls that follow (name and arguments; none: the answer does). So the
+    answer is right only if every result came, and in its place. Without tools on offer it says its part of the work.
+    """
+
+    first: ToolCall
+    delay: float = 0.0
+    """Seconds before it says anything."""
+
+    def reply(self, received: Received) -> Reply:
+        """What follows from the conversation in the request."""
+        body = received.json
+        if not body.get("tools"):
+            return Reply(chunks=("My part.",), first_delay=self.delay)
+        came = [json.loads(message["content"]) for message in body["messages"] if message["role"] == "tool"]
+        calls = (self.first,)
+        if came:
+            calls = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in came[-1]["then"])
+        if calls:
+            return Reply(chunks=(), tool_calls=calls, finish="tool", first_delay=self.delay)
+        words = (f"{one['word']} " for one in came)
+        return Reply(chunks=tuple(words), first_delay=self.delay)
+
+
+Behaviour = Reply | Fail | Hang | Drop | Raw | Echo | Agent
 Choice = Behaviour | Callable[[Received], Behaviour]
 
 _KINDS: dict[str, type[Any]] = {
@@ -215,6 +243,7 @@ _KINDS: dict[str, type[Any]] = {
         Drop,
         Raw,
         Echo,
+        Agent,
     )
 }
 
@@ -278,6 +307,6 @@ class Script:
                 break
         chosen: Behaviour = act(received) if callable(act) else act
         received.behaviour = type(chosen).__name__
-        if isinstance(chosen, Echo):
+        if isinstance(chosen, Echo | Agent):
             return chosen.reply(received)
         return chosen

@@ -1,0 +1,218 @@
+"""A coding agent's loop of tools over real processes that are killed, and told to stop, in the middle of it.
+
+The agent is a user's program over the official client: it does what the calls say with its files, and sends a turn
+again where the connection broke. One gateway and one dispatcher: when both are gone, nothing of the run is in memory
+anywhere.
+"""
+
+import asyncio
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from sqlalchemy.engine import make_url
+
+from tests.integration.installation import WORKERS, House, execute, settings
+from tests.processes import Caller, calling, command, running, within
+from tests.stubs import Agent, ToolCall, plan_reply
+from tests.stubs.control import stub_process
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+
+TURNS = 20
+TWICE = 5
+"""The turn that calls two tools at once."""
+KILLED, STOPPED = 8, 14
+"""The turns in which both processes get SIGKILL, and SIGTERM."""
+THINKING = 0.5
+"""Seconds that the worker takes for those."""
+PLAN = plan_reply((0, "Find out what there is.", ["user"]), (1, "Do it with the tools.", ["user", 0]))
+NAMES = ("read_file", "list_files", "search")
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}},
+                "required": ["path"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        },
+    }
+    for name in NAMES
+]
+
+
+def call(turn: int) -> ToolCall:
+    """What is called in a turn."""
+    return ToolCall(NAMES[turn % len(NAMES)], json.dumps({"path": f"src/part_{turn:02}.py"}))
+
+
+def word(name: str, path: str) -> str:
+    """What a file has to say; nobody guesses it."""
+    return hashlib.sha256(f"{name} {path}".encode()).hexdigest()[:12]
+
+
+def trail() -> dict[tuple[str, str], str]:
+    """What each call finds. A result names the calls of the next turn, so that one is lost without the one before."""
+    found = {}
+    for turn in range(TURNS):
+        following = [call(turn + 1)] if turn + 1 < TURNS else []
+        following = [ToolCall("search", '{"path": "src/aside.py"}'), *following] if turn + 1 == TWICE else following
+        then = [{"name": one.name, "arguments": json.loads(one.arguments)} for one in following]
+        name, path = call(turn).name, json.loads(call(turn).arguments)["path"]
+        found[name, path] = json.dumps({"word": word(name, path), "then": then})
+    found["search", "src/aside.py"] = json.dumps({"word": word("search", "src/aside.py"), "then": []})
+    return found
+
+
+def answer() -> str:
+    """All words in the order in which they were asked for."""
+    words = [word(call(turn).name, json.loads(call(turn).arguments)["path"]) for turn in range(TURNS)]
+    words.insert(TWICE, word("search", "src/aside.py"))
+    return "".join(f"{one} " for one in words)
+
+
+@dataclass
+class Coder:
+    """The agent. Turns of even number are streamed."""
+
+    caller: Caller
+    files: dict[tuple[str, str], str] = field(default_factory=trail)
+    messages: list[Any] = field(default_factory=lambda: [{"role": "user", "content": "What do the files say?"}])
+    runs: set[str] = field(default_factory=set)
+    ids: list[str] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    """Turns whose connection broke, or that found nobody there, once for each try."""
+
+    def turn(self, number: int) -> str | None:
+        """Ask, and do what is wanted; the answer where nothing is."""
+        message = within(20, lambda: self._ask(number), f"turn {number} is answered")
+        self.messages.append(message)  # the client's own object, as its users do
+        for one in message.tool_calls or ():
+            self.ids.append(one.id)
+            result = self.files[one.function.name, json.loads(one.function.arguments)["path"]]
+            self.messages.append({"role": "tool", "tool_call_id": one.id, "content": result})
+        return None if message.tool_calls else message.content
+
+    def _ask(self, number: int) -> Any:
+        """The next message; None where the connection broke, or nobody is there yet."""
+        asked: Any = {"model": "baton-ultra", "messages": self.messages, "tools": TOOLS}
+        completions = self.caller.client.chat.completions
+        try:
+            if number % 2 == 0:
+                with completions.stream(**asked) as stream:
+                    reply: Any = stream.get_final_completion()
+            else:
+                reply = completions.create(**asked)
+        except (openai.APIConnectionError, httpx.TransportError):
+            self.broken.append(number)
+            return None
+        self.runs.add(reply.id.removeprefix("chatcmpl-").partition("-")[0])
+        return reply.choices[0].message
+
+
+@pytest.fixture
+def database(postgres_server_url: str) -> Iterator[str]:
+    """A database of this test's own; a fixture of pytest-asyncio would want an event loop."""
+    name = f"baton_test_{uuid.uuid4().hex}"
+    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
+    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
+    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+@pytest.fixture
+def house(tmp_path: Path, database: str, redis_server_url: str) -> Iterator[House]:
+    with ExitStack() as stack:
+        stub = stack.enter_context(stub_process())
+        environ = settings(tmp_path, stub, database, redis_server_url)
+        assert command(tmp_path, environ, "migrate").returncode == 0
+        gateway, dispatcher = (
+            stack.enter_context(running(verb, tmp_path, environ, wait=False)) for verb in ("gateway", "dispatcher")
+        )
+        made = House(stub, database, redis_server_url, gateway, [dispatcher])
+        there(made)
+        stub.always("planner", PLAN)
+        for name in WORKERS:
+            stub.always(name, Agent(first=call(0)))
+        yield made
+
+
+def there(house: House) -> None:
+    """Wait until both processes are, and ready."""
+    for process in (house.gateway, *house.dispatchers):
+        process.wait_until_there()
+    within(20, house.gateway.ready)
+
+
+def restart(house: House, kills: bool) -> None:
+    """End both processes at once, and start them again."""
+    both = (house.gateway, *house.dispatchers)
+    for process in both:
+        process.kill() if kills else process.tell_to_stop()
+    for process in both:
+        assert process.ended() == 0
+    for process in both:
+        process.start(wait=False)
+    there(house)
+
+
+def asked(house: House, worker: str) -> list[dict[str, Any]]:
+    """What a worker was sent, in its tool loop only."""
+    bodies = [json.loads(record["body"]) for record in house.stub.requests(worker)]
+    return [body for body in bodies if body.get("tools")]
+
+
+def loop(house: House, coder: Coder, aside: ThreadPoolExecutor) -> str:
+    """All turns, with the two restarts; the worker that called the tools."""
+    assert coder.turn(0) is None
+    (worker,) = [name for name in WORKERS if asked(house, name)]
+    for number in range(1, TURNS):
+        if number not in (KILLED, STOPPED):
+            assert coder.turn(number) is None
+            continue
+        calls = len(asked(house, worker))
+        house.stub.script(worker, Agent(first=call(0), delay=THINKING))
+        said = aside.submit(coder.turn, number)
+        within(10, lambda calls=calls: len(asked(house, worker)) > calls, "the worker is asked")
+        restart(house, kills=number == KILLED)
+        assert said.result() is None
+    return worker
+
+
+def test_a_loop_of_twenty_turns_outlives_every_process(house: House) -> None:
+    """One run, one plan, one step and its one worker; only the call that was killed is made again."""
+    with ThreadPoolExecutor(1) as aside, calling(house.gateway.url) as caller:
+        coder = Coder(caller)
+        worker = loop(house, coder, aside)
+        assert coder.turn(TURNS) == answer()
+        (name,) = coder.runs
+        run, kinds = caller.run(name), [event["kind"] for event in caller.events(name)]
+    assert KILLED in coder.broken
+    assert STOPPED not in coder.broken, "who is told to stop answers first"
+    assert len(coder.ids) == len(set(coder.ids)) == TURNS + 1
+    assert (run["state"], run["degraded"], len(run["turns"])) == ("succeeded", False, TURNS + 1)
+    assert (kinds.count("plan.opened"), kinds.count("run.resumed")) == (1, TURNS)
+    first, second = run["steps"]
+    assert (first["worker"] != worker, len(first["attempts"]), first["exchanges"]) == (True, 1, [])
+    assert [one["turn"] for one in second["exchanges"]] == list(range(TURNS))
+    assert {one["worker"] for one in (*second["exchanges"], *second["attempts"])} == {second["worker"]} == {worker}
+    outcomes = ["ok"] * (TURNS + 1)
+    outcomes.insert(KILLED, "unknown")
+    assert [one["outcome"] for one in second["attempts"]] == outcomes
+    assert [one["id"] for exchange in second["exchanges"] for one in exchange["calls"]] == coder.ids
+    assert sum(len(asked(house, name)) for name in WORKERS) == len(outcomes)
+    audit = command(house.gateway.folder, house.gateway.environ, "audit", "check", "--json")
+    assert (audit.returncode, json.loads(audit.stdout)["violations"]) == (0, []), audit.stdout
