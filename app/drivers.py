@@ -124,9 +124,10 @@ class Drivers:
         try:
             await self._means.pin(catalog)
             await self._admit(driver, order, admitted, salt, (address(salt, body), body), now)
-            self._drive(driver)
+            self._drive_unless_relieved(driver)
         except BaseException:
-            del self._drivers[name]
+            if self._drivers.get(name) is driver:
+                del self._drivers[name]
             raise
         return Driven(name, line, driver.state)
 
@@ -158,8 +159,10 @@ class Drivers:
         try:
             await self._means.pin(self._means.catalog())
             await self._commit_turn(driver, order, found)
-            self._drive(driver)
+            self._drive_unless_relieved(driver)
         except BaseException:
+            if self._drivers.get(run) is not driver:
+                raise
             if stale is not None and run in self._tasks:
                 self._drivers[run] = stale
             else:
@@ -293,6 +296,11 @@ class Drivers:
 
     # -- driving
 
+    def _drive_unless_relieved(self, driver: Driver) -> None:
+        """If word of its commit took longer than its lease, our own sweep has a new driver for it, and its callers."""
+        if self._drivers.get(driver.state.run) is driver:
+            self._drive(driver)
+
     def _drive(self, driver: Driver) -> None:
         """Begin to drive; not if the run is one of ours that we let lapse and have just taken over from ourselves: its
         old driver must be gone first, and the next sweep finds the run again."""
@@ -408,7 +416,8 @@ class Drivers:
         if stale is None:
             return self._followers.relieve(run)
         audience, stale.audience = stale.audience, Audience(run)
-        self._tasks[run].cancel()
+        if run in self._tasks:  # else its commit has yet to be answered: see `_drive_unless_relieved`
+            self._tasks[run].cancel()
         return audience
 
 

@@ -4,7 +4,7 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from app.core.journal import Draft, Kind
 from app.drivers import Drivers
 from app.errors import StoreUnavailable
 from app.orphans import is_newer
-from app.store.protocol import Entry, Ledger, RunRow
+from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, pool_text
@@ -58,6 +58,13 @@ def gauge(opened: House) -> float:
 async def until_reported(opened: House) -> None:
     async with asyncio.timeout(5):
         while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
+
+
+async def until_relieved(opened: House, run: str) -> None:
+    """Until the driver that admitted a run is not its driver any more."""
+    async with asyncio.timeout(20):
+        while (now := opened.drivers.known(run)) is not None and now.epoch == 1:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.02)
 
 
@@ -130,6 +137,31 @@ async def test_a_process_takes_nothing_over_from_itself(
             await asyncio.sleep(3 * LEASE)
         assert (await finish(driven)).ended.error is None
         assert (await opened.means.store.run(driven.run)).epoch == 1
+
+
+async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is_heard_and_driven_on(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = SqlStore.append
+
+    async def nothing(*_: object) -> Mapping[str, int]:
+        return {}
+
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+
+        async def late(store: SqlStore, entry: Entry) -> Appended:
+            appended = await append(store, entry)
+            if entry.new is not None:  # committed, and its lease lapses before this process hears of it
+                await until_relieved(opened, entry.run)
+                monkeypatch.undo()
+            return appended
+
+        monkeypatch.setattr(SqlStore, "append", late)
+        monkeypatch.setattr(SqlStore, "renew", nothing)
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(driven)).ended.error is None
+        assert (await opened.means.store.run(driven.run)).epoch == 2
+        assert len(opened.drivers) == 0
 
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
