@@ -114,9 +114,11 @@ def landed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
     """Whether a transaction whose COMMIT went unanswered was committed; None if it left nothing to know it by.
 
     Waits for the row lock, so that a server that is still busy committing has decided by the time we look. One event
-    stands for all, because the transaction was atomic.
+    stands for all, because the transaction was atomic; it is one of a run that existed before, if there is one, since
+    the row of a new run has no lock that anybody else could see.
     """
-    event = next((event for outcome in outcomes if isinstance(outcome, Appended) for event in outcome.events), None)
+    firsts = [outcome.events[0] for outcome in outcomes if isinstance(outcome, Appended) and outcome.events]
+    event = max(firsts, key=attrgetter("seq"), default=None)
     if event is None:
         return None
     conn.execute(select(RUNS.c.id).where(RUNS.c.id == event.run).with_for_update())

@@ -16,10 +16,10 @@ from typing import cast
 
 from sqlalchemy import Connection
 
-from app.errors import StoreUnavailable
+from app.errors import Conflict, StoreUnavailable
 from app.store.commit import Outcome, Packed, commit, landed
 from app.store.engines import AWAY, Fault, Runner
-from app.store.protocol import Appended
+from app.store.protocol import UNDECIDED, Appended
 from app.store.statements import Statements
 from app.store.vigil import Vigil
 
@@ -34,6 +34,8 @@ BATCH_BYTES = 8 * 2**20
 TRIES = 6
 DECIDE_SECONDS = 10.0
 """How long to go on asking whether a transaction was committed whose COMMIT went unanswered."""
+
+UNKNOWN = "The database went away while this was written, so it is not known whether it was; try again shortly."
 
 
 @dataclass(slots=True)
@@ -128,19 +130,24 @@ class Lane:
                 waiting.future.set_exception(outcome)
 
     async def _commit(self, batch: list[Packed]) -> list[Outcome]:
-        """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written."""
+        """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written, or, where its
+        reason is `undecided`, if that could not be found out."""
         work: Callable[[Connection], list[Outcome]] = partial(commit, statements=self._statements, batch=batch)
+        unanswered: list[Outcome] = []
         for attempt in range(TRIES):
             try:
-                return await self._runner.write(work)
+                outcomes = await self._runner.write(work)
+                return unanswered if _came_late(unanswered, outcomes) else outcomes
             except Fault as fault:
                 if fault.reason == "refused" and len(batch) > 1:
                     return await self._one_by_one(batch)
                 if fault.reason == "undecided":
-                    outcomes = cast(list[Outcome], fault.result)
-                    if await self._landed(outcomes, fault):
-                        return outcomes
+                    unanswered = cast(list[Outcome], fault.result)
+                    if await self._landed(unanswered, fault):
+                        return unanswered
                 elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
+                    if unanswered:  # which may still have come late
+                        raise Fault("undecided", unanswered) from fault
                     raise
             except Exception:  # the driver could not even encode a value
                 if len(batch) == 1:
@@ -175,9 +182,24 @@ class Lane:
         raise fault
 
 
+def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
+    """Whether the attempt that went unanswered was committed after we had looked for it in vain.
+
+    That can only be one that made nothing but new runs (see `landed`), and their ids are nobody else's.
+    """
+    pairs = zip(unanswered, outcomes, strict=False)
+    return any(isinstance(was, Appended) and _exists_already(now) for was, now in pairs)
+
+
+def _exists_already(outcome: Outcome) -> bool:
+    return isinstance(outcome, Conflict) and outcome.public_code == Conflict.code
+
+
 def _unavailable(error: Exception) -> StoreUnavailable:
     if not isinstance(error, Fault):
         logger.error("an entry could not be written", exc_info=error)
     unavailable = StoreUnavailable(retry_after=1.0)
+    if isinstance(error, Fault) and error.reason == "undecided":
+        unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED, retry_after=1.0)
     unavailable.__cause__ = error
     return unavailable

@@ -15,8 +15,9 @@ writer's fence under the run's row lock, and refuses the whole entry if it does 
   are to be carried out once, one is;
 * `hold` is refused with `RunOverBudget` if spent + held + asked would pass a cap (D7).
 
-Database faults become `StoreUnavailable`, after which nothing of the entry was written, or, when the connection died
-during COMMIT, the store has looked the entry up again before it answers. Every wait inside is bounded.
+Database faults become `StoreUnavailable`, after which nothing of the entry was written. When the connection dies during
+COMMIT the store looks the entry up before it answers; if the database does not come back for that within ten seconds,
+the code is `UNDECIDED`, and the entry may have been written. Every wait inside is bounded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +120,8 @@ class Projection:
 
 TAKEN = "idempotency_key_in_use"
 """The code of the `Conflict` that refuses a claim."""
+UNDECIDED = "store_undecided"
+"""The code of the `StoreUnavailable` after which an entry may have been written all the same."""
 MOVED = "run_has_moved_on"
 """The code of the `Conflict` that refuses an entry whose writer has not heard of the latest events."""
 

@@ -15,15 +15,17 @@ from sqlalchemy.engine import make_url
 
 from app.core.journal import Draft, Kind
 from app.errors import Conflict, StoreUnavailable
-from app.store import engines
+from app.store import engines, lanes
 from app.store.migrate import migrate
-from app.store.protocol import Appended, Entry, Ledger, NewRun, RunQuery
+from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 NEW = NewRun("tenant", "key", "mini", "baton-mini", b"salt", "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
-Mood = Literal["open", "shut", "cut before commit", "cut after commit"]
+Mood = Literal["open", "shut", "cut before commit", "cut after commit", "cut, and commit late"]
+LATE = 0.7
+"""Seconds for which a COMMIT is under way whose connection has been cut."""
 
 
 @dataclass(slots=True)
@@ -56,11 +58,15 @@ class Proxy:
             await self._thawed.wait()
             if self.mood.startswith("cut") and b"COMMIT;" in data:
                 self.cuts += 1
-                if self.mood == "cut after commit":
+                mood, self.mood = self.mood, "open"
+                if mood == "cut, and commit late":
+                    for other in others:
+                        other.transport.abort()
+                    await asyncio.sleep(LATE)
+                if mood != "cut before commit":
                     writer.write(data)
                     await writer.drain()
                     await asyncio.sleep(0.1)  # Postgres commits; its answer goes nowhere
-                self.mood = "open"
                 for other in others:
                     other.transport.abort()
                 break
@@ -191,6 +197,38 @@ async def test_a_commit_without_an_answer_is_looked_up(proxy: Proxy, postgres_ur
         async with open_store(postgres_url) as direct:
             assert [event.seq for event in (await direct.journal("run")).events] == [1, 2, 3]
             assert len((await direct.journal("other")).events) == 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres_url: str, known: bool) -> None:
+    """F-18: the connection breaks, and the server goes on committing while we look for what it has committed."""
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        proxy.mood = "cut, and commit late"
+        entries = [admitted("other"), *([note("run")] if known else [])]
+        answers = await asyncio.gather(*map(store.append, entries))
+        assert proxy.cuts == 1
+        assert [[event.seq for event in answer.events] for answer in answers] == [[1], [2]][: len(entries)]
+        async with open_store(postgres_url) as direct:
+            assert len((await direct.journal("other")).events) == 1
+            assert len((await direct.journal("run")).events) == 1 + known
+
+
+@pytest.mark.parametrize("mood", ["cut before commit", "cut after commit"])
+async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
+    proxy: Proxy, postgres_url: str, mood: Mood, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.4)
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        proxy.mood = mood
+        entry = asyncio.create_task(store.append(admitted("other")))
+        while not proxy.cuts:  # noqa: ASYNC110 - the proxy has no event for it
+            await asyncio.sleep(0.005)
+        proxy.shut()
+        with pytest.raises(StoreUnavailable) as refused:
+            await entry
+        assert (refused.value.public_code, "not known" in refused.value.message) == (UNDECIDED, True)
 
 
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
