@@ -43,6 +43,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.content import address
 from app.store.protocol import Entry, Lease, Ledger, NewRun, Outbox
 from app.telemetry import SPAN_RUN
+from app.undecided import Undecided
 
 WATCH = 0.25
 """Seconds between two looks for journals that have moved, while nobody can tell of it."""
@@ -65,6 +66,7 @@ class Drivers:
         self._followers = Followers(means, home=home, bound=bound)
         self._group: asyncio.TaskGroup | None = None
         self._orphans = Orphans(means, home=home, drive=self._drive, audience=self._audience)
+        self._undecided = Undecided(means)
         self._sweep_now = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -93,8 +95,8 @@ class Drivers:
         """Admit and drive a run, or drive the next turn of the one whose tool calls the conversation's end answers.
 
         Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
-        `StoreUnavailable`: then nothing was started. When it returns, `run.admitted` (or `run.resumed`) is committed
-        and the run will reach exactly one terminal state.
+        `StoreUnavailable`: then nothing was started. `RunUndecided`: nobody knows; see `undecided.py`. When it returns,
+        `run.admitted` (or `run.resumed`) is committed and the run will reach exactly one terminal state.
         """
         if self._group is None or len(self._drivers) >= self._bound:
             raise Overloaded(retry_after=1.0)
@@ -123,7 +125,8 @@ class Drivers:
         self._drivers[name] = driver  # from now on it hears: a dispatcher may be done before `_admit` returns
         try:
             await self._means.pin(catalog)
-            await self._admit(driver, order, admitted, salt, (address(salt, body), body), now)
+            with self._undecided.told(name, driver.state.turn):
+                await self._admit(driver, order, admitted, salt, (address(salt, body), body), now)
             self._drive_unless_relieved(driver)
         except BaseException:
             if self._drivers.get(name) is driver:
@@ -158,7 +161,8 @@ class Drivers:
         self._drivers[run] = driver  # from now on it hears, as in `_begin`
         try:
             await self._means.pin(self._means.catalog())
-            await self._commit_turn(driver, order, found)
+            with self._undecided.told(run):
+                await self._commit_turn(driver, order, found)
             self._drive_unless_relieved(driver)
         except BaseException:
             if self._drivers.get(run) is not driver:
@@ -406,6 +410,7 @@ class Drivers:
             self._sweep_now.clear()
             try:
                 await self._renew()  # a process that stood still must not take over what it drives itself
+                await self._undecided.call_off()
                 await self._orphans.sweep(self._bound - len(self._drivers))
             except BatonError as error:
                 self._means.telemetry.log(logging.WARNING, "sweep failed", error=error.public_code)

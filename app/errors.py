@@ -10,7 +10,8 @@
     ├ WorkerError      blame the worker      WorkerTimeout 504 · WorkerUnavailable · WorkerRateLimited · WorkerRefused
     │                                        WorkerMalformed · WorkerTruncated · WorkerMisconfigured 502
     ├ RunEnded         a terminal state      RunCancelled 499 · RunExpired 504 · RunOverBudget 429 · RunFailed 502
-    └ OursError        blame us, never 401   StoreUnavailable 503 · QueueUnavailable 503 · LeaseLost (stays inside)
+    └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
+                                             LeaseLost (stays inside)
 
 The class fixes HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. A class's
 docstring is its default message: it says what to do next. Messages reach callers, so nothing of a caller's input, of a
@@ -251,6 +252,21 @@ class StoreUnavailable(OursError):
     """The journal cannot be written right now, so nothing was started; try again shortly."""
 
     code = "store_unavailable"
+
+
+class RunUndecided(StoreUnavailable):
+    """It is not known whether the run was written: the database went away before it said so, and did not come back."""
+
+    code = "store_undecided"
+
+    def __init__(self, run: str) -> None:
+        """`run` is the id under which it is found, should it exist."""
+        self.run = run
+        message = (
+            f"The database went away while run {run} was written, so it is not known whether it was. Ask "
+            f"GET /v1/runs/{run} in a while; a request with an Idempotency-Key can simply be sent again."
+        )
+        super().__init__(message, retry_after=1.0)
 
 
 class QueueUnavailable(OursError):

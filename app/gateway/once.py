@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from app.core import position
 from app.core.position import Position
-from app.errors import Conflict, InvalidRequest, PlanRejected
+from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway import fault
 from app.gateway.admission import Admission, Permit
 from app.gateway.auth import Caller
@@ -147,6 +147,10 @@ class OnceOnly:
         except PlanRejected as error:
             permit.release()
             raise fault.of_plan(error) from None
+        except RunUndecided as error:
+            permit.release()
+            headers.append((b"x-baton-run", error.run.encode()))
+            raise
         except BaseException:
             permit.release()
             raise
