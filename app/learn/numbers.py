@@ -1,0 +1,148 @@
+"""Tasks about numbers and equations: how they are drawn, and how they are worked out from their text."""
+
+import math
+import re
+from collections.abc import Mapping
+from random import Random
+
+NUMBER = r"\d{1,5}"
+LINE = re.compile(r"(\d+)x \+ (\d+) = (\d+)")
+BRACKET = re.compile(r"(\d+)\(x \+ (\d+)\) = (\d+)x \+ (\d+)")
+TWO = re.compile(r"(\d+)x \+ (\d+)y = (\d+) and (\d+)x \+ (\d+)y = (\d+)")
+STEP = re.compile(r"multiply it by (\d+)|add (\d+)|subtract (\d+)")
+
+Slots = Mapping[str, str]
+Worked = tuple[str, str, int]
+"""The answer, a slip, the level."""
+
+
+def draw_sum(random: Random, level: int) -> Slots:
+    """Few small numbers, or many larger ones."""
+    terms = ((2, 3), (4, 5), (6, 7))[level]
+    most = (99, 99, 999)[level]
+    count = random.randint(*terms)
+    signs = [random.choice("++-*" if place < 2 else "+-") for place in range(count - 1)]
+    parts = [str(random.randint(2, most))]
+    for sign in signs:
+        parts += [sign, str(random.randint(2, most))]
+    return {"e": " ".join(parts)}
+
+
+def sum_of(slots: Slots) -> Worked:
+    """Products before sums."""
+    parts = slots["e"].split()
+    signs = parts[1::2]
+    level = 0 if len(signs) <= 2 else 1 if len(signs) <= 4 else 2
+    total, term, sign = 0, int(parts[0]), 1
+    for operator, number in zip(signs, parts[2::2], strict=True):
+        if operator == "*":
+            term *= int(number)
+            continue
+        total, term, sign = total + sign * term, int(number), 1 if operator == "+" else -1
+    total += sign * term
+    return str(total), str(total + 10), level
+
+
+def draw_pair(random: Random, level: int) -> Slots:
+    """Two numbers of one, three or five digits, with a common factor."""
+    low, high = ((10, 99), (200, 999), (20_000, 99_999))[level]
+    factor = random.randint(2, 9)
+    first, second = (random.randint(-(-low // factor), high // factor) * factor for _ in range(2))
+    return {"a": str(max(first, second)), "b": str(min(first, second))}
+
+
+def _digits(slots: Slots) -> int:
+    digits = max(len(slots["a"]), len(slots["b"]))
+    return 0 if digits <= 2 else 1 if digits <= 3 else 2
+
+
+def divisor(slots: Slots) -> Worked:
+    """The greatest common divisor."""
+    found = math.gcd(int(slots["a"]), int(slots["b"]))
+    return str(found), str(found + 1), _digits(slots)
+
+
+def remainder(slots: Slots) -> Worked:
+    """What is left over; ValueError for a division by nothing."""
+    if not int(slots["b"]):
+        raise ValueError
+    found = int(slots["a"]) % int(slots["b"])
+    return str(found), str(found + 1), _digits(slots)
+
+
+def draw_equation(random: Random, level: int) -> Slots:
+    """One line, a bracket, or two unknowns; x is a whole number."""
+    a, b, x, y = (random.randint(2, 9) for _ in range(4))
+    if level == 0:
+        return {"q": f"{a}x + {b} = {a * x + b}"}
+    if level == 1:
+        a += 9
+        c = random.randint(2, 8)
+        return {"q": f"{a}(x + {b}) = {c}x + {(a - c) * x + a * b}"}
+    times = random.randint(1, 3)
+    d, e = times * b + 1, times * a
+    return {"q": f"{a}x + {b}y = {a * x + b * y} and {e}x + {d}y = {e * x + d * y}"}
+
+
+def equation(slots: Slots) -> Worked:
+    """The whole number x; ValueError where there is none."""
+    text = slots["q"]
+    if match := LINE.fullmatch(text):
+        a, b, c = map(int, match.groups())
+        return _whole(c - b, a, 0)
+    if match := BRACKET.fullmatch(text):
+        a, b, c, d = map(int, match.groups())
+        return _whole(d - a * b, a - c, 1)
+    if match := TWO.fullmatch(text):
+        a, b, c, d, e, f = map(int, match.groups())
+        return _whole(c * e - b * f, a * e - b * d, 2)
+    raise ValueError
+
+
+def _whole(above: int, below: int, level: int) -> Worked:
+    if not below or above % below:
+        raise ValueError
+    found = above // below
+    return str(found), str(found - 1), level
+
+
+def draw_chain(random: Random, level: int) -> Slots:
+    """One or two changes, or up to five, of an unknown number."""
+    value = random.randint(2, 20)
+    steps = []
+    for _ in range(random.randint(*((1, 2), (3, 3), (4, 5))[level])):
+        by = random.randint(2, 9)
+        verb = random.choice(("multiply it by", "add", "subtract"))
+        value = value * by if verb[0] == "m" else value + by if verb == "add" else value - by
+        steps.append(f"{verb} {by}")
+    return {"s": ", ".join(steps), "c": str(value)}
+
+
+def chain(slots: Slots) -> Worked:
+    """Back from the result; ValueError where that leads to no whole number."""
+    value, steps = int(slots["c"]), slots["s"].split(", ")
+    for step in reversed(steps):
+        match = STEP.fullmatch(step)
+        if match is None:
+            raise ValueError
+        by, more, less = (int(group) if group else 0 for group in match.groups())
+        if match.group(1) and (not by or value % by):
+            raise ValueError
+        value = value // by if match.group(1) else value - more + less
+    return str(value), str(value + 2), 0 if len(steps) <= 2 else 1 if len(steps) == 3 else 2
+
+
+def draw_neighbours(random: Random, level: int) -> Slots:
+    """Three, five or nine whole numbers in a row."""
+    count, start = (3, 5, 9)[level], random.randint(2, 60)
+    return {"n": str(count), "t": str(count * start + count * (count - 1) // 2)}
+
+
+def neighbours(slots: Slots) -> Worked:
+    """The smallest; ValueError where there is none."""
+    count, total = int(slots["n"]), int(slots["t"])
+    rest = total - count * (count - 1) // 2
+    if count < 2 or rest % count:
+        raise ValueError
+    found = rest // count
+    return str(found), str(found + 1), 0 if count <= 3 else 1 if count <= 5 else 2

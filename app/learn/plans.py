@@ -1,0 +1,172 @@
+"""Plans as a small conductor writes them: worker, role and access list of each step, one token each.
+
+The tokens of a plan, joined, are its text in the form that `core/plan.py` reads: a model that emits them speaks the
+published grammar. `legal` is that grammar: after any prefix, exactly the tokens with which some valid plan goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from app.core.workflow import Access, Step, Workflow
+
+STEPS = 4
+"""The step limit of the rehearsal worlds."""
+SLOTS = 6
+"""The most workers of a pool."""
+SUBTASKS: Mapping[str, str] = {
+    "plan": "Write a plan for the task. Do not solve it.",
+    "solve": "Solve the task at once. Give the final answer.",
+    "reason": "Solve the task step by step, by the plan if there is one. Give the final answer.",
+    "check": "Check the last answer against the task, correct it if it is wrong, and give the final answer.",
+    "combine": "Weigh the answers against each other and give one final answer.",
+}
+ROLES = tuple(SUBTASKS)
+START = '{"steps": ['
+NEXT, END = ", ", "]}"
+
+
+class PlanStep(NamedTuple):
+    """A step: the worker's place in the pool, a role, whether it sees the question, which earlier steps it sees."""
+
+    worker: int
+    role: str
+    user: bool = True
+    sees: tuple[int, ...] = ()
+
+
+Plan = tuple[PlanStep, ...]
+
+
+@cache
+def vocabulary() -> tuple[str, ...]:
+    """Every token of a plan, as text."""
+    workers = [f'{{"worker": {ordinal}, ' for ordinal in range(SLOTS)]
+    roles = [f'"subtask": "{words}", ' for words in SUBTASKS.values()]
+    return (START, NEXT, END, *workers, *roles, *(_access_text(user, sees) for user, sees in accesses()))
+
+
+@cache
+def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
+    """Every access list, those that hold no later step first: the last step's choices are all of them."""
+    lists = []
+    for bits in range(1, 1 << STEPS):
+        lists.append((bool(bits & 1), tuple(n for n in range(STEPS - 1) if bits >> n + 1 & 1)))
+    return tuple(lists)
+
+
+def _access_text(user: bool, sees: Sequence[int]) -> str:
+    entries = [*(['"user"'] if user else []), *map(str, sees)]
+    return f'"access": [{", ".join(entries)}]}}'
+
+
+FIRST_WORKER = 3
+FIRST_ROLE = FIRST_WORKER + SLOTS
+FIRST_ACCESS = FIRST_ROLE + len(ROLES)
+TOKENS = FIRST_ACCESS + (1 << STEPS) - 1
+LONGEST = 1 + 4 * STEPS
+"""Tokens of the longest plan."""
+
+
+def legal(place: int, workers: int) -> tuple[int, int] | tuple[int, ...]:
+    """The tokens that may stand at this place of a plan over so many workers, however it began.
+
+    Place 0 is the start; then four tokens for each step: worker, role, access list, and what comes after.
+    """
+    if place == 0:
+        return (0,)
+    step, part = divmod(place - 1, 4)
+    if part == 0:
+        return tuple(range(FIRST_WORKER, FIRST_WORKER + workers))
+    if part == 1:
+        return tuple(range(FIRST_ROLE, FIRST_ROLE + len(ROLES)))
+    if part == 2:
+        return tuple(range(FIRST_ACCESS, FIRST_ACCESS + (1 << step + 1) - 1))
+    return (1, 2) if step + 1 < STEPS else (2,)
+
+
+def to_tokens(plan: Plan) -> list[int]:
+    """A plan's tokens."""
+    tokens = [0]
+    for step in plan:
+        access = accesses().index((step.user, step.sees))
+        tokens += [FIRST_WORKER + step.worker, FIRST_ROLE + ROLES.index(step.role), FIRST_ACCESS + access, 1]
+    return [*tokens[:-1], 2]
+
+
+def from_tokens(tokens: Sequence[int]) -> Plan:
+    """The plan of these tokens, up to the end token; ValueError if they are none."""
+    if not tokens or tokens[0] != 0:
+        raise ValueError("a plan begins with its start")
+    steps: list[PlanStep] = []
+    for place in range(1, len(tokens), 4):
+        entry = list(tokens[place : place + 4])
+        if len(entry) < 4 or any(one not in legal(place + n, SLOTS) for n, one in enumerate(entry)):
+            raise ValueError(f"no step begins at token {place}")
+        user, sees = accesses()[entry[2] - FIRST_ACCESS]
+        steps.append(PlanStep(entry[0] - FIRST_WORKER, ROLES[entry[1] - FIRST_ROLE], user, sees))
+        if entry[3] == 2:
+            return tuple(steps)
+    raise ValueError("the plan has no end")
+
+
+def to_text(tokens: Sequence[int]) -> str:
+    """What a conductor with these tokens has written."""
+    return "".join(vocabulary()[token] for token in tokens)
+
+
+def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
+    """The plan as the executor knows it, over workers of these names."""
+    last = len(plan) - 1
+    return Workflow(
+        tuple(
+            Step(names[step.worker], SUBTASKS[step.role], Access(step.user, step.sees), answers=place == last)
+            for place, step in enumerate(plan)
+        )
+    )
+
+
+def kinds(plan: Plan) -> list[str]:
+    """What each step yields: `plan`, `answer`, or `nothing` where it lacks the question or something to work on:
+    an answer to check, two to combine."""
+    found: list[str] = []
+    for step in plan:
+        answers = sum(found[n] == "answer" for n in step.sees)
+        if not step.user or answers < {"check": 1, "combine": 2}.get(step.role, 0):
+            found.append("nothing")
+        else:
+            found.append("plan" if step.role == "plan" else "answer")
+    return found
+
+
+def needs(plan: Plan, place: int, yields: Sequence[str]) -> tuple[int, ...]:
+    """The earlier steps that a step works on: the last plan, the last answer, or all answers, by its role."""
+    step = plan[place]
+    if yields[place] == "nothing" or step.role == "plan":
+        return ()
+    wanted = "plan" if step.role in ("solve", "reason") else "answer"
+    found = tuple(n for n in step.sees if yields[n] == wanted)
+    return found if step.role == "combine" else found[-1:]
+
+
+def hands(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) -> frozenset[int]:
+    """The steps that have had a hand in the answer of step `place`, itself included; plans are not answers."""
+    earlier = (hands(used, yields, n) for n in used[place] if yields[n] == "answer")
+    return frozenset({place}).union(*earlier)
+
+
+def lean(plan: Plan) -> Plan | None:
+    """The plan without what cannot help: needless access, and steps that the answer does not rest on.
+
+    It is right at least as often, and costs no more; None if the plan can never answer.
+    """
+    yields = kinds(plan)
+    if yields[-1] != "answer":
+        return None
+    used = [needs(plan, place, yields) for place in range(len(plan))]
+    kept = {len(plan) - 1}
+    for place in reversed(range(len(plan))):
+        kept |= set(used[place]) if place in kept else set()
+    order = sorted(kept)
+    moved = {old: new for new, old in enumerate(order)}
+    return tuple(PlanStep(plan[old].worker, plan[old].role, True, tuple(moved[n] for n in used[old])) for old in order)

@@ -1,0 +1,107 @@
+"""A plan carried out by the executor's pure core: its fold decides, its composer writes what each worker is shown."""
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from app.core import drafts
+from app.core.chat import Message, Task, Text
+from app.core.journal import Draft, Event, Kind
+from app.core.pool import Limits
+from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, decide
+from app.core.state import RunState
+from app.core.visibility import Seen, compose, granted
+from app.learn.actors import Reply, final, reply
+from app.learn.families import Problem
+from app.learn.plans import Plan, to_workflow
+from app.learn.world import Pool, seconds, usd
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a run: whether it was right, dollars, and seconds on the critical path."""
+
+    right: bool
+    usd: float
+    seconds: float
+
+
+class Stage:
+    """One run."""
+
+    def __init__(self, plan: Plan, pool: Pool, problem: Problem, seed: str) -> None:
+        self._workflow = to_workflow(plan, [worker.name for worker in pool])
+        self._workers = {worker.name: worker for worker in pool}
+        self._task = Task((Message("user", (Text(problem.text),)),))
+        self._answer, self._seed = problem.answer, seed
+        self._done: dict[int, Seen] = {}
+        self._replies: dict[int, Reply] = {}
+        self._ends: dict[int, float] = {}
+        self._seq = count(1)
+        self._state: RunState = begin(self._event(self._admission()))
+
+    def play(self) -> Played:
+        """To the end."""
+        while not self._state.ended:
+            for command in decide(self._state, 0.0):
+                self._obey(command)
+        answer = self._replies[self._state.end["step"]].text if self._state.end.get("step") is not None else ""
+        dollars = sum(
+            usd(self._workers[self._workflow.steps[n].worker], one.read, one.written)
+            for n, one in self._replies.items()
+        )
+        return Played(final(answer) == self._answer, dollars, max(self._ends.values()))
+
+    def _obey(self, command: Any) -> None:
+        match command:
+            case Propose():
+                self._write(drafts.opened(command, "fixed", list(self._workers), instant=True))
+                for place, step in enumerate(self._workflow.steps):
+                    self._write(drafts.planned(command.number, command.base, place, step, step.subtask))
+                inputs = [step.access.steps for step in self._workflow.steps]
+                self._write(drafts.accepted(command.number, "", inputs))
+            case Queue():
+                for n in command.steps:
+                    self._write(Draft(Kind.STEP_QUEUED, {"n": n}))
+                    self._work(n)
+            case Skip():
+                self._write(*drafts.skipped([self._state.steps[command.step]], "inputs_lost"))
+            case Finish():
+                self._write(drafts.ended(self._state, command))
+
+    def _work(self, n: int) -> None:
+        step = self._workflow.steps[n]
+        seen = granted(step.access, self._done)
+        messages = compose(self._task if step.access.user else None, step.subtask, seen)
+        worker = self._workers[step.worker]
+        said = reply(worker, messages, f"{self._seed}|{n}")
+        usage = {"input": said.read, "cached": 0, "output": said.written, "reasoning": 0, "estimated": False}
+        call = f"call-{n}"
+        body = {
+            "call": call,
+            "n": n,
+            "worker": worker.name,
+            "access": step.access.as_list(),
+            "usd_held": 9,
+            "tokens_held": 9,
+        }
+        self._write(Draft(Kind.CALL_INTENDED, body))
+        ended = {"call": call, "n": n, "outcome": "ok", "usage": usage, "usd": 0, "seconds": 0.0}
+        done = {"n": n, "call": call, "output": call, "chars": len(said.text), "finish": "stop"}
+        self._write(Draft(Kind.CALL_FINISHED, ended), Draft(Kind.STEP_DONE, done))
+        self._replies[n], self._done[n] = said, Seen(n, step.subtask, said.text)
+        self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(worker, said.written)
+
+    def _write(self, *written: Draft) -> None:
+        for draft in written:
+            self._state = advance(self._state, self._event(draft))
+
+    def _event(self, draft: Draft) -> Event:
+        return Event("run", next(self._seq), draft.kind, 0.0, draft.body)
+
+    def _admission(self) -> Draft:
+        return drafts.admitted(
+            task="task", tier="mini", model="baton-mini", effort="medium", limits=Limits(), deadline=1_000.0,
+            pool=list(self._workers), excluded={}, labels=[], conductor="fixed", catalog="digest", rehearsal=True,
+            streams=False, preview=False, ignored=(), on_disconnect="cancel", wire={"format": "chat"},
+        )  # fmt: skip
