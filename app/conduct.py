@@ -358,7 +358,8 @@ class Driver:
         if events and events[0].seq == self.state.seq + 1 and events[-1].seq == after.seq:
             for event in events:
                 self.audience.note(event)
-            self.state = after
+            replied = after.replied and not self.state.replied
+            self.state = replace(after, replied_at=events[-1].at) if replied else after
         await self.fold(events)
 
     async def fold(self, events: Iterable[Event]) -> None:

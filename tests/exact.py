@@ -4,10 +4,10 @@ The description is a cut that lies beside this checkout on some machines only; w
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
@@ -20,16 +20,36 @@ OURS = frozenset(
         "usage.prompt_tokens_details.orchestration_input_tokens",
         "usage.prompt_tokens_details.orchestration_input_cached_tokens",
         "usage.completion_tokens_details.orchestration_output_tokens",
+        *(
+            f"{at}usage.{details}_tokens_details.orchestration_{name}_tokens"
+            for at in ("", "response.")
+            for details, name in (("input", "input"), ("input", "input_cached"), ("output", "output"))
+        ),
+        "response.baton",
     }
 )
 """The fields beyond OpenAI's: README's extension, and the orchestration's part of `usage`."""
 
 
-def exactly(model: type[BaseModel], value: Mapping[str, Any]) -> None:
-    """Fails unless `value` is that type without conversions, and every field beyond it is documented."""
+def exactly(kind: Any, value: Mapping[str, Any], ours: Set[str] = OURS) -> None:
+    """Fails unless `value` is that type without conversions, and every field beyond it is documented.
+
+    Of a union of models with a `type`, it is the member that has the value's.
+    """
+    model = _member(kind, value.get("type"))
     found = model.model_validate(value, strict=True)
-    strange = set(_extras(found)) - OURS
+    strange = set(_extras(found)) - ours
     assert not strange, f"fields that {model.__name__} does not know: {sorted(strange)}"
+
+
+def _member(kind: Any, named: object) -> type[BaseModel]:
+    if isinstance(kind, type):
+        return kind
+    if get_origin(kind) is Annotated:
+        return _member(get_args(kind)[0], named)
+    [found] = [one for one in get_args(kind) if named in get_args(one.model_fields["type"].annotation)]
+    assert isinstance(found, type)
+    return found
 
 
 def _extras(value: object, path: str = "") -> Iterator[str]:

@@ -124,10 +124,11 @@ def advance(state: RunState, event: Event) -> RunState:
         raise ValueError(f"event {event.seq} does not follow event {state.seq}")
     if event.kind in TERMINAL:
         ended = _run_arrow(state, TERMINAL[event.kind])
-        return _changed(state, event.seq, {"state": ended, "end": event.body})
+        return _changed(state, event.seq, {"state": ended, "end": event.body, "replied_at": event.at})
     if state.ended and event.kind not in AFTER_THE_END:
         raise ValueError(f"{event.kind} comes after the run's end")
-    return _changed(state, event.seq, _ADVANCE[event.kind](state, event.body))
+    replied = {"replied_at": event.at} if event.kind is Kind.AWAITING else {}
+    return _changed(state, event.seq, _ADVANCE[event.kind](state, event.body) | replied)
 
 
 Changes = dict[str, Any]
@@ -148,6 +149,7 @@ def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
         take("calls", state.calls),
         take("cancel_asked", state.cancel_asked),
         take("end", state.end),
+        take("replied_at", state.replied_at),
     )
 
 

@@ -156,6 +156,8 @@ class RunState:
     cancel_asked: bool = False
     end: Mapping[str, Any] = field(default_factory=dict)
     """The body of the terminal event."""
+    replied_at: float = 0.0
+    """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
 
     @property
     def ended(self) -> bool:

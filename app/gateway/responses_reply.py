@@ -14,6 +14,7 @@ Sequence numbers never fall and never change: they say how far the reply has bee
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "created_at": int(state.turn.at),
         "status": status,
         "background": bool(wire.get("background")),
-        "completed_at": None,
+        "completed_at": int(state.replied_at) if status == "completed" else None,
         "error": _error(ended),
         "incomplete_details": _incomplete(ended, status),
         "instructions": of.task.messages[0].text if wire.get("instructions") else None,
@@ -112,7 +113,7 @@ def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
     """The output: the message, if anything was said, then the calls."""
     found: list[dict[str, Any]] = []
     if ended.answer or not (ended.calls or ended.error):
-        found.append(message_item(of, [_text_part(ended.answer, ended.logprobs)], status))
+        found.append(message_item(of, [_part(ended.answer, ended.logprobs, ended.refusal)], status))
     return found + [call_item(call.id, call.name, call.arguments, "completed") for call in ended.calls]
 
 
@@ -148,8 +149,19 @@ def usage_of(bill: Bill) -> dict[str, Any]:
     }
 
 
-def _text_part(text: str, logprobs: Any) -> dict[str, Any]:
+def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
+    if refusal:
+        return {"type": "refusal", "refusal": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs or ())}
+
+
+def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
+    return [_bare(one) | {"top_logprobs": [_bare(top) for top in one["top_logprobs"]]} for one in logprobs]
+
+
+def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": one["token"], "logprob": one["logprob"]}
 
 
 def _error(ended: Ended | None) -> dict[str, Any] | None:
@@ -195,7 +207,7 @@ class Events:
         self._text = ""
         self._at = 0
         """The number of the latest event, within its attempt."""
-        self._spoken = self._message_done = self._open_call = False
+        self._spoken = self._message_done = self._open_call = self._refused = False
         self._index = -1
         self._calls: list[ToolCall] = []
 
@@ -208,6 +220,7 @@ class Events:
     def said(self, said: Said) -> bytes:
         """More of the text, or of the calls behind it."""
         self._base = said.at - said.at % position.ATTEMPT if said.at else self._base
+        self._refused |= said.refusal
         frames = self._more_text(said) if said.text else b""
         for delta in said.calls:
             if delta.index >= len(self._calls):
@@ -221,23 +234,21 @@ class Events:
 
     def ended(self, ended: Ended) -> bytes:
         """Whatever has not been told yet, and the end."""
-        frames = b""
-        if not self._spoken and not ended.calls and ended.error is None:
+        frames, body = b"", document(self._of_end(ended), ended)
+        if not self._spoken and not ended.calls:
             frames += self._begin_message()
         for call in ended.calls[len(self._calls) :]:
             frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
             frames += self._more_arguments(call.arguments)
-        frames += self._end_block(ended.logprobs)
-        body = document(self._of_end(ended), ended)
-        kind = {"failed": "failed", "incomplete": "incomplete"}.get(body["status"], "completed")
-        return frames + self._event(f"response.{kind}", self._at + 1, response=body)
+        frames += self._end_block(ended.logprobs, body["status"])
+        return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
 
     def failed(self, error: BatonError, ended: Ended) -> bytes:
         """The end of a run that failed, or what ends a stream of which none can be told."""
         if ended.state.ended and ended.state.state != "succeeded":
             return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
         told = fault.describe(error)["error"]  # the stream alone is broken: it can be taken up behind the event before
-        body = {"type": "error", "sequence_number": self._base + self._at, **told}
+        body = told | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
     def _of_end(self, ended: Ended) -> Subject:
@@ -246,36 +257,37 @@ class Events:
     def _begin_message(self) -> bytes:
         self._spoken, self._index = True, self._index + 1
         item = message_item(self._of, [], "in_progress")
-        part = {"part": _text_part("", ()), "content_index": 0, "item_id": item["id"], "output_index": self._index}
         added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
-        return added + self._event("response.content_part.added", TEXT, **part)
+        part = _part("", (), self._refused)
+        return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
 
     def _more_text(self, said: Said) -> bytes:
         frames = b"" if self._spoken else self._begin_message()
         told = max(self._after - self._base - TEXT - len(self._text), 0)
         self._text += said.text
-        return frames + self._event(
-            "response.output_text.delta",
-            TEXT + len(self._text),
-            item_id=message_item(self._of, [], "")["id"],
-            output_index=self._index,
-            content_index=0,
-            delta=said.text[told:],
-            logprobs=said.logprobs,
-        )
+        kind, at, delta = self._kind(), TEXT + len(self._text), said.text[told:]
+        fields = {} if self._refused else {"logprobs": _streamed(said.logprobs)}
+        return frames + self._event(f"response.{kind}.delta", at, **self._place(), delta=delta, **fields)
 
-    def _end_block(self, logprobs: Any = None) -> bytes:
+    def _kind(self) -> str:
+        return "refusal" if self._refused else "output_text"
+
+    def _place(self) -> dict[str, Any]:
+        """Where the message's part is; the message comes first."""
+        return {"item_id": message_item(self._of, [], "")["id"], "output_index": 0, "content_index": 0}
+
+    def _end_block(self, logprobs: Any = None, status: str = "completed") -> bytes:
         """Close what is open: the message, or the latest call."""
         if self._calls and self._open_call:
             return self._end_call()
         if not self._spoken or self._message_done:
             return b""
         self._message_done = True
-        part, at = _text_part(self._text, logprobs), TEXT + len(self._text)
-        item = message_item(self._of, [part], "completed")
-        place = {"item_id": item["id"], "output_index": self._index, "content_index": 0}
-        text = self._event("response.output_text.done", at + 1, **place, text=self._text, logprobs=part["logprobs"])
-        closed = self._event("response.content_part.done", at + 2, **place, part=part)
+        part, at = _part(self._text, logprobs, self._refused), TEXT + len(self._text)
+        said = {"refusal": self._text} if self._refused else {"text": self._text, "logprobs": _streamed(logprobs or ())}
+        item = message_item(self._of, [part], status)
+        text = self._event(f"response.{self._kind()}.done", at + 1, **self._place(), **said)
+        closed = self._event("response.content_part.done", at + 2, **self._place(), part=part)
         return text + closed + self._event("response.output_item.done", at + 3, output_index=self._index, item=item)
 
     def _begin_call(self, call: ToolCall) -> bytes:
