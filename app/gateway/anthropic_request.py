@@ -17,12 +17,14 @@ from app.gateway.asked import Extension, Wire
 from app.gateway.forms import check
 from app.gateway.refusal import refusal
 
-IGNORED: Final = ("service_tier", "top_k", "cache_control", "inference_geo")
+IGNORED: Final = (
+    *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),
+    *("user_profile_id", "context_management"),
+)
 """Checked and noted; without effect. Cache marks inside the conversation are not noted: providers cache by prefix."""
 REFUSED: Final[Mapping[str, str]] = {
     "container": "there are no containers",
     "mcp_servers": "no worker calls servers of yours; offer functions in `tools`",
-    "context_management": "the conversation is passed on as it is",
 }
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
     "auto": "auto",
@@ -43,6 +45,8 @@ class CacheMark(Wire):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Claude Code says who else may use the cache."""
 
 
 class TextBlock(Wire):
@@ -75,6 +79,7 @@ class ImageBlock(Wire):
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Discriminator("type")]
     cache_control: CacheMark | None = None
+    transformations: None = None
 
 
 class ToolUseBlock(Wire):
@@ -86,6 +91,7 @@ class ToolUseBlock(Wire):
     input: dict[str, Any]
     cache_control: CacheMark | None = None
     caller: dict[str, Any] | None = None
+    toolset_name: None = None
 
 
 class ToolResultBlock(Wire):
@@ -96,6 +102,7 @@ class ToolResultBlock(Wire):
     content: str | list[Annotated[TextBlock | ImageBlock, Discriminator("type")]] | None = None
     is_error: bool | None = None
     cache_control: CacheMark | None = None
+    toolset_name: None = None
 
 
 class ThinkingBlock(Wire):
@@ -136,6 +143,9 @@ class WireTool(Wire):
     strict: bool | None = None
     cache_control: CacheMark | None = None
     eager_input_streaming: bool | None = None
+    input_examples: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
 
 
 class ToolChoice(Wire):
@@ -149,7 +159,7 @@ class ToolChoice(Wire):
 class Thinking(Wire):
     """How much the model is to think first."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -166,6 +176,19 @@ class OutputConfig(Wire):
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ClearThinking(Wire):
+    """Earlier thinking is to be left out, which it always is."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(Wire):
+    """What of the conversation is to be left out: nothing but earlier thinking."""
+
+    edits: Annotated[list[ClearThinking], Field(max_length=16)] = []
 
 
 class Metadata(Wire):
@@ -185,6 +208,10 @@ class Asked(Wire):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheMark | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard", "fast"] | None = None
+    workspace_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    user_profile_id: Annotated[str, StringConstraints(max_length=256)] | None = None
 
 
 class MessagesRequest(Asked):
@@ -201,6 +228,7 @@ class MessagesRequest(Asked):
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
     baton: Extension | None = None
 
 

@@ -124,7 +124,7 @@ class ChatRequest(Wire):
     baton: Extension | None = None
     # Checked and noted; see parameters.py.
     store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=1024)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None

@@ -104,14 +104,19 @@ COMPLETIONS: Final[Mapping[str, Parameter]] = {
 
 RESPONSES: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
-    "input": _honoured("A text, or items: messages, function calls and their outputs; reasoning items are left out."),
+    "input": _honoured(
+        "A text, or items: messages, function calls and their outputs, references to items of stored responses; "
+        "reasoning items are left out."
+    ),
     "instructions": _honoured("A message before the conversation; not carried over to the next response."),
     "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
-    "tools": _honoured("Functions only."),
-    "tool_choice": _honoured("auto, none, required, or one function."),
-    "parallel_tool_calls": _honoured("false: one call a turn."),
+    "tools": _honoured("At most 128 functions, which a model calls directly; no custom, hosted or deferred ones."),
+    "tool_choice": PARAMETERS["tool_choice"],
+    "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
     "text": _honoured("`format` as `response_format` of a chat completion; `verbosity` changes nothing."),
-    "reasoning": _honoured("`effort`: the tier's limits for it; summaries are not written."),
+    "reasoning": _honoured(
+        "`effort`: the tier's limits for it; the others change nothing, and `mode: pro` is refused."
+    ),
     "max_output_tokens": PARAMETERS["max_tokens"],
     "temperature": PARAMETERS["temperature"],
     "top_p": PARAMETERS["top_p"],
@@ -136,6 +141,7 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     },
     "truncation": _ignored("The conversation is passed on whole."),
     "max_tool_calls": _ignored("There are no built-in tools to count."),
+    "client_metadata": _ignored("Codex's own. Send `metadata` to have something kept with the task."),
     "access_programs": _refused("There are none."),
     "context_management": _refused("The conversation is passed on as it is.", []),
     "conversation": _refused("Send `previous_response_id`, or the whole conversation."),

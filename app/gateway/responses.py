@@ -27,6 +27,7 @@ from app.gateway.gate import Gate
 from app.gateway.ingress import read_json, read_json_if_any
 from app.gateway.once import Begun, OnceOnly, last_event
 from app.gateway.responses_history import Told, conversation, subject
+from app.gateway.responses_references import resolved
 from app.gateway.responses_request import ResponsesRequest, given, read_request, task_of
 from app.gateway.sse import EventStream, collect
 from app.order import Order
@@ -45,6 +46,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         body = await read_json(request, gate.bounds)
         asked, ignored = read_request(body)
         before = await _before(gate, asked, caller)
+        asked = await resolved(gate.store, asked, lambda response: _told(gate, response, caller))
         begun = await once.begin(
             request, caller, body, lambda: _order(gate, asked, ignored, before, caller), at=_from_the_start
         )
@@ -94,7 +96,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
 STREAMING: Mapping[str, query.Reader] = {
     "stream": query.truth,
     "starting_after": query.whole,
-    "include": query.text,
+    **dict.fromkeys(("include", "include[]"), query.text),
     "include_obfuscation": query.text,
 }
 

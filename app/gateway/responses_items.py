@@ -15,7 +15,8 @@ MOST = 100
 
 async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
     """A list object; newest first unless `order=asc`."""
-    asked = query.read(params, {"limit": query.limit, "after": query.text, "order": query.text, "include": query.text})
+    texts = dict.fromkeys(("after", "order", "include", "include[]"), query.text)
+    asked = query.read(params, {"limit": query.limit, **texts})
     order = asked.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
@@ -41,7 +42,7 @@ async def _given(store: Store, of: Subject) -> list[Message]:
 
 
 def _items(of: Subject, place: int, message: Message) -> Iterator[dict[str, Any]]:
-    name = f"{of.id.removeprefix('resp_')}_{place}"
+    name = f"{of.id.removeprefix('resp_')}_in{place}"
     if message.call_id:
         output = {"call_id": message.call_id, "output": message.text, "status": "completed"}
         yield {"id": f"fco_{name}", "type": "function_call_output", **output}

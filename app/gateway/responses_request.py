@@ -1,122 +1,24 @@
 """The request of `POST /v1/responses`: from checked JSON values to a `Task` and what else an order needs.
 
-`parameters.py` decides what becomes of every top-level field. Input items become messages: calls of functions stand
-with the assistant's words before them, outputs of functions are messages of their own. Values never occur in an error.
+`parameters.py` decides what becomes of every top-level field, `responses_input.py` reads the items. Values never occur
+in an error.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationError
+from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import NO_TOOLS, Form, Image, Message, Part, Sampling, Task, Text, Tool, Toolbox, ToolCall
+from app.core.chat import NO_TOOLS, Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import NamedSchema, schema_form
-from app.gateway.openai_chat import IMAGE
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, refusal, unknown
+from app.gateway.responses_input import FunctionName, Item, conversation
 
-CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-ItemId = Annotated[str, StringConstraints(max_length=256)] | None
-Status = Literal["in_progress", "completed", "incomplete"] | None
-Role = Literal["user", "assistant", "system", "developer"]
-
-
-class InputText(Wire):
-    """Words of the caller's."""
-
-    type: Literal["input_text"]
-    text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class InputImage(Wire):
-    """An image inline or by reference."""
-
-    type: Literal["input_image"]
-    image_url: Annotated[str, StringConstraints(pattern=IMAGE)]
-    detail: Literal["auto", "low", "high", "original"] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-class OutputText(Wire):
-    """Words of an earlier answer."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] | None = None
-
-
-class Refused(Wire):
-    """What an assistant said instead of an answer."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-AnyPart = Annotated[InputText | InputImage | OutputText | Refused, Discriminator("type")]
-
-
-class MessageItem(Wire):
-    """A message of the conversation, with or without its type."""
-
-    type: Literal["message"] | None = None
-    role: Role
-    content: str | Annotated[list[AnyPart], Field(max_length=512, fail_fast=True)]
-    id: ItemId = None
-    status: Status = None
-    phase: str | None = None
-
-
-class CallItem(Wire):
-    """An earlier answer's wish to call a function."""
-
-    type: Literal["function_call"]
-    call_id: CallId
-    name: FunctionName
-    arguments: str
-    id: ItemId = None
-    status: Status = None
-
-
-class OutputItem(Wire):
-    """What came of a call."""
-
-    type: Literal["function_call_output"]
-    call_id: CallId
-    output: str | list[Annotated[InputText | InputImage, Discriminator("type")]]
-    id: ItemId = None
-    status: Status = None
-
-
-class ReasoningItem(Wire):
-    """An earlier answer's thinking, which only the model that thought it could use; it is left out."""
-
-    type: Literal["reasoning"]
-    id: ItemId = None
-    summary: list[Any] = []
-    content: list[Any] | None = None
-    encrypted_content: str | None = None
-    status: Status = None
-
-
-def _kind(value: Any) -> str | None:
-    """A message may come without its type."""
-    given = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
-    return given if isinstance(given, str) else None
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[OutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(_kind),
-]
+Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
+"""Who may call a function: the model itself, and no program of its."""
 
 
 class FunctionTool(Wire):
@@ -127,13 +29,25 @@ class FunctionTool(Wire):
     description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: Direct = None
+    defer_loading: Literal[False] | None = None
+    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
 class NamedFunction(Wire):
-    """The one function that must be called."""
+    """A function by its name: the one that must be called, or one of those that may be."""
 
     type: Literal["function"]
     name: FunctionName
+
+
+class AllowedTools(Wire):
+    """Some of the functions on offer, and whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128, fail_fast=True)]
 
 
 class FreeText(Wire):
@@ -167,6 +81,8 @@ class Reasoning(Wire):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class StreamOptions(Wire):
@@ -182,7 +98,9 @@ class ResponsesRequest(Wire):
     input: str | Annotated[list[Item], Field(min_length=1, max_length=2_048, fail_fast=True)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedTools, Discriminator("type")] | None
+    ) = None
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -201,12 +119,13 @@ class ResponsesRequest(Wire):
     baton: Extension | None = None
     # Checked and noted; see parameters.py.
     truncation: Literal["auto", "disabled"] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=1024)] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    client_metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, ...]]:
@@ -246,49 +165,7 @@ def given(request: ResponsesRequest) -> tuple[Message, ...]:
     """What this request adds to the conversation."""
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)
-    return tuple(_joined(_messages(request.input)))
-
-
-def _messages(items: Iterable[MessageItem | CallItem | OutputItem | ReasoningItem]) -> Iterator[Message]:
-    for place, item in enumerate(items):
-        if isinstance(item, MessageItem):
-            yield Message(item.role, _parts(item, place))
-        elif isinstance(item, CallItem):
-            yield Message("assistant", (), calls=(ToolCall(item.call_id, item.name, item.arguments),))
-        elif isinstance(item, OutputItem):
-            output = item.output
-            parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))
-            yield Message("tool", parts, call_id=item.call_id)
-
-
-def _joined(messages: Iterable[Message]) -> Iterator[Message]:
-    """Calls join the assistant's turn that they follow."""
-    last: Message | None = None
-    for message in messages:
-        if last is not None and last.role == "assistant" == message.role and message.calls and not message.parts:
-            last = replace(last, calls=(*last.calls, *message.calls))
-            continue
-        if last is not None:
-            yield last
-        last = message
-    if last is not None:
-        yield last
-
-
-def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
-    if isinstance(item.content, str):
-        return (Text(item.content),)
-    for at, part in enumerate(item.content):
-        if isinstance(part, InputImage) and item.role != "user":
-            param = f"input[{place}].content[{at}]"
-            raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds images.", param=param)
-    return tuple(map(_part, item.content))
-
-
-def _part(part: InputText | InputImage | OutputText | Refused) -> Part:
-    if isinstance(part, InputImage):
-        return Image(part.image_url, part.detail)
-    return Text(part.refusal if isinstance(part, Refused) else part.text)
+    return conversation(request.input)
 
 
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required"]]] = {
@@ -315,6 +192,12 @@ def _toolbox(request: ResponsesRequest) -> Toolbox:
         if choice.name not in names:
             raise InvalidRequest("It names none of the tools.", param="tool_choice.name", code="invalid_value")
         return Toolbox(tools, "named", choice.name, request.parallel_tool_calls)
+    if isinstance(choice, AllowedTools):
+        allowed = {tool.name for tool in choice.tools}
+        if not allowed <= set(names):
+            raise InvalidRequest("It names none of the tools.", param="tool_choice.tools", code="invalid_value")
+        kept = tuple(tool for tool in tools if tool.name in allowed)
+        return Toolbox(kept, choice.mode, parallel=request.parallel_tool_calls)
     return Toolbox(tools, CHOICES[choice or "auto"], parallel=request.parallel_tool_calls)
 
 

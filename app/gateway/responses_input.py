@@ -1,0 +1,189 @@
+"""The input items of `POST /v1/responses`, and the conversation that they come to.
+
+Calls of functions stand with the assistant's words before them, outputs of functions are messages of their own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
+from app.core.chat import Image, Message, Part, Text, ToolCall
+from app.errors import InvalidRequest
+from app.gateway.asked import Wire
+from app.gateway.openai_chat import IMAGE
+
+CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+ItemId = Annotated[str, StringConstraints(max_length=256)] | None
+Status = Literal["in_progress", "completed", "incomplete"] | None
+Role = Literal["user", "assistant", "system", "developer"]
+
+
+class Caller(Wire):
+    """Who called a function: the model itself."""
+
+    type: Literal["direct"]
+
+
+class InputText(Wire):
+    """Words of the caller's."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class InputImage(Wire):
+    """An image inline or by reference."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, StringConstraints(pattern=IMAGE)]
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class OutputText(Wire):
+    """Words of an earlier answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] | None = None
+
+
+class Refused(Wire):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+AnyPart = Annotated[InputText | InputImage | OutputText | Refused, Discriminator("type")]
+
+
+class MessageItem(Wire):
+    """A message of the conversation, with or without its type."""
+
+    type: Literal["message"] | None = None
+    role: Role
+    content: str | Annotated[list[AnyPart], Field(max_length=512, fail_fast=True)]
+    id: ItemId = None
+    status: Status = None
+    phase: str | None = None
+
+
+class CallItem(Wire):
+    """An earlier answer's wish to call a function."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: FunctionName
+    arguments: str
+    id: ItemId = None
+    status: Status = None
+    caller: Caller | None = None
+    namespace: None = None
+    is_async: Annotated[Literal[False], Field(alias="async")] = False
+
+
+class OutputItem(Wire):
+    """What came of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: str | list[Annotated[InputText | InputImage, Discriminator("type")]]
+    id: ItemId = None
+    status: Status = None
+    name: str | None = None
+    caller: Caller | None = None
+    namespace: None = None
+
+
+class ReasoningItem(Wire):
+    """An earlier answer's thinking, which only the model that thought it could use; it is left out."""
+
+    type: Literal["reasoning"]
+    id: ItemId = None
+    summary: list[Any] = []
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+    status: Status = None
+
+
+class ItemReference(Wire):
+    """An item of an earlier response's output, by its id; `responses_references.py` puts the item in its place."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, StringConstraints(max_length=256)]
+
+
+def _kind(value: Any) -> str | None:
+    """Messages and references may come without their type."""
+    if not isinstance(value, dict):
+        given = getattr(value, "type", None)
+    elif (given := value.get("type")) is None:
+        given = "item_reference" if value.keys() <= {"id", "type"} else "message"
+    return given if isinstance(given, str) else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+
+AnyItem = MessageItem | CallItem | OutputItem | ReasoningItem | ItemReference
+
+
+def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
+    """The messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
+    return tuple(_joined(_messages(items)))
+
+
+def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
+    for place, item in enumerate(items):
+        if isinstance(item, MessageItem):
+            yield Message(item.role, _parts(item, place))
+        elif isinstance(item, CallItem):
+            yield Message("assistant", (), calls=(ToolCall(item.call_id, item.name, item.arguments),))
+        elif isinstance(item, OutputItem):
+            output = item.output
+            parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))
+            yield Message("tool", parts, call_id=item.call_id)
+
+
+def _joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """Calls join the assistant's turn that they follow."""
+    last: Message | None = None
+    for message in messages:
+        if last is not None and last.role == "assistant" == message.role and message.calls and not message.parts:
+            last = replace(last, calls=(*last.calls, *message.calls))
+            continue
+        if last is not None:
+            yield last
+        last = message
+    if last is not None:
+        yield last
+
+
+def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
+    if isinstance(item.content, str):
+        return (Text(item.content),)
+    for at, part in enumerate(item.content):
+        if isinstance(part, InputImage) and item.role != "user":
+            param = f"input[{place}].content[{at}]"
+            raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds images.", param=param)
+    return tuple(map(_part, item.content))
+
+
+def _part(part: InputText | InputImage | OutputText | Refused) -> Part:
+    if isinstance(part, InputImage):
+        return Image(part.image_url, part.detail)
+    return Text(part.refusal if isinstance(part, Refused) else part.text)
