@@ -140,7 +140,8 @@ class Events:
     def ended(self, ended: Ended) -> bytes:
         """The last block's end, why the message stopped, and the terminal marker."""
         delta = {name: value for name, value in _stopped(ended).items()} | {"container": None}
-        last = _event("message_delta", delta=delta, usage=usage_of(ended.bill), baton=extension(ended))
+        usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
+        last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
         behind = position.end_of(ended.state).number
         border = self._stop() if behind + position.FINISH > self._after else b""
         finish = self._numbered(behind + position.FINISH, last)

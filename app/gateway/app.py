@@ -81,7 +81,7 @@ def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
 
 async def _baton_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BatonError)
-    if request.scope["path"].startswith(messages.PREFIX):
+    if _is_anthropics(request.scope):
         return anthropic_reply.failure(error, request.scope["baton.headers"][0][1].decode())
     return fault.render(error)
 
@@ -113,7 +113,7 @@ class Frontdoor:
             return await self._app(scope, receive, send)
         request_id = _given_id(scope) or self._gate.name("req").encode()
         headers = [(b"x-request-id", request_id), *self._crossing.headers(scope)]
-        if scope["path"].startswith(messages.PREFIX):
+        if _is_anthropics(scope):
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
         status, began = 0, self._gate.tick()
@@ -143,6 +143,14 @@ class Frontdoor:
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
         fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
         self._gate.telemetry.log(logging.ERROR, "a request met a bug", **fields)
+
+
+def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
+    """Whether a request is one of Anthropic's format, so that its errors are too."""
+    path: str = scope["path"]
+    if path.startswith("/v1/models"):
+        return any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return path.startswith(messages.PREFIX)
 
 
 def _given_id(scope: Scope) -> bytes | None:

@@ -1,11 +1,16 @@
-"""`GET /v1/models`: tiers and their aliases as OpenAI's model objects, with limits, pool and prices in `baton`."""
+"""`GET /v1/models`: tiers and their aliases as OpenAI's model objects, with limits, pool and prices in `baton`.
+
+Who says `anthropic-version` is told of them as Anthropic does.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool import MILLION, Catalog, Limits, Tier, Worker
@@ -22,16 +27,20 @@ def routes(gate: Gate, keys: Keys) -> APIRouter:
     created = int(gate.now())
 
     @router.get("/v1/models")
-    async def models(caller: Annotated[Caller, Depends(anybody)]) -> Response:
-        catalog = gate.catalog()
-        data = [describe(catalog, name, created) for name in _usable(catalog, caller.key)]
-        return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+    async def models(request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+        catalog, told = gate.catalog(), _teller(request)
+        data = [told(catalog, name, created) for name in _usable(catalog, caller.key)]
+        whole: dict[str, Any] = {"object": "list", "data": data}
+        if told is describe_to_anthropic:
+            ends = [one["id"] for one in data[:1] + data[-1:]] or [None]
+            whole = {"data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
+        return Response(orjson.dumps(whole), media_type="application/json")
 
     @router.get("/v1/models/{model:path}")
-    async def model(model: str, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+    async def model(model: str, request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
         catalog = gate.catalog()
         resolve_tier(catalog, caller.key, model)
-        return Response(orjson.dumps(describe(catalog, model, created)), media_type="application/json")
+        return Response(orjson.dumps(_teller(request)(catalog, model, created)), media_type="application/json")
 
     return router
 
@@ -63,6 +72,18 @@ def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
             "rehearsal": catalog.rehearsal,
         },
     }
+
+
+def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
+    """The same as Anthropic's model object."""
+    model = describe(catalog, name, created)
+    at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    named = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
+    return named | {"baton": model["baton"]}
+
+
+def _teller(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
+    return describe_to_anthropic if "anthropic-version" in request.headers else describe
 
 
 def _limits(limits: Limits) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from app.store.protocol import KeyRow
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
 
-BREAKPOINT: Final = "prompt_cache_breakpoint"
+MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
+"""Fields of parts that are noted as ignored."""
 TokenCap = Annotated[int, Field(ge=1, le=10_000_000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -36,12 +37,20 @@ class CacheBreakpoint(Wire):
     ttl: Literal["30m", "12h"] | None = None
 
 
+class CacheMark(Wire):
+    """The same as Anthropic's clients write it; some send it to any server."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextPart(Wire):
     """A text part."""
 
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: CacheMark | None = None
 
 
 class RefusalPart(Wire):
@@ -64,6 +73,7 @@ class ImagePart(Wire):
     type: Literal["image_url"]
     image_url: ImageUrl
     prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: CacheMark | None = None
 
 
 AnyPart = Annotated[TextPart | ImagePart | RefusalPart, Discriminator("type")]
@@ -83,6 +93,9 @@ class WireMessage(Wire):
     audio: None = None
     function_call: None = None
     parsed: Any = None
+    # Earlier thinking, as other servers tell it: only the model that thought it could use it, so it is left out.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class StreamOptions(Wire):
@@ -148,12 +161,13 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")
-    return request, (*ignored, BREAKPOINT) if any(map(_breaks, request.messages)) else ignored
+    marks = (name for name in MARKS if any(_has(message, name) for message in request.messages))
+    return request, (*ignored, *marks)
 
 
-def _breaks(message: WireMessage) -> bool:
+def _has(message: WireMessage, mark: str) -> bool:
     parts = message.content if isinstance(message.content, list) else ()
-    return any(getattr(part, BREAKPOINT, None) is not None for part in parts)
+    return any(getattr(part, mark, None) is not None for part in parts)
 
 
 def _check_names(given: Mapping[str, object]) -> None:

@@ -77,6 +77,7 @@ class Call(Wire):
     type: Literal["function"]
     function: Called
     index: int | None = None
+    """Of a stream's piece; some clients send it back."""
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)]

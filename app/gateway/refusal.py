@@ -29,7 +29,7 @@ TOLD: Final = TYPES | RANGES | frozenset(LENGTHS) | {"finite_number", "literal_e
 
 def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     """The deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_input=False)
     deepest = max(found, key=lambda one: len(one["loc"]))
     param, value = _path(deepest["loc"], given)
     kind = deepest["type"]
@@ -38,6 +38,8 @@ def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     said = deepest["msg"] if kind in TOLD else "This is not a valid value"
+    if kind == "union_tag_invalid":  # the tags that there are; the one that was given is not told
+        said = f"its type must be one of {deepest['ctx']['expected_tags']}"
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
 
 
