@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -38,7 +39,7 @@ from app.mailbox import Mailbox
 from app.order import Driven, Order, Told
 from app.orphans import Orphans, driver_for
 from app.planner import Planned
-from app.resumption import Found
+from app.resumption import Found, Waiting
 from app.stepqueue.protocol import Live, Stop
 from app.store.content import address
 from app.store.protocol import Entry, Lease, Ledger, NewRun, Outbox
@@ -63,6 +64,9 @@ class Drivers:
         self._bound = bound
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting = Waiting()
+        self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Runs whose next turn is just being begun here."""
         self._followers = Followers(means, home=home, bound=bound)
         self._group: asyncio.TaskGroup | None = None
         self._orphans = Orphans(means, home=home, drive=self._drive, audience=self._audience)
@@ -136,24 +140,24 @@ class Drivers:
 
     async def _go_on(self, order: Order, came: Returned) -> Driven | None:
         """The turn that begins with these results; None if they are but the history of a new run."""
+        alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
-            found = await resumption.find(self._means, order, came)
-            if found is None:
-                return None
-            if found.standing == "repeat":
-                return await self.attach(came.run, turn=found.state.turn.number)
-            try:
-                return await self._resume(order, found)
-            except NotFound:  # erased since
-                return None
-            except LeaseLost:  # somebody else brought the same, or its wait is over
-                continue
+            async with alone:  # who brings the same at the same time hears the turn that the first one has begun
+                found = await resumption.find(self._means, order, came, self._waiting)
+                if found is not None and found.standing == "go_on":
+                    try:
+                        return await self._resume(order, found)
+                    except NotFound:  # erased since
+                        return None
+                    except LeaseLost:  # somebody else brought the same to another process, or its wait is over
+                        continue
+            return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
         raise Overloaded(retry_after=1.0)
 
     async def _resume(self, order: Order, found: Found) -> Driven:
         """Take a run that waits into this process, with what its caller brought, in one entry."""
         run, epoch = found.state.run, found.row.epoch
-        driver = await driver_for(self._means, self._home, found.state, found.journal.salt, epoch + 1)
+        driver = await driver_for(self._means, self._home, found.state, found.salt, epoch + 1)
         line: Mailbox[Told] = Mailbox(LINE)
         driver.audience.admit(line, notes=order.stream_steps)
         driver.fresh = True
@@ -325,6 +329,8 @@ class Drivers:
             with self._means.telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
                 await driver.drive()
             error = None
+            if driver.state.state == "awaiting_tool":
+                self._waiting.keep(driver.state)
         except* BatonError as group:
             error = _first(group)
             self._means.telemetry.log(logging.WARNING, "a run is left to its next driver", run=run, error=error.code)

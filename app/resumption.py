@@ -7,6 +7,7 @@ the run has ended .................... the conversation is the history of a new 
 anything else ........................ 400 (core/results.py)
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,13 +17,36 @@ from app.attempt import Means
 from app.core import drafts, results
 from app.core.chat import Image, Message, message_to_json, task_to_json
 from app.core.journal import Draft, Event, Kind
-from app.core.progress import fold
+from app.core.progress import advance, fold
 from app.core.results import Returned, Standing
 from app.core.state import RunState, Turn
 from app.errors import InvalidRequest, NotFound
 from app.order import Order
 from app.store.content import address
-from app.store.protocol import Journal, RunRow
+from app.store.protocol import RunRow
+
+KEPT = 256
+"""Runs that wait for their callers and whose journals this process need not fold again."""
+
+
+class Waiting:
+    """What runs had come to when this process let go of them. A prefix of a journal never changes, so what is kept can
+    be behind but not wrong; the run that waits longest goes first."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._states: OrderedDict[str, RunState] = OrderedDict()
+
+    def keep(self, state: RunState) -> None:
+        """Take note of a run that waits."""
+        self._states[state.run] = state
+        self._states.move_to_end(state.run)
+        while len(self._states) > self._most:
+            self._states.popitem(last=False)
+
+    def take(self, run: str) -> RunState | None:
+        """What is kept of a run; it is kept no longer."""
+        return self._states.pop(run, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +54,7 @@ class Found:
     """The run that results belong to, and what they are to it."""
 
     row: RunRow
-    journal: Journal
+    salt: bytes
     state: RunState
     standing: Standing
     shares: Mapping[int, tuple[str, bytes]]
@@ -47,7 +71,7 @@ class Beginning:
     steps: tuple[int, ...]
 
 
-async def find(means: Means, order: Order, came: Returned) -> Found | None:
+async def find(means: Means, order: Order, came: Returned, waiting: Waiting) -> Found | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
     Raises `InvalidRequest` for results that nothing can be made of. A run of somebody else is not there.
@@ -58,19 +82,28 @@ async def find(means: Means, order: Order, came: Returned) -> Found | None:
         raise results.unknown() from None
     if row.tenant != order.tenant or (row.tier != order.tier.name and row.key != order.key):
         raise results.unknown()
-    journal = await means.store.journal(came.run)
-    state = fold(journal.events)
+    salt, state = await _now(means, row, waiting.take(came.run))
     standing = results.standing(state, came)
-    if standing == "history" or not journal.salt or row.tier not in means.catalog().tiers:
+    if standing == "history" or row.erased or not salt or row.tier not in means.catalog().tiers:
         return None
     portions = results.portions(state, came)
     bodies = {n: orjson.dumps([message_to_json(message) for message in share]) for n, share in portions.items()}
-    shares = {n: (address(journal.salt, body), body) for n, body in bodies.items()}
+    shares = {n: (address(salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
         _check_same(state, shares)
     else:
-        _check_authority(means, order, state, journal.events[0], portions)
-    return Found(row, journal, state, standing, shares)
+        _check_authority(means, order, state, portions)
+    return Found(row, salt, state, standing, shares)
+
+
+async def _now(means: Means, row: RunRow, known: RunState | None) -> tuple[bytes, RunState]:
+    """The run's salt, and its state now: at least as far as its row has got."""
+    journal = await means.store.journal(row.id, upto=row.seq, after=known.seq if known is not None else 0)
+    if known is None:
+        return journal.salt, fold(journal.events)
+    for event in journal.events:
+        known = advance(known, event)
+    return journal.salt, known
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
@@ -80,11 +113,9 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
             raise results.answered()
 
 
-def _check_authority(
-    means: Means, order: Order, state: RunState, admitted: Event, portions: Mapping[int, tuple[Message, ...]]
-) -> None:
+def _check_authority(means: Means, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow behind their back."""
-    if not order.labels <= set(admitted.body["labels"]):
+    if not order.labels <= state.admitted.labels:
         raise InvalidRequest(
             "The run that these results belong to was begun without some of the labels of this request; send the "
             "conversation without the last tool calls to begin another one.",
@@ -107,7 +138,7 @@ def begin(means: Means, order: Order, found: Found) -> Beginning:
     """The turn that the request begins. How to decode, and the tools, are as it says now."""
     state, now = found.state, means.now()
     asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
-    request = (address(found.journal.salt, asked), asked)
+    request = (address(found.salt, asked), asked)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),

@@ -206,6 +206,8 @@ class RunRow:
     error: str | None
     code: str = ""
     """Version of the code that admitted it."""
+    erased: bool = False
+    """Whether its content, and the salt with it, are gone."""
 
 
 @dataclass(frozen=True, slots=True)

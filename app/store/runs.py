@@ -1,5 +1,6 @@
 """Reading runs and journals; leases of drivers and claims of dispatchers. Plain functions over a connection."""
 
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     bindparam,
     case,
@@ -23,17 +23,21 @@ from sqlalchemy.dialects import postgresql, sqlite
 from app.core.journal import Event, Kind
 from app.errors import NotFound
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
+from app.store.statements import Statements
 from app.store.tables import EVENTS, PULSE, RUNS, TAGS, TICKETS
 
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 
-def run(conn: Connection, name: str) -> RunRow:
+_Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
+
+
+def run(conn: Connection, statements: Statements, name: str) -> RunRow:
     """One run, or `NotFound`."""
-    row = conn.execute(select(RUNS).where(RUNS.c.id == name)).one_or_none()
-    if row is None:
+    rows = statements.run.fetch(conn, name)
+    if not rows:
         raise NotFound
-    return _run_row(row)
+    return _run_row(_Columns._make(rows[0]))
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
@@ -171,7 +175,7 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
     return found
 
 
-def _run_row(row: Row[Any]) -> RunRow:
+def _run_row(row: Any) -> RunRow:
     return RunRow(
         id=row.id,
         tenant=row.tenant,
@@ -190,8 +194,9 @@ def _run_row(row: Row[Any]) -> RunRow:
         spent=Ledger(row.spent_usd, row.spent_tokens),
         code=row.code,
         topology=row.topology,
-        degraded=row.degraded,
+        degraded=bool(row.degraded),
         steps=row.steps,
         ended_at=row.ended_at,
         error=row.error,
+        erased=row.salt is None,
     )

@@ -67,7 +67,7 @@ class SqlStore:
         self._closed = False
         self._recent = RecentJournals()
         self._pinned: set[str] = set()
-        statements = Statements(runner.dialect)
+        self._statements = statements = Statements(runner.dialect)
         self.vigil = vigil = Vigil(self.ready)
         self.lanes = tuple(Lane(runner, statements, self._recent.wrote, patience, vigil) for _ in range(lanes))
 
@@ -114,7 +114,7 @@ class SqlStore:
         return known
 
     async def run(self, run: str) -> RunRow:
-        return await self._read(partial(runs.run, name=run))
+        return await self._read(partial(runs.run, statements=self._statements, name=run), brief=True)
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._read(partial(runs.page, query=query))
@@ -222,8 +222,8 @@ class SqlStore:
         await self.vigil.finished.wait()
         await self._runner.close()
 
-    async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await self._patiently(partial(self._runner.read, work))
+    async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        return await self._patiently(partial(self._runner.read, work, brief=brief))
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """For work that may be done twice without harm: an unanswered COMMIT is reported as a failure."""

@@ -1,4 +1,5 @@
-"""The statements of the append path: written in Core, compiled once per dialect, run on the driver's own cursor.
+"""The statements of the append path and a run's row: written in Core, compiled once per dialect, run on the driver's
+own cursor.
 
 Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
 cost more than the rest of a small batch. Everything off this path uses Core as usual.
@@ -68,7 +69,7 @@ class Prepared:
 
 
 class Statements:
-    """Everything that `commit` needs, for one dialect."""
+    """Everything that `commit` needs, and `runs.run`, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
@@ -76,6 +77,7 @@ class Statements:
         self.runs = Prepared(
             select(*run_columns).where(self._among(RUNS.c.id)).order_by(RUNS.c.id).with_for_update(), dialect, ["ids"]
         )
+        self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.tickets = Prepared(
             select(TICKETS).where(self._among(TICKETS.c.run)).order_by(TICKETS.c.run, TICKETS.c.step).with_for_update(),
             dialect,

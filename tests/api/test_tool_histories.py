@@ -97,6 +97,17 @@ async def test_erased_content_makes_history_of_what_the_caller_still_has(stub: P
     assert (await talk.say()).ended.state.run != first.ended.state.run
 
 
+async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStub, tmp_path: Path) -> None:
+    """Though this one still has the run in its memory."""
+    stub.script("alpha", calling(look("a")), DONE)
+    async with open_house(tmp_path, pool_text(stub)) as house, open_house(tmp_path, pool_text(stub)) as other:
+        talk = Talk(house)
+        first = await talk.say()
+        talk.answer(first, "A")
+        assert await other.means.store.erase(first.ended.state.run)
+        assert (await talk.say()).ended.state.run != first.ended.state.run
+
+
 # --- time and money
 
 

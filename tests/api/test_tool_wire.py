@@ -117,17 +117,20 @@ async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client:
 
 
 async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
-    """Two processes over one database, without a queue between them; the first one may even be gone by then."""
+    """Two processes over one database, without a queue between them: there, back to the first one, which remembers the
+    run as it let go of it, and to a third one when both are gone."""
     async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
         key = await key_of(one)
         async with calling(one, key) as here, calling(other, key) as there:
             following, run = await waiting(stub, here)
-            stub.script("alpha", wanting(look("b")), Reply(chunks=("42.",)))
-            second = await post(there, following)
-            last = answered(following, message_of(second), "B")
+            stub.script("alpha", wanting(look("b")), wanting(look("c")), Reply(chunks=("42.",)))
+            second = answered(following, message_of(await post(there, following)), "B")
+            last = answered(second, message_of(await post(here, second)), "C")
     async with open_house(tmp_path, pool_text(stub)) as third, calling(third, key) as client:
         end = await post(client, last)
     assert (message_of(end)["content"], end.headers["x-baton-run"]) == ("42.", run)
+    contents = [message["content"] for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "tool"]
+    assert contents == ["A", "B", "C"]
 
 
 async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(

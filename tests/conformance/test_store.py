@@ -283,7 +283,9 @@ async def test_contents_are_stored_once_and_erased_with_their_salt(opener: Opene
         assert await store.contents("run", [pairs[0][0], "none"]) == {pairs[0][0]: text}
     async with opener() as store:
         assert await store.contents("run", [ref for ref, _ in pairs]) == dict(pairs)
+        assert not (await store.run("run")).erased
         assert await store.erase("run")
+        assert (await store.run("run")).erased
         assert not await store.erase("none")
         assert await store.contents("run", [pairs[0][0]]) == {}
         journal = await store.journal("run")
