@@ -54,6 +54,12 @@ def _workflow(target: Target, direct: Target, effort: Effort, budget: float) -> 
     yield _row("1-2-1, CPU per run, 64 runs", 4, "ms", lambda: scenarios.workflow_cpu(target, effort))
 
 
+def _tools(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
+    for how, stream in (("whole", False), ("streamed", True)):
+        figure = partial(scenarios.tool_turn_added, target, direct, effort, stream=stream)
+        yield _row(f"tool turn on mini over 20 ms, added p50, {how}", 5, "ms", figure)
+
+
 def _streams(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
     yield _row(
         "chunks relayed at 128 streams", 12_000, "/s", lambda: scenarios.stream_rate(target, effort), higher=True
@@ -73,6 +79,7 @@ def _rows(setup: str, target: Target, direct: Target, reference: Target, effort:
     if setup == "embedded":
         yield _row("bad bodies, longest stall of the others", 100, "ms", lambda: scenarios.stall(target))
     yield from _one_step(target, direct, effort, budget=8 if setup == "distributed" else 5)
+    yield from _tools(target, direct, effort)
     ratio = partial(scenarios.cpu_ratio, target, reference, effort)
     yield _row("one step, CPU against bare FastAPI + aiohttp", None, "x", ratio)
     if setup != "postgres":

@@ -21,6 +21,7 @@ from .load import Load, Report, run
 from .processes import ROOT, cpu_seconds
 from .stalls import longest_stall
 from .subject import Target, one_step, one_two_one
+from .talk import Lost, turns
 
 LEVELS = 3
 """Steps on the critical path of 1-2-1."""
@@ -103,6 +104,19 @@ def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> f
 def workflow_cpu(target: Target, effort: Effort) -> float:
     """CPU ms per 1-2-1 run at 64 concurrent runs."""
     return _cpu_ms_per_request(target, one_two_one(), "a", 64, effort)
+
+
+def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: bool) -> float:
+    """Added ms of a turn that brings back a tool's result and calls the next tool, over a 20 ms worker, p50."""
+    try:
+        turns(target, "caller", 1.0, stream=stream)
+        added = []
+        for _ in range(effort.rounds):
+            floor = statistics.median(turns(direct, "caller", effort.seconds / 2, stream=stream))
+            added.append(statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor)
+    except Lost as problem:
+        raise Failed(f"{target.name}: {problem}") from problem
+    return statistics.median(added)
 
 
 def stream_rate(target: Target, effort: Effort) -> float:

@@ -31,6 +31,7 @@ WORKERS: Mapping[str, str] = {
     "long": "/d10000",
     "drip": "/d1000/c100/g1000000",
     "half": "/d500",
+    "caller": "/d20/t1",
 }
 """The workers of the pool and the upstream's behaviour for each."""
 QUESTION = "Explain the trade-offs of queues in orchestration. " * 12
@@ -96,6 +97,7 @@ def pool_text(upstream: str) -> str:
             f'provider = "bench-{name}"',
             'model = "bench"',
             'price = { input = "0.15", output = "0.60" }',
+            "tools = true",
             "",
         ]
     return "\n".join([*lines, "[tiers.baton-mini]", 'pool = "all"', "limits = { seconds = 900 }", ""])

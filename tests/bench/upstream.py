@@ -1,8 +1,8 @@
 """A fast OpenAI-compatible upstream, so that what is measured is never the worker.
 
-The path prefix sets the behaviour, each part optional: `/d<ms>/c<chunks>/g<gap_us>/v1/chat/completions`. It streams
-when the body has `"stream": true`, and sends a usage frame when that asks for it. `python -m tests.bench.upstream` is
-one process on one core.
+The path prefix sets the behaviour, each part optional: `/d<ms>/c<chunks>/g<gap_us>/t<calls>/v1/chat/completions`. It
+streams when the body has `"stream": true`, and sends a usage frame when that asks for it; with `t` it calls tools
+instead of an answer. `python -m tests.bench.upstream` is one process on one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ STREAM_HEAD = (
     b"Transfer-Encoding: chunked\r\n\r\n"
 )
 TICK_US = 1000
-_PART = re.compile(rb"/([dcg])(\d+)")
+ARGUMENTS = '{"path": "src/orchestration/queues.py"}'
+PIECE = 4
+"""Characters of arguments in a frame."""
+_PART = re.compile(rb"/([dcgt])(\d+)")
 _STREAMS = re.compile(rb'"stream"\s*:\s*true')
 _WANTS_USAGE = re.compile(rb'"include_usage"\s*:\s*true')
 
@@ -45,15 +48,37 @@ def _chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
     return _frame(json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": choices, **more}))
 
 
-def _delta(delta: dict[str, str], finish: str | None = None) -> bytes:
+def _delta(delta: dict[str, Any], finish: str | None = None) -> bytes:
     return _chunk([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}])
 
 
-def _document() -> bytes:
-    message = {"role": "assistant", "content": CONTENT, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+def _document(calls: int = 0) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": CONTENT, "refusal": None}
+    if calls:
+        message |= {"content": None, "tool_calls": [_call(number, ARGUMENTS) for number in range(calls)]}
+    finish = "tool_calls" if calls else "stop"
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
     body = json.dumps({**HEAD, "object": "chat.completion", "choices": [choice], "usage": USAGE}).encode()
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def _call(number: int, arguments: str) -> dict[str, Any]:
+    function = {"name": "read_file", "arguments": arguments}
+    return {"id": f"call_bench{number}", "type": "function", "function": function}
+
+
+@lru_cache(maxsize=16)
+def called(calls: int, stream: bool) -> bytes:
+    """A reply that calls tools: whole, or all of its stream but the end."""
+    if not stream:
+        return _document(calls)
+    frames = b""
+    for number in range(calls):
+        frames += _delta({"tool_calls": [{"index": number, **_call(number, "")}]})
+        for at in range(0, len(ARGUMENTS), PIECE):
+            piece = {"index": number, "function": {"arguments": ARGUMENTS[at : at + PIECE]}}
+            frames += _delta({"tool_calls": [piece]})
+    return FIRST + frames + _delta({}, "tool_calls")
 
 
 DOCUMENT = _document()
@@ -66,10 +91,10 @@ NOTHING = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:
 
 
 @lru_cache(maxsize=256)
-def behaviour(path: bytes) -> tuple[float, int, int]:
-    """Delay in seconds, chunks, gap in microseconds."""
+def behaviour(path: bytes) -> tuple[float, int, int, int]:
+    """Delay in seconds, chunks, gap in microseconds, tool calls."""
     parts = {name: int(value) for name, value in _PART.findall(path)}
-    return parts.get(b"d", 0) / 1000, parts.get(b"c", 100), parts.get(b"g", 0)
+    return parts.get(b"d", 0) / 1000, parts.get(b"c", 100), parts.get(b"g", 0), parts.get(b"t", 0)
 
 
 class Worker(asyncio.Protocol):
@@ -115,18 +140,22 @@ class Worker(asyncio.Protocol):
         if not self._body:
             self._transport.write(NOTHING)
             return
-        delay, chunks, gap = behaviour(self._path)
+        delay, chunks, gap, calls = behaviour(self._path)
         stream = _STREAMS.search(self._body) is not None
         if delay:
-            self._timer = self._loop.call_later(delay, self._answer, stream, chunks, gap)
+            self._timer = self._loop.call_later(delay, self._answer, stream, chunks, gap, calls)
         else:
-            self._answer(stream, chunks, gap)
+            self._answer(stream, chunks, gap, calls)
 
-    def _answer(self, stream: bool, chunks: int, gap: int) -> None:
+    def _answer(self, stream: bool, chunks: int, gap: int, calls: int) -> None:
         if not stream:
-            self._transport.write(DOCUMENT)
+            self._transport.write(called(calls, False) if calls else DOCUMENT)
             return
-        end = FINISH + (USAGE_FRAME if _WANTS_USAGE.search(self._body) else b"") + DONE
+        rest = (USAGE_FRAME if _WANTS_USAGE.search(self._body) else b"") + DONE
+        if calls:
+            self._transport.write(called(calls, True) + rest)
+            return
+        end = FINISH + rest
         if not gap:
             self._transport.write(FIRST + TOKEN * chunks + end)
             return
