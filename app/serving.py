@@ -59,6 +59,8 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     _settle_memory()
     async with house(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
+        await opened.clock.look()
+        group.create_task(opened.clock.keep(stopping))
         driving = group.create_task(opened.drivers.run(runs_end))
         telling = group.create_task(opened.webhooks.run(runs_end))
         if roles.gateway:  # whoever only dispatches conducts orphans at most, and learns from their calls

@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from pydantic import SecretStr
 
 from app.attempt import Means
+from app.clock import Clock
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
@@ -131,11 +132,12 @@ class House:
     pulse: Pulse
     gate: Gate
     webhooks: Webhooks
+    clock: Clock
 
 
 @asynccontextmanager
 async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[House]:
-    """Open what the configuration asks for; close it when the block is left."""
+    """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     telemetry = Telemetry(_tracer(home))
@@ -144,6 +146,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     chance = random.Random(fresh.bytes(16)).random
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance))
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
+        clock = Clock(now, time.monotonic, store.clock)
         means = Means(
             store=store,
             queue=queue,
@@ -152,7 +155,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             conductor=pool.conductor,
             health=pool.health,
             telemetry=telemetry,
-            now=now,
+            now=clock.now,
             tick=time.monotonic,
             name=fresh.name,
             chance=chance,
@@ -169,7 +172,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             catalog=pool.catalog,
             telemetry=telemetry,
             pepper=key.get_secret_value().encode(),
-            now=now,
+            now=clock.now,
             tick=time.monotonic,
             name=fresh.name,
             bounds=Bounds(body=settings.max_body_bytes),
@@ -182,7 +185,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
         slots = settings.concurrent_steps
         dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known)
         try:
-            yield House(pool, means, drivers, dispatcher, pulse, gate, Webhooks(means, _target(settings)))
+            webhooks = Webhooks(means, _target(settings))
+            yield House(pool, means, drivers, dispatcher, pulse, gate, webhooks, clock)
         finally:
             await pool.close()
 

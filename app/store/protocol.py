@@ -432,6 +432,10 @@ class Store(Protocol):
         """Mark a key as revoked; False if there is none."""
         ...
 
+    async def clock(self) -> float:
+        """The database's own time, in seconds since 1970."""
+        ...
+
     async def ready(self) -> None:
         """Return if the database takes a write transaction within two seconds, else raise `StoreUnavailable`."""
         ...

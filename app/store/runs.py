@@ -15,6 +15,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    text,
     tuple_,
     update,
 )
@@ -26,6 +27,8 @@ from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, Run
 from app.store.statements import Statements
 from app.store.tables import EVENTS, PULSE, RUNS, TAGS, TICKETS
 
+CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
+MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 
@@ -136,6 +139,12 @@ def ring(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, .
         rung = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(ticket.run, ticket.step) for ticket in tickets])
         conn.execute(update(TICKETS).where(rung).values(rung_at=now))
     return tickets
+
+
+def clock(conn: Connection) -> float:
+    """The server's time, in seconds since 1970; of a file's, the machine's."""
+    postgres = conn.dialect.name == "postgresql"
+    return float(conn.execute(text(CLOCK if postgres else MACHINE_CLOCK)).scalar_one())
 
 
 def beat(conn: Connection) -> None:

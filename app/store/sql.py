@@ -202,6 +202,9 @@ class SqlStore:
     async def revoke_key(self, public_id: str, at: float) -> bool:
         return await self._write(partial(keys.revoke, public_id=public_id, at=at))
 
+    async def clock(self) -> float:
+        return await self._read(runs.clock)
+
     async def ready(self) -> None:
         try:
             async with asyncio.timeout(READY_SECONDS):

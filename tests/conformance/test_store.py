@@ -1,6 +1,7 @@
 """Every promise of the store seam about runs and their journals, on an SQLite file and on a real Postgres."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -327,3 +328,9 @@ async def test_an_ended_run_is_read_from_the_database(opener: Opener) -> None:
         for entry in (admitted("run"), note("run"), Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {"usd": 1}),), epoch=1)):
             appended += (await store.append(entry)).events
         assert (await store.journal("run", upto=3)).events == tuple(appended)
+
+
+async def test_the_databases_clock_is_told_in_seconds_since_1970(store: Store) -> None:
+    said = [await store.clock() for _ in range(2)]
+    assert said == sorted(said)
+    assert said[0] == pytest.approx(time.time(), abs=30.0), "the test's database is on this machine"

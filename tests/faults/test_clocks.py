@@ -1,0 +1,102 @@
+"""F-28: the clock of one machine is minutes wrong, jumps back or ahead; what a run may take is not measured by it."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.accounts import accounts, settle
+from tests.faults.load import flood
+from tests.faults.points import case
+from tests.faults.scene import WORKERS, Scene, scene
+from tests.processes import command, within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(120)
+CALLERS = 10
+Record = Callable[[str, object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Whose clock is wrong by how many seconds, and by how many after it has jumped."""
+
+    who: str
+    before: float
+    after: float
+    ci: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a place."""
+        if self.before == self.after:
+            return f"clock of a {self.who} wrong by {self.before:+.0f} s"
+        return f"clock of a {self.who} jumps by {self.after - self.before:+.0f} s"
+
+
+WRONGS = (
+    Wrong("dispatcher", 300, 300, ci=True),
+    Wrong("dispatcher", -300, -300, ci=True),
+    Wrong("gateway", 300, 300),
+    Wrong("gateway", -300, -300),
+    Wrong("dispatcher", 0, 300),
+    Wrong("dispatcher", 0, -300),
+    Wrong("gateway", 0, 300, ci=True),
+    Wrong("gateway", 0, -300),
+    Wrong("dispatcher", 0, 1),
+    Wrong("gateway", 0, -3600),
+)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Two gateways and three dispatchers; the first of each kind looks at a clock of its own."""
+    folder = tmp_path_factory.mktemp("clocks")
+    with scene(folder, gateways=2, start=False) as made:
+        for process in (made.gateways[0], made.dispatchers[0]):
+            words = process.program[:-1]
+            process.program = (*words, "--clock", str(folder / f"{process.verb}.clock"), "--")
+        assert command(folder, made.environ, "migrate").returncode == 0
+        made.reset()
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    for name in WORKERS:
+        shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.2))
+    return shared
+
+
+def wrong(one: Wrong) -> object:
+    expectation = "no run expires or is lost; none is done twice"
+    return case(one, family="F-28", place=one.name, expectation=expectation, ci=one.ci, name=one.name)
+
+
+@pytest.mark.parametrize("one", [wrong(one) for one in WRONGS])
+def test_a_wrong_clock_ends_no_run_and_repeats_none(house: Scene, one: Wrong, record_property: Record) -> None:
+    clock = house.folder / f"{one.who}.clock"
+    process = house.gateways[0] if one.who == "gateway" else house.dispatchers[0]
+    clock.write_text(str(one.before))
+    process.stop()
+    house.mend()
+    try:
+        with flood(house.gateways, CALLERS) as load:
+            within(20, lambda: len(load.answers) > CALLERS, "runs are under way")
+            clock.write_text(str(one.after))
+            time.sleep(3.0)
+        assert settle(house) == []
+    finally:
+        clock.write_text("0")
+        process.stop()
+    ours = accounts(house.database)
+    repeated = sum(outcomes != ["ok"] for run in ours for outcomes in run.outcomes())
+    record_property("measured", f"{len(ours)} runs, {repeated} steps done twice")
+    assert load.statuses == {200: load.asked}
+    assert {run.row["state"] for run in ours} == {"succeeded"}
+    assert {run.row["degraded"] for run in ours} == {False}
+    assert repeated == 0
+    for run in ours:
+        assert [event.seq for event in run.events] == list(range(1, len(run.events) + 1))
