@@ -1,0 +1,123 @@
+"""F-26: every message of Redis comes three times and in another order, and some were written by nobody of ours."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis import Redis
+
+from app.stepqueue.keys import FIELD, Keys
+from app.stepqueue.protocol import AGAIN, Ticket
+from app.stepqueue.wire import pack_ticket
+from tests.faults.accounts import accounts, settle
+from tests.faults.load import flood
+from tests.faults.points import at, case
+from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
+from tests.processes import within
+from tests.stubs import Reply
+
+pytestmark = pytest.mark.timeout(120)
+COPIES = 3
+CALLERS = 20
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    stutter = ("--copies", str(COPIES))
+    with scene(tmp_path_factory.mktemp("messages"), program={"gateway": stutter, "dispatcher": stutter}) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    return shared
+
+
+@at("F-26", "every message three times, batches in reverse", "each step is executed once", ci=True)
+def test_messages_that_come_again_do_nothing(house: Scene, record_property: Record) -> None:
+    with flood(house.gateways, CALLERS) as load:
+        within(30, lambda: len(load.answers) >= 2 * CALLERS, "many runs are over")
+    assert settle(house) == []
+    assert load.statuses == {200: load.asked}
+    ours = accounts(house.database)
+    record_property("measured", f"{len(ours)} runs")
+    for run in ours:
+        assert run.outcomes() == [["ok"]] * 3
+    assert sum(len(house.stub.requests(name)) for name in WORKERS) == 3 * len(ours)
+
+
+@at("F-26", "every live message three times, streamed", "the answer is told once", ci=True)
+def test_words_that_come_again_are_told_once(house: Scene) -> None:
+    words = tuple(f"word{n} " for n in range(30))
+    house.stub.always("epsilon", Reply(chunks=words, gap=0.01))
+    answered = ask(house.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
+    assert (answered.status, answered.text) == (200, "".join(words))
+    assert settle(house) == []
+
+
+FORGERIES: dict[str, Callable[[str], bytes]] = {
+    "of a run that is none": lambda _run: forged("run_00000000000000000000000000000000", 0),
+    "of a step that is done": lambda run: forged(run, 0),
+    "of a step that is done, as if rung again": lambda run: forged(run, 0, version=AGAIN),
+    "of a step that another one executes": lambda run: forged(run, 1),
+    "of a step that another one executes, as if rung again": lambda run: forged(run, 1, version=AGAIN),
+    "of a step that is not due yet": lambda run: forged(run, 3, version=AGAIN),
+    "of a step that is none": lambda run: forged(run, 99, version=AGAIN),
+    "from the end of the journal": lambda run: forged(run, 1, seq=10**9),
+    "that is no ticket": lambda _run: b'{"run": "' + b"x" * 100_000,
+}
+
+
+def forged(run: str, step: int, *, version: int = 0, seq: int = 3) -> bytes:
+    return pack_ticket(Ticket(run, step, "baton-ultra", "nobody", seq, version))
+
+
+def forgery(name: str) -> object:
+    place = f"forged ticket {name}"
+    ci = "executes" in name or "no ticket" in name
+    return case(name, family="F-26", place=place, expectation="ignored: no call, no event", ci=ci, name=place)
+
+
+@pytest.mark.parametrize("name", [forgery(name) for name in FORGERIES])
+def test_a_forged_ticket_is_ignored(house: Scene, name: str) -> None:
+    house.stub.always("beta", Reply(chunks=("beta ", "says so."), first_delay=1.0))
+    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
+    house.asked("beta")
+    run = house.latest()
+    with Redis.from_url(house.redis.url) as redis:
+        stream = Keys("baton").tickets("baton-ultra")
+        for _ in range(3):
+            redis.xadd(stream, {FIELD: FORGERIES[name](run)})
+        answered = calling.result(30)
+        within(20, lambda: not redis.xlen(stream), "the forged tickets are gone")
+    assert (answered.status, answered.run) == (200, run)
+    assert settle(house) == []
+    (ours,) = accounts(house.database)
+    assert ours.outcomes() == [["ok"]] * len(WORKERS)
+    assert len(house.stub.requests()) == len(WORKERS)
+    assert all(process.alive for process in house.processes)
+
+
+@at("F-26", "forged live messages to every process", "ignored; the answer is the worker's own", ci=True)
+def test_live_messages_that_cannot_be_read_are_ignored(house: Scene) -> None:
+    house.stub.always("epsilon", Reply(chunks=tuple("A word and another. "), gap=0.05))
+    calling = house.aside(ask, house.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
+    house.asked("epsilon")
+    run = house.latest()
+    rubbish = (
+        b"",
+        b"[",
+        b'[["d", 1, 2, 3]]',
+        b'[["d","' + run.encode() + b'",4,"call_0",0,"not what it says"]]',
+        b'[["c","run_0",[[9,"run.succeeded",0,{}]]]]',
+        b'[["x"]]',
+        b"\xff" * 1000,
+    )
+    with Redis.from_url(house.redis.url) as redis:
+        for address in redis.pubsub_channels():
+            for payload in rubbish:
+                redis.publish(address, payload)
+    answered = calling.result(30)
+    assert (answered.status, answered.text) == (200, "A word and another. ")
+    assert settle(house) == []

@@ -1,0 +1,181 @@
+"""F-27 and F-33: a process stands still for two leases and wakes up; a step that kills whoever takes it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from app.core.journal import TERMINAL, Kind
+from app.dispatch import DELIVERIES
+from tests.faults.accounts import account, accounts, settle
+from tests.faults.points import at, case
+from tests.faults.scene import CHAIN, LEASE, WORKERS, Scene, ask, scene
+from tests.processes import within
+from tests.stubs import Reply, Trickle
+
+pytestmark = pytest.mark.timeout(120)
+FROZEN = 2 * LEASE
+PLANNED = {"baton": {"plan": CHAIN}}
+POISON = {"steps": [{"worker": "epsilon", "subtask": "Die.", "access": ["user"]}]}
+ANSWER = "epsilon says so."
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    return shared
+
+
+@dataclass(frozen=True, slots=True)
+class Stillness:
+    """Where a process stops, and what the third step's attempts then come to."""
+
+    name: str
+    order: str
+    outcomes: tuple[str, ...] = ("ok",)
+    ci: bool = False
+
+
+LOST = ("unknown", "ok")
+DISPATCHER = (
+    Stillness("with a ticket in its hand", "stop take.after[step=2]"),
+    Stillness("before it sends the request", "stop append.after[call.intended@2]", LOST, ci=True),
+    Stillness("in the middle of the reply", "stop stream.read[worker=gamma]:3", LOST, ci=True),
+    Stillness("before it writes the outcome", "stop append.before[call.finished@2]", LOST, ci=True),
+    Stillness("after the outcome", "stop append.after[step.done@2]"),
+)
+DRIVER = (
+    Stillness("before it queues a step", "stop append.before[step.queued@2]", ci=True),
+    Stillness("after it has queued a step", "stop append.after[step.queued@2]"),
+    Stillness("before it writes the end", "stop append.before[run.succeeded]", ci=True),
+)
+
+
+def still(who: str, stillness: Stillness, expectation: str) -> object:
+    place = f"{who} frozen for two leases {stillness.name}"
+    return case(stillness, family="F-27", place=place, expectation=expectation, ci=stillness.ci, name=place)
+
+
+@contextmanager
+def thawed(pid: int) -> Iterator[None]:
+    """It goes on at the end of the block, whatever happens in it."""
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+REJECTED = "what the zombie writes is refused; its call is counted; the answer comes once"
+
+
+@pytest.mark.parametrize("stillness", [still("dispatcher", one, REJECTED) for one in DISPATCHER])
+def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
+    if "read" in stillness.order:
+        house.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
+    house.orders.lay(stillness.order)
+    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = house.struck()
+    zombie = house.process(taken.pid)
+    with thawed(taken.pid):
+        until = time.time() + FROZEN
+        answered = calling.result(30)
+        time.sleep(max(0.0, until - time.time()))
+    assert (answered.status, answered.text) == (200, ANSWER)
+    assert settle(house) == []
+    outcomes = [["ok"] for _ in WORKERS]
+    outcomes[2] = list(stillness.outcomes)
+    assert account(house, answered.run).outcomes() == outcomes
+    assert zombie.alive, "it goes on with other things"
+    within(10, lambda: not house.holders(), "it has let go of the step")
+    assert ask(house.gateway, "baton-mini").status == 200
+    assert settle(house) == []
+
+
+@pytest.mark.parametrize(
+    "stillness", [still("gateway", one, "its epoch is over; its caller is answered") for one in DRIVER]
+)
+def test_a_driver_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
+    house.orders.lay(stillness.order)
+    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = house.struck()
+    with thawed(taken.pid):
+        time.sleep(FROZEN)
+        within(20, lambda: house.ended(house.latest()), "somebody else ends the run")
+    answered = calling.result(30)
+    assert (answered.status, answered.text) == (200, ANSWER)
+    assert settle(house) == []
+    run = account(house, answered.run)
+    assert run.outcomes() == [["ok"]] * len(WORKERS)
+    assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
+    assert run.row["epoch"] > 1
+
+
+def dies(how: str) -> object:
+    return case(
+        how,
+        family="F-33",
+        place=f"step that {'kills' if how == 'kill' else 'breaks'} every dispatcher",
+        expectation=f"a dead letter after {DELIVERIES}; others unaffected",
+        ci=how == "kill",
+        name=how,
+    )
+
+
+@pytest.mark.parametrize("how", [dies("kill"), dies("raise")])
+def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Record) -> None:
+    house.orders.lay(f"*{how} stream.before[worker=epsilon]")
+    began = time.monotonic()
+    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
+    others = []
+    while not calling.done():
+        revived(house)
+        others.append(ask(house.gateway, "baton-mini", timeout=30))
+        time.sleep(0.2)
+    answered = calling.result(0)
+    record_property("measured", f"given up after {time.monotonic() - began:.1f} s, {len(others)} others answered")
+    assert (answered.status, answered.code) == (502, "dead_letter")
+    assert {other.status for other in others} == {200}
+    house.mend()
+    assert settle(house) == []
+    assert len(house.orders.taken) == DELIVERIES
+    (poisoned,) = [one for one in accounts(house.database) if one.row["state"] == "failed"]
+    (failed,) = poisoned.bodies(Kind.STEP_FAILED)
+    assert (failed["error"], failed["deliveries"]) == ("dead_letter", DELIVERIES)
+    assert house.stub.requests("epsilon") == []
+
+
+@at("F-33", "plan that kills every driver", "the fallback answers, degraded; others unaffected", ci=True)
+def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
+    house.orders.lay("*kill stream.last[worker=planner]")
+    assert ask(house.gateway, "baton-ultra").status == 0
+    run = house.latest()
+
+    def over() -> bool:
+        revived(house)
+        return house.ended(run)
+
+    within(60, over, "the run ends")
+    house.orders.withdraw()
+    house.mend()
+    assert settle(house) == []
+    found = account(house, run)
+    assert (found.row["state"], found.row["degraded"]) == ("succeeded", True)
+    assert found.outcomes()[-1] == ["ok"]
+
+
+def revived(house: Scene) -> None:
+    """As a supervisor does: whatever has died starts again."""
+    for process in house.processes:
+        if not process.alive:
+            process.start(wait=False)
