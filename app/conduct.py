@@ -3,9 +3,10 @@
     order ── admit ──> run.admitted committed            (with the whole plan, if the conductor needs no model)
                └ drive: until the run has ended, or waits for its caller (who then comes to drivers.start again)
                     commands = decide(state)              pure, core/progress.py
-                      Propose  ask a conductor; its steps are checked one by one as they stream in (planner.py)
+                      Propose  ask a conductor, once more when a round has answered and another one may follow;
+                               its steps are checked one by one as they stream in (planner.py)
                       Queue    journal step.queued with a ticket in the outbox, then ring the bell
-                      Skip     nothing is left for the step to see
+                      Skip     nothing is left for the step to see, or its round is over without it
                       Await    the caller has to call tools first: its turn ends, and the lease goes to nobody
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that dispatchers tell of
@@ -179,7 +180,7 @@ class Driver:
                     turn, sound = state.turn.number, self._means.queue.sound
                     follows.outbox += [Outbox(n, state.admitted.tier, self._home, turn, sound) for n in command.steps]
                 elif isinstance(command, Skip):
-                    fresh += drafts.skipped([follows.state.steps[command.step]], "inputs_lost")
+                    fresh += drafts.skipped([follows.state.steps[command.step]], command.reason)
                 elif isinstance(command, Await):
                     until = self._means.now() + state.admitted.limits.tool_wait
                     fresh.append(drafts.awaiting(follows.state, command, until))
@@ -401,16 +402,19 @@ class Driver:
             if found := faults(self.state, planned.step, place):
                 await self._planner.stop()
                 return await self._reject(found, outage=False)
-            draft, contents = self._planner.step(proposal.number, proposal.base, place, planned.step)
+            draft, contents = self._planner.step(proposal, place, planned.step, self.state.previous)
         elif isinstance(planned.error, PlanRejected):
             return await self._reject(planned.error.reasons, outage=False)
         elif planned.error is not None:
             await self._planner.stop()  # it may be others who say so
             return await self._reject([planned.error.public_code or "conductor_failed"], outage=True)
-        elif not self.state.current or not self.state.current[-1].answers:
+        elif self.state.current and not self.state.current[-1].answers:
             return await self._reject(["the plan has no answering step"], outage=False)
+        elif not self.state.current and proposal.round == 1:
+            return await self._reject(["the plan has no steps"], outage=False)
         else:
-            inputs = [[n - proposal.base for n in step.access.steps] for step in self.state.current]
+            own = [[n for n in step.access.steps if n >= proposal.base] for step in self.state.current]
+            inputs = [[n - proposal.base for n in seen] for seen in own]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
             self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self._commit((draft,), contents)
@@ -474,10 +478,7 @@ class Driver:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
             self.audience.end(await ended.read(self._means.store, state))
             return await self.audience.ring_far(self._means.queue, self._means.tick())
-        telemetry.count("baton_runs_total", state.admitted.tier, state.state)
-        telemetry.observe("baton_run_seconds", self._means.tick() - self._began, state.admitted.tier)
-        if state.degraded:
-            telemetry.count("baton_degraded_total", state.admitted.tier)
+        ended.count(telemetry, state, self._means.tick() - self._began)
         try:
             told = ended.told(state, self._contents)
         except NotFound:  # another driver wrote the end

@@ -44,9 +44,9 @@ def projection(state: RunState, now: float) -> Projection:
     """The columns of the run's row that lists and filters read."""
     return Projection(
         state=state.state,
-        topology=state.proposal.topology or None if state.proposal else None,
+        topology=state.topology or None,
         degraded=state.degraded,
-        steps=len(state.current),
+        steps=len(state.planned),
         ended_at=now if state.ended else None,
         error=state.end.get("error"),
     )

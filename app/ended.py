@@ -19,6 +19,7 @@ from app.core.state import RunState, StepState
 from app.errors import BatonError, NotFound
 from app.order import Ended
 from app.store.protocol import Store
+from app.telemetry import Telemetry
 
 
 def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
@@ -84,6 +85,20 @@ def _callers(state: RunState) -> list[StepState]:
     """The steps that wait for results; the answering one first, because its calls are told as they stream."""
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
     return sorted(waiting, key=lambda step: (not step.answers, step.n)) if state.state == "awaiting_tool" else []
+
+
+def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
+    """Note the end of a run; `seconds` is how long it was driven here."""
+    tier = state.admitted.tier
+    telemetry.count("baton_runs_total", tier, state.state)
+    telemetry.observe("baton_run_seconds", seconds, tier)
+    if state.degraded:
+        telemetry.count("baton_degraded_total", tier)
+    for proposal in state.proposals[1:]:
+        if proposal.round > 1 and proposal.state == "accepted":
+            telemetry.count("baton_rounds_total", tier, "opened" if proposal.topology else "accepted")
+    if state.end.get("stopped"):
+        telemetry.count("baton_rounds_total", tier, "stopped")
 
 
 def without(state: RunState, error: BatonError) -> Ended:

@@ -1,5 +1,7 @@
 """What a run is admitted with: who may take part, who plans it, and the event that pins both."""
 
+from dataclasses import replace
+
 from app.attempt import Means
 from app.conductor.protocol import Conductor, Given
 from app.core import drafts
@@ -7,7 +9,7 @@ from app.core.journal import Draft
 from app.core.plan import by_name, read_plan
 from app.core.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
 from app.core.pool import Catalog
-from app.core.state import FALLBACK
+from app.core.state import CALLER, FALLBACK
 from app.core.workflow import Step
 from app.errors import InvalidRequest, PlanRejected
 from app.order import Order
@@ -40,7 +42,7 @@ def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, 
         return _policy(means, order, choice)
     try:
         names = [worker.name for worker in choice.workers]
-        return Given(read_plan(order.plan, by_name(names), order.limits.steps)), "caller"
+        return Given(read_plan(order.plan, by_name(names), order.limits.steps)), CALLER
     except PlanRejected as rejected:
         message = "; ".join(rejected.reasons)[:3000]
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
@@ -57,14 +59,15 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, st
 
 
 def admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
-    """`run.admitted`; `task` is the ref of what was asked."""
+    """`run.admitted`; `task` is the ref of what was asked. Where nobody conducts there is one round."""
+    limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
     return drafts.admitted(
         task=task,
         tier=order.tier.name,
         model=order.model,
         effort=order.effort,
-        limits=order.limits,
-        deadline=now + order.limits.seconds,
+        limits=limits,
+        deadline=now + limits.seconds,
         pool=[worker.name for worker in choice.workers],
         excluded=choice.excluded,
         labels=order.labels,

@@ -18,7 +18,7 @@ from app.conduct import Driver
 from app.consequences import ending, projection, tentative
 from app.core.chat import Usage, task_from_json, usage_to_json
 from app.core.journal import Draft, Kind
-from app.core.progress import Finish, fold
+from app.core.progress import Finish, fold, give_up
 from app.core.state import RunState
 from app.dispatch import rung_again
 from app.errors import NotFound
@@ -104,7 +104,7 @@ class Orphans:
                 raise
             return await self._expire(row)
         if late and not self._can_drive(row):
-            return await self._end(state, row, Finish(Kind.EXPIRED, error="run_expired"))
+            return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
             driver = await driver_for(self._means, self._home, state, journal.salt, row.epoch)
         except NotFound:

@@ -7,23 +7,23 @@ writes intent and outcome like every other call. What comes from a conductor is 
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Protocol
 
 from app import outcomes
 from app.attempt import Attempt, Means
-from app.conductor.protocol import Brief, Conductor, Given
+from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
 from app.core import drafts
 from app.core.chat import Form, Message, Piece, Sampling, Task
 from app.core.journal import Draft
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import Propose
-from app.core.state import RunState
-from app.core.workflow import Access, Step
-from app.errors import BatonError, PlanRejected, WorkerUnavailable
+from app.core.state import Answer, Proposal, RunState
+from app.core.workflow import PREVIOUS, Access, Step
+from app.errors import BatonError, NotFound, PlanRejected, WorkerUnavailable
 from app.outage import patiently
 from app.providers.protocol import Request
 from app.store.content import address
@@ -87,6 +87,8 @@ class Planner:
         self._running: asyncio.Task[None] | None = None
         self._stopped = False
         self._state: RunState | None = None
+        self._until = 0.0
+        """When its plan must be made."""
         self.call = ""
         """The latest planning call."""
         self._text = ""
@@ -95,6 +97,7 @@ class Planner:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them."""
         conductor = self._conductor_for(state, command)
         brief = self._brief(state, command, conductor)
+        answer = state.answer(command.round - 1)
         names = [worker.name for worker in brief.workers]
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
         written = [drafts.opened(command, kind, names, conductor.instant)]
@@ -102,17 +105,20 @@ class Planner:
         if conductor.instant:
             steps = [step async for step in conductor.propose(brief, partial(self._ask, brief))]
             for place, step in enumerate(steps):
-                draft, new = self.step(command.number, command.base, place, step)
+                draft, new = self.step(command, place, step, answer)
                 written.append(draft)
                 contents += new
             written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
         return written, contents
 
-    def step(self, proposal: int, base: int, place: int, step: Step) -> tuple[Draft, Contents]:
-        """`plan.step` with its subtask's content."""
+    def step(
+        self, proposal: Propose | Proposal, place: int, step: Step, previous: Answer | None
+    ) -> tuple[Draft, Contents]:
+        """`plan.step` with its subtask's content; `previous` is the answer of the round before."""
         ref = self._ref(step.subtask)
         contents = ((ref, step.subtask.encode()),) if ref else ()
-        return drafts.planned(proposal, base, place, step, ref), contents
+        before = previous.step.n if previous is not None else None
+        return drafts.planned(proposal.number, proposal.base, place, step, ref, before), contents
 
     def _ref(self, text: str) -> str:
         """A text's address; empty for the empty text."""
@@ -121,6 +127,7 @@ class Planner:
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `tell`."""
         self._state = state
+        self._until = self._deadline(state, command)
         self._stopped = False
         self._running = group.create_task(self._propose(state, command))
 
@@ -144,7 +151,7 @@ class Planner:
         error: BatonError | None = None
         try:
             with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
-                brief = self._brief(state, command, conductor)
+                brief = await self._shown(state, command, self._brief(state, command, conductor))
                 async for step in conductor.propose(brief, partial(self._ask, brief)):
                     self._tell(Planned(command.number, step))
         except BatonError as caught:
@@ -172,16 +179,45 @@ class Planner:
             usd_left=max(state.admitted.limits.usd - state.usd, 0),
             objections=last.reasons if last and repairs else (),
             rejected=self._text if repairs else "",
+            round=command.round,
         )
 
-    def _deadline(self, state: RunState) -> float:
+    async def _shown(self, state: RunState, command: Propose, brief: Brief) -> Brief:
+        """The brief with the round before, if there was one; `NotFound` if that was erased."""
+        answer = state.answer(command.round - 1)
+        if answer is None:
+            return brief
+        steps = state.workflow(command.round - 1)
+        refs = {ref for step in steps for ref in (step.subtask,)} | {answer.step.output}
+        read = partial(self._means.store.contents, state.run, sorted(refs - {""}))
+        found = {"": b"", **await patiently(self._means.store, read, self._left)}
+        if not refs <= found.keys():
+            raise NotFound("The content of this run was erased.", code="content_erased")
+        before = state.answer(command.round - 2)
+        names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
+        if before is not None:
+            names[before.step.n] = PREVIOUS
+        past = [
+            PastStep(
+                step.worker,
+                found[step.subtask].decode(),
+                tuple("user" if one == "user" else names[int(one)] for one in step.access.as_list()),
+                step.state == "done",
+            )
+            for step in steps
+        ]
+        return replace(brief, previous=Previous(tuple(past), found[answer.step.output].decode()))
+
+    def _deadline(self, state: RunState, command: Propose) -> float:
         """Until when plans may be made: a slow conductor must leave the steps their time."""
         tier = self._means.catalog().tiers.get(state.admitted.tier)
         share = tier.conductor.share if tier is not None else 1.0
+        if command.round > 1:
+            return state.deadline - (1 - share) * max(state.deadline - self._means.now(), 0.0)
         return state.deadline - (1 - share) * state.admitted.limits.seconds
 
-    def _left(self, state: RunState) -> float:
-        return self._deadline(state) - self._means.now()
+    def _left(self) -> float:
+        return self._until - self._means.now()
 
     async def _ask(
         self,
@@ -209,18 +245,17 @@ class Planner:
             step=None,
             worker=known,
             request=Request(known, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None),
-            access=Access(),
+            access=self._sees(state),
             number=len(state.proposals),
             salt=self._salt,
-            deadline=self._deadline(state),
+            deadline=self._until,
             spare=True,
             facts={"template": template, "usd_left": brief.usd_left, "rejected": self._ref(brief.rejected)},
         )
-        if refusal := self._means.health.refusal(known, self._left(state)):
+        if refusal := self._means.health.refusal(known, self._left()):
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
-            left = partial(self._left, state)
-            await patiently(self._means.store, partial(self._means.pin, attempt.catalog), left)
+            await patiently(self._means.store, partial(self._means.pin, attempt.catalog), self._left)
             await self._append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
@@ -233,6 +268,10 @@ class Planner:
             settled = partial(self._append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=outcomes.OUTCOME_PATIENCE)
 
+    def _sees(self, state: RunState) -> Access:
+        """A conductor reads the conversation; in a further round the answer before as well."""
+        return Access(True, (state.previous.step.n,) if state.previous is not None else ())
+
 
 def faults(state: RunState, step: Step, place: int) -> list[str]:
     """Why a proposed step cannot be executed in this run. Its form was checked by the plan's reader."""
@@ -242,6 +281,8 @@ def faults(state: RunState, step: Step, place: int) -> list[str]:
         found.append(f"step {place}: worker is not an eligible worker")
     if any(not 0 <= n < place for n in step.access.steps):
         found.append(f"step {place}: access lists a step that is not an earlier one")
+    if step.access.previous and state.previous is None:
+        found.append(f"step {place}: access lists a previous answer, and there is none")
     if place >= state.admitted.limits.steps:
         found.append(f"the plan has more than {state.admitted.limits.steps} steps")
     if proposal is not None and place and state.current[-1].answers:

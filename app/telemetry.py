@@ -24,6 +24,10 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
     "baton_plans_total": ("Proposals by what became of them.", ("tier", "outcome")),
+    "baton_rounds_total": (
+        "Rounds after a run's first: opened, the answer accepted by the empty plan, or stopped without an answer.",
+        ("tier", "outcome"),
+    ),
     "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
     "baton_dead_letters_total": ("Steps given up because their dispatchers fell silent over them.", ("tier",)),

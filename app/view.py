@@ -31,6 +31,9 @@ class View:
     subtask: str
     seen: tuple[Seen, ...]
     used: tuple[ToolUse, ...]
+    last: bool
+    """Whether its round is the run's last one, so that its answer is told as it comes; else another one may take its
+    place."""
 
     def messages(self, worker: str) -> tuple[Message, ...]:
         """Exactly what this worker sees: what is granted, nothing else."""
@@ -58,7 +61,8 @@ class View:
         sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
         if answers:
             sampling = replace(asked, max_tokens=min(asked.max_tokens or cap, cap))
-        form, messages, live = self.asked.form if answers else None, self.messages(worker.name), streams and answers
+        form, messages = self.asked.form if answers else None, self.messages(worker.name)
+        live = streams and answers and self.last
         if form is not None:
             held = constrains(form, structured)
             messages, live = shown(form, messages, constrained=held, flaw=flaw), live and held
@@ -91,7 +95,7 @@ async def look(store: Store, state: RunState, n: int) -> View:
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
     used = tuple(_use(one, texts) for one in answered)
-    return View(step, task, asked, texts[step.subtask], granted(step.access, done), used)
+    return View(step, task, asked, texts[step.subtask], granted(step.access, done), used, state.is_last_round)
 
 
 def _use(exchange: Exchange, texts: Mapping[str, str]) -> ToolUse:

@@ -136,6 +136,20 @@ class Proposal:
     verdicts: list[Fact] = field(default_factory=list)
 
     @property
+    def round(self) -> int:
+        """Which of the run's workflows it is to become."""
+        return int(self.opened.body.get("round", 1))
+
+    @property
+    def answer(self) -> Step | None:
+        """The step whose output is its answer: the last one, or the last that said anything; None if the last one is
+        not done."""
+        if self.accepted is None or not self.steps or self.steps[-1].done is None:
+            return None
+        spoken = [step for step in self.steps if step.done is not None and step.done.body["chars"]]
+        return (spoken or self.steps)[-1]
+
+    @property
     def accepted(self) -> Fact | None:
         """The acceptance, if that came first."""
         return self.verdicts[0] if self.verdicts and self.verdicts[0].kind is Kind.PLAN_ACCEPTED else None
@@ -194,9 +208,24 @@ class Account:
         return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
 
     @property
-    def current(self) -> Sequence[Step]:
-        """The steps of the latest proposal."""
-        return self.proposals[-1].steps if self.proposals else ()
+    def planned(self) -> Sequence[Step]:
+        """The steps of every round, and of the latest proposal whatever became of it."""
+        kept = [
+            one
+            for one in self.proposals
+            if one is self.proposals[-1] or (one.accepted and self.proposals[-1].round > 1)
+        ]
+        return [step for one in kept for step in one.steps]
+
+    def before(self, proposal: Proposal) -> Step | None:
+        """The step that gave the answer of the round before a proposal's."""
+        found = [one.answer for one in self.proposals if one.round == proposal.round - 1 and one.answer is not None]
+        return found[-1] if found else None
+
+    @property
+    def answered(self) -> Sequence[Proposal]:
+        """The rounds that have an answer."""
+        return [one for one in self.proposals if one.answer is not None]
 
     @property
     def erased(self) -> bool:

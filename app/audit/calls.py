@@ -54,10 +54,17 @@ def _bounds(run: Account, call: Call) -> Iterator[Violation]:
         yield run.says("worker-outside-pool", seq, f"step {call.step} is given to a worker outside the pool")
     if call.step is None and body["attempt"] != call.proposal + 1:
         yield run.says("attempt-number", seq, f"planning call {call.id} is of proposal {call.proposal}")
-    if call.step is None and body["access"] != ["user"]:
+    if call.step is None and body["access"] != _read_for_a_plan(run, call):
         yield run.says("access-not-planned", seq, f"planning call {call.id} is not one over the conversation")
     if call.step is not None and body["max_tokens"] > run.limits["output_tokens"]:
         yield run.says("output-over-limit", seq, f"{body['max_tokens']} tokens, at most {run.limits['output_tokens']}")
+
+
+def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
+    """What a conductor reads: the conversation, and in a further round the answer before."""
+    known = 0 <= call.proposal < len(run.proposals)
+    before = run.before(run.proposals[call.proposal]) if known else None
+    return ["user", *([before.n] if before is not None else [])]
 
 
 def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:

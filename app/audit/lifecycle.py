@@ -11,7 +11,8 @@ GRACE = 60.0
 ROUNDING = 5.0
 """Seconds that may pass between choosing the deadline and writing the admission."""
 FALLBACK = "fallback"
-RUN_ENDED = "run_ended"
+SPARED = frozenset({"run_ended", "round_over"})
+"""Why a step is skipped that nobody needs."""
 OVER_BUDGET = "run_over_budget"
 NO_TIME = "no_time"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
@@ -71,7 +72,10 @@ def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
         return TERMINAL[fact.kind]
     if fact.kind is Kind.PLAN_ACCEPTED:
         number = fact.body["proposal"]
-        steps = run.proposals[number].steps if number < len(run.proposals) else ()
+        proposal = run.proposals[number] if number < len(run.proposals) else None
+        if proposal is not None and proposal.round > 1:
+            return None
+        steps = proposal.steps if proposal is not None else ()
         started = any(step.facts and step.facts[0].seq < fact.seq for step in steps)
         return "running" if started else "planned"
     if fact.kind in (Kind.AWAITING, Kind.RESUMED):
@@ -98,17 +102,27 @@ def _founded(run: Account, end: Fact) -> Iterator[Violation]:
 
 def _succeeded(run: Account, end: Fact) -> str:
     last = run.proposals[-1] if run.proposals else None
-    if last is None or last.accepted is None or not last.steps:
+    if last is None or not any(one.accepted is not None and one.steps for one in run.proposals):
         return "succeeded without an accepted plan"
-    if run.admitted["preview"] or last.steps[-1].done is not None:
-        return ""
-    return "succeeded though the answering step is not done"
+    if run.admitted["preview"]:
+        return "" if last.accepted is not None and last.steps else "a preview succeeded without an accepted plan"
+    if not run.answered:
+        return "succeeded though the answering step is not done"
+    ended = last.answer is not None or (last.accepted is not None and not last.steps)
+    if ended == bool(end.body.get("stopped")):
+        return "the last round has an answer or accepts one, or something has stopped it"
+    return ""
 
 
 def _failed(run: Account, end: Fact) -> str:
-    last = run.proposals[-1] if run.proposals else None
-    answered = last is not None and last.accepted is not None and bool(last.steps) and last.steps[-1].done is not None
-    return "failed though the answering step is done" if answered else ""
+    spared = run.erased or end.body.get("error") == "content_erased"
+    return "failed though the answering step is done" if run.answered and not spared else ""
+
+
+def _wasted(run: Account, end: Fact) -> str:
+    """Whatever goes wrong in a further round, the answer of the one before is there."""
+    spared = run.erased or run.unread or end.body.get("error") == "tool_results_missing"
+    return "a round before the last one has answered" if run.answered[:-1] and not spared else ""
 
 
 def _cancelled(run: Account, end: Fact) -> str:
@@ -117,6 +131,8 @@ def _cancelled(run: Account, end: Fact) -> str:
 
 
 def _expired(run: Account, end: Fact) -> str:
+    if wasted := _wasted(run, end):
+        return wasted
     early = run.turns[-1].until - end.at
     hopeless = any(fact.body["error"] == NO_TIME for fact in run.of(Kind.STEP_FAILED))
     return f"expired {early:.1f} s before the deadline" if early > 0 and not hopeless else ""
@@ -125,7 +141,7 @@ def _expired(run: Account, end: Fact) -> str:
 def _over_budget(run: Account, end: Fact) -> str:
     steps = any(fact.body["error"] == OVER_BUDGET for fact in run.of(Kind.STEP_FAILED))
     plans = any(OVER_BUDGET in fact.body["reasons"] for fact in run.of(Kind.PLAN_REJECTED))
-    return "" if steps or plans else "over budget though no reservation was refused"
+    return _wasted(run, end) if steps or plans else "over budget though no reservation was refused"
 
 
 _FOUNDATIONS: Mapping[Kind, Callable[[Account, Fact], str]] = {
@@ -143,25 +159,30 @@ def _answer(run: Account, end: Fact) -> Iterator[Violation]:
         if end.body["step"] is not None or end.body.get("answer"):
             yield run.says("answer-wrong", end.seq, "an answer without a success")
         return
-    done = [(step.n, step.done.body) for step in run.current if step.done is not None]
-    if not done:
+    if not run.answered:
         return
-    spoken = [one for one in done if one[1]["chars"]]
-    last, chosen = done[-1], (spoken or done[-1:])[-1]
+    last = run.answered[-1]
+    chosen = last.answer
+    if chosen is None or chosen.done is None:
+        return
     told = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
-    due = (chosen[0], chosen[1]["output"], chosen[1]["finish"], chosen[0] != last[0])
+    said = chosen.done.body
+    due = (chosen.n, said["output"], said["finish"], chosen is not last.steps[-1])
     for name, found, wanted in zip(("step", "output", "finish", "fell_back"), told, due, strict=True):
         if found != wanted:
-            yield run.says("answer-wrong", end.seq, f"{name} is not that of step {chosen[0]}")
+            yield run.says("answer-wrong", end.seq, f"{name} is not that of step {chosen.n}")
 
 
 def degraded(run: Account) -> set[bool]:
-    """Whether a fallback decided or a step was lost; both where driver and dispatcher disagree about a step."""
+    """Whether a fallback decided, a step was lost or the last round came to nothing; both where driver and dispatcher
+    disagree about a step."""
     last = run.proposals[-1] if run.proposals else None
+    if run.end is not None and run.end.body.get("stopped"):
+        return {True}
     if last is not None and FALLBACK in (last.opened.body["mode"], last.opened.body["conductor"]):
         return {True}
     possible = {False}
-    for step in run.current:
+    for step in run.planned:
         views = {_lost(fact) for fact in step.facts if fact.kind in SETTLING}
         if views == {True}:
             return {True}
@@ -171,7 +192,7 @@ def degraded(run: Account) -> set[bool]:
 
 def _lost(fact: Fact) -> bool:
     if fact.kind is Kind.STEP_SKIPPED:
-        return bool(fact.body["reason"] != RUN_ENDED)
+        return fact.body["reason"] not in SPARED
     return fact.kind is Kind.STEP_FAILED
 
 

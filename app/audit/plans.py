@@ -3,12 +3,14 @@ back."""
 
 from collections.abc import Iterator
 
-from app.audit.account import Account, Fact, Proposal, Step
+from app.audit.account import Account, Fact, Proposal
 from app.audit.report import Violation
 from app.core.journal import Kind
 from app.core.workflow import topology
 
 FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
+UNCONDUCTED = frozenset({"caller", FALLBACK})
+"""The conductors of runs that have one round."""
 DRIVER_LOST = ["the driver was lost while the plan was made"]
 """The reasons of a proposal that is made again in the same mode."""
 
@@ -23,21 +25,24 @@ def plans(run: Account) -> Iterator[Violation]:
         yield from _steps(run, proposal)
         yield from _verdict(run, proposal)
         base += len(proposal.steps)
-    workflows = sum(proposal.accepted is not None for proposal in run.proposals)
-    if workflows > run.limits["rounds"]:
-        yield run.says("rounds-over-limit", 0, f"{workflows} workflows, at most {run.limits['rounds']}")
+    rounds = max((proposal.round for proposal in run.proposals), default=0)
+    if rounds > run.limits["rounds"]:
+        yield run.says("rounds-over-limit", 0, f"{rounds} rounds, at most {run.limits['rounds']}")
 
 
 def _one_at_a_time(run: Account) -> Iterator[Violation]:
-    """Opened, then steps, then one verdict; the next is opened after a rejection only."""
+    """Opened, then steps, then one verdict; the next is opened after a rejection, or as the next round."""
     opened = -1
     decided = True
     for fact in run.of(Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
         if fact.kind is Kind.PLAN_OPENED:
             opened += 1
             before = run.proposals[opened - 1] if opened else None
-            if not decided or (before is not None and before.accepted is not None):
+            further = run.proposals[opened].round != (before.round if before is not None else 1)
+            if not decided or (before is not None and before.accepted is not None and not further):
                 yield run.says("plan-out-of-order", fact.seq, "a plan is opened while there is another one")
+            elif further and not _over(run.proposals[opened], before):
+                yield run.says("round-out-of-order", fact.seq, f"round {run.proposals[opened].round} is opened")
             decided = False
         elif decided or fact.body["proposal"] != opened:
             yield run.says("plan-out-of-order", fact.seq, f"{fact.kind.value} while no such plan is open")
@@ -45,11 +50,23 @@ def _one_at_a_time(run: Account) -> Iterator[Violation]:
             decided = True
 
 
+def _over(proposal: Proposal, before: Proposal | None) -> bool:
+    """Whether the round before a proposal's has answered, with nothing of it left to do."""
+    if before is None or before.answer is None or proposal.round != before.round + 1:
+        return False
+    return all(step.settled_by(proposal.opened.seq) for step in before.steps)
+
+
 def _modes(run: Account) -> Iterator[Violation]:
-    """One first proposal, at most one repair of it, then the fallback; a lost driver's proposal is made again."""
-    allowed = {FIRST, FALLBACK}
+    """One first proposal, at most one repair of it, then the fallback, but none of that in a further round, nor one
+    where nobody conducts; a lost driver's proposal is made again."""
+    allowed, known = {FIRST, FALLBACK}, 1
     for proposal in run.proposals:
         mode = proposal.opened.body["mode"]
+        if proposal.round != known:
+            allowed, known = {FIRST}, proposal.round
+        if known > 1:
+            allowed -= {FALLBACK} if run.admitted["conductor"] not in UNCONDUCTED else {FIRST, REPAIR, FALLBACK}
         if mode not in allowed:
             yield run.says("plan-mode", proposal.opened.seq, f"proposal {proposal.number} in mode {mode[:20]}")
         if proposal.opened.body["conductor"] != (FALLBACK if mode == FALLBACK else run.admitted["conductor"]):
@@ -82,13 +99,15 @@ def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
     if len(proposal.steps) > most:
         seq = proposal.steps[most].plan.seq
         yield run.says("steps-over-limit", seq, f"{len(proposal.steps)} steps, at most {most}")
-    earlier: set[int] = set()
+    previous = run.before(proposal)
+    earlier = {previous.n} if previous is not None else set()
     for step in proposal.steps:
         seq = step.plan.seq
         if step.plan.body["worker"] not in pool:
             yield run.says("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
         if not set(step.inputs) <= earlier:
-            yield run.says("access-forward", seq, f"step {step.n} lists a step that is not an earlier one of its plan")
+            told = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
+            yield run.says("access-forward", seq, told)
         earlier.add(step.n)
     for step in proposal.steps[:-1]:
         if step.plan.body["answers"]:
@@ -103,9 +122,10 @@ def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:
         yield from _call(run, proposal, proposal.rejected)
     if verdict is None:
         return
-    if not proposal.steps or not proposal.steps[-1].plan.body["answers"]:
+    empty = proposal.round > 1 and not proposal.steps
+    if not empty and (not proposal.steps or not proposal.steps[-1].plan.body["answers"]):
         yield run.says("answering-step", verdict.seq, "the last step of the plan does not answer")
-    shape = _shape(proposal.steps)
+    shape = _shape(run, proposal)
     if verdict.body["steps"] != len(proposal.steps) or verdict.body["topology"] != shape:
         yield run.says("plan-count", verdict.seq, f"the journal has {len(proposal.steps)} steps, {shape or 'no shape'}")
     yield from _call(run, proposal, verdict)
@@ -118,10 +138,12 @@ def _fallback(run: Account, proposal: Proposal) -> Iterator[Violation]:
             yield run.says("plan-shape", step.plan.seq, f"step {step.n} of a fallback")
 
 
-def _shape(steps: list[Step]) -> str:
-    """The topology that the access lists draw; empty if they draw none."""
+def _shape(run: Account, proposal: Proposal) -> str:
+    """The topology that the access lists draw among a plan's own steps; empty if they draw none."""
+    steps, before = proposal.steps, run.before(proposal)
     places = {step.n: place for place, step in enumerate(steps)}
-    inputs = [[places.get(n, len(steps)) for n in step.inputs] for step in steps]
+    own = [[n for n in step.inputs if before is None or n != before.n] for step in steps]
+    inputs = [[places.get(n, len(steps)) for n in seen] for seen in own]
     if not steps or any(place >= at for at, seen in enumerate(inputs) for place in seen):
         return ""
     return topology(inputs)

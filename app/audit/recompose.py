@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from app.audit.account import Account, Call, Proposal, Step
-from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, answer_tokens, messages
-from app.conductor.protocol import Brief
+from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, answer_tokens, messages, template
+from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.chat import (
     NO_TOOLS,
     Form,
@@ -98,12 +98,19 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if answers:
         sampling = replace(asked, max_tokens=cap if asked.max_tokens is None else min(asked.max_tokens or cap, cap))
     said: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
-    live, form = bool(turn.began.body["streams"]) and answers, latest.form if answers else None
+    form = latest.form if answers else None
+    live = bool(turn.began.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
         held = constrains(form, catalog.providers[worker.provider].structured)
         said, live = shown(form, said, constrained=held, flaw=_flaw(run, call, form)), live and held
     logprobs = latest.logprobs if answers else None
     return Request(worker, said, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
+
+
+def _is_last(run: Account, step: Step) -> bool:
+    """Whether no further round may follow that of a step, so that its answer was told as it came."""
+    proposal = run.proposals[step.plan.body["proposal"]]
+    return bool(proposal.round >= run.limits["rounds"] or proposal.opened.body["mode"] == "fallback")
 
 
 def _flaw(run: Account, call: Call, form: Form) -> Flaw | None:
@@ -190,6 +197,8 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
     brief = _brief(run, call, proposal, catalog)
+    if template(brief) != call.intent.body["template"]:
+        raise UnknownTemplate
     options = catalog.providers[worker.provider].options
     temperature, steps = tier.conductor.temperature, run.limits["steps"]
     return Request(
@@ -203,7 +212,7 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
 
 def _plan_schema(brief: Brief, steps: int, options: Mapping[str, str]) -> Mapping[str, Any]:
     positional, tools = options.get("positional") == "true", bool(brief.task.toolbox.tools)
-    return schema(len(brief.workers), steps, SUBTASK_CHARS, positional, tools=tools)
+    return schema(len(brief.workers), steps, SUBTASK_CHARS, positional, tools=tools, further=brief.round > 1)
 
 
 def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
@@ -220,9 +229,33 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
         usd_left=call.intent.body["usd_left"],
         objections=tuple(before.body["reasons"]) if repairs and before is not None else (),
         rejected=text_of(run, call.intent.body["rejected"]) if repairs else "",
+        round=proposal.round,
+        previous=_previous(run, proposal) if proposal.round > 1 else None,
     )
 
 
+def _previous(run: Account, proposal: Proposal) -> Previous:
+    """The round before: what was planned, who worked on it last, and its answer."""
+    answer = run.before(proposal)
+    if answer is None or answer.done is None:
+        raise Unverifiable("no previous answer")
+    former = run.proposals[answer.plan.body["proposal"]]
+    earlier = run.before(former)
+    names = {step.n: place for place, step in enumerate(former.steps)}
+    past = []
+    for step in former.steps:
+        called = [call.intent.body["worker"] for call in run.calls.values() if call.step == step.n]
+        seen = tuple("previous" if earlier is not None and n == earlier.n else names[n] for n in step.inputs)
+        access = (*(("user",) if "user" in step.plan.body["access"] else ()), *seen)
+        worker = [step.plan.body["worker"], *called][-1]
+        past.append(PastStep(worker, text_of(run, step.plan.body["subtask"]), access, step.done is not None))
+    return Previous(tuple(past), text_of(run, answer.done.body["output"]))
+
+
 Recipe = Callable[[Account, Call, Catalog, Worker], Request]
-TEMPLATES: Mapping[str, Recipe] = {"step-1": _step_request, "plan-1": _plan_request}
+TEMPLATES: Mapping[str, Recipe] = {
+    "step-1": _step_request,
+    "plan-1": _plan_request,
+    "further-1": _plan_request,
+}
 """How requests were composed, by the name that their intents have. An old template stays as long as its runs do."""

@@ -23,7 +23,7 @@ def row(run: Account) -> Iterator[Violation]:
 def _columns(run: Account) -> dict[str, Any]:
     """What the columns of the row must be. How far a driver has come to know of a live run, only it knows."""
     admitted, end = run.admitted, run.end
-    accepted = run.proposals[-1].accepted if run.proposals else None
+    shapes = [one.accepted.body["topology"] for one in run.proposals if one.accepted is not None and one.steps]
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],
@@ -31,8 +31,8 @@ def _columns(run: Account) -> dict[str, Any]:
         "deadline": run.turns[-1].until,
         "seq": run.facts[-1].seq,
         "state": state_of(run),
-        "steps": len(run.current),
-        "topology": accepted.body["topology"] if accepted is not None else None,
+        "steps": len(run.planned),
+        "topology": shapes[-1] if shapes else None,
         "ended_at": end.at if end is not None else None,
         "error": end.body.get("error") if end is not None else None,
     }

@@ -35,7 +35,7 @@ def spoken(run: Account, report: Report) -> Iterator[Violation]:
         try:
             if asked[-1].went == "unknown":
                 raise Unverifiable("lost with its driver")
-            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]))
+            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]), proposal.round > 1)
             yield from _compared(run, proposal, asked[-1], found, whole)
         except Unverifiable as reason:
             report.unverifiable[f"plan: {reason}"] += 1
@@ -68,20 +68,22 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
     access = said.get("access")
     if not isinstance(access, list):
         return "the access list"
-    base = proposal.opened.body["base"]
+    base, before = proposal.opened.body["base"], run.before(proposal)
     steps = sorted({entry + base for entry in access if type(entry) is int})
-    return "" if body["access"] == [*(["user"] if "user" in access else []), *steps] else "the access list"
+    previous = [before.n] if before is not None and "previous" in access else []
+    due = [*(["user"] if "user" in access else []), *previous, *steps]
+    return "" if body["access"] == due else "the access list"
 
 
-def read(text: str) -> tuple[list[Any], bool]:
-    """The entries of the plan in a text, and whether its list was closed."""
+def read(text: str, further: bool = False) -> tuple[list[Any], bool]:
+    """The entries of the plan in a text, and whether its list was closed; `further`: of a round after the first."""
     at = 0
     while found := START.search(text, at):
         thought = THOUGHT.search(text, at)
         if thought is None or thought.start() > found.start():
             return _entries(text, found.end())
         at = thought.end()
-    return _lists(text)
+    return _lists(text, further)
 
 
 def _entries(text: str, at: int) -> tuple[list[Any], bool]:
@@ -100,7 +102,7 @@ def _entries(text: str, at: int) -> tuple[list[Any], bool]:
     return found, False
 
 
-def _lists(text: str) -> tuple[list[Any], bool]:
+def _lists(text: str, further: bool) -> tuple[list[Any], bool]:
     """The published format: three lists, of workers, subtasks and access lists."""
     body = text.rpartition("</think>")[2].replace("\u201c", '"').replace("\u201d", '"')
     lists = [_list(body, label) for label in LABELS]
@@ -108,15 +110,15 @@ def _lists(text: str) -> tuple[list[Any], bool]:
         return [], False
     workers, subtasks, access = (one or [] for one in lists)
     entries = [
-        {"worker": worker, "subtask": subtask, "access": _seen(seen, place)}
+        {"worker": worker, "subtask": subtask, "access": _seen(seen, place, further)}
         for place, (worker, subtask, seen) in enumerate(zip(workers, subtasks, access, strict=True))
     ]
     return entries, True
 
 
-def _seen(seen: Any, place: int) -> Any:
+def _seen(seen: Any, place: int, further: bool) -> Any:
     if seen == "all" or seen == ["all"]:
-        return ["user", *range(place)]
+        return ["user", *(["previous"] if further else []), *range(place)]
     return ["user", *seen] if isinstance(seen, list) else seen
 
 

@@ -150,6 +150,10 @@ def _call(body: Mapping[str, Any]) -> str:
     return "plan" if body["n"] is None else f"step {body['n']}"
 
 
+def _round(body: Mapping[str, Any]) -> str:
+    return f", round {body['round']}" if body.get("round", 1) > 1 else ""
+
+
 def _finished(body: Mapping[str, Any]) -> str:
     usage = story.tokens(body["usage"])
     why = f" ({body['error']})" if body.get("error") else ""
@@ -159,9 +163,9 @@ def _finished(body: Mapping[str, Any]) -> str:
 
 TOLD: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.ADMITTED: lambda body: f"{body['conductor']} conductor, pool {', '.join(body['pool'])}",
-    Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}",
+    Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}{_round(body)}",
     Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {story.sees(body['access'])}",
-    Kind.PLAN_ACCEPTED: lambda body: f"{body['topology']}, {body['steps']} steps",
+    Kind.PLAN_ACCEPTED: lambda body: f"{body['topology']}, {body['steps']} steps" if body["steps"] else story.ENOUGH,
     Kind.PLAN_REJECTED: lambda body: "; ".join(body["reasons"]),
     Kind.STEP_QUEUED: lambda body: f"step {body['n']}",
     Kind.CALL_INTENDED: lambda body: f"{_call(body)}: {body['worker']}, {terminal.dollars(body['usd_held'])} reserved",

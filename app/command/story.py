@@ -26,6 +26,7 @@ ERRORS: Mapping[str | None, str] = {
     "dead_letter": "one dispatcher after the other fell silent over it, so it was given up; see the runbook",
     "content_erased": "what it should have worked on was erased",
 }
+ENOUGH = "it took the previous answer for final"
 EXCERPT = 300
 """Characters of a text that are shown where not all of it was asked for."""
 ERASED = "erased"
@@ -142,8 +143,10 @@ def proposal(record: Record) -> str:
     """What was proposed and what became of it."""
     who = [one["worker"] for one in record["attempts"]]
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
-    parts = [f"{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
-    parts.append("conductor failed" if record["outage"] else record["state"])
+    first = f"round {record['round']}, " if record["round"] > 1 else ""
+    parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
+    taken = record["round"] > 1 and record["state"] == "accepted" and not record["steps"]
+    parts.append("conductor failed" if record["outage"] else ENOUGH if taken else record["state"])
     if record["topology"]:
         parts.append(f"{record['topology']} of {count(len(record['steps']), 'step')}")
     return " · ".join(parts)
@@ -159,7 +162,11 @@ def why(run: Record) -> list[str]:
     if before:
         reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
         said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
-    if run["degraded"] and not run["preview"]:
+    if run["rounds"] > 1:
+        said.append(f"{run['rounds']} rounds: each was shown the answer of the one before")
+    if stopped := run["end"].get("stopped"):
+        said.append(f"degraded: the last round came to nothing ({stopped}), so the answer before it stands")
+    elif run["degraded"] and not run["preview"]:
         said.append("degraded: a fallback decided, or a step that others counted on was lost")
     return said
 
@@ -167,8 +174,9 @@ def why(run: Record) -> list[str]:
 def limits(run: Record) -> str:
     """What the run may use."""
     bounds = run["limits"]
+    rounds = f" in each of {bounds['rounds']} rounds" if bounds.get("rounds", 1) > 1 else ""
     return (
-        f"{count(bounds['steps'], 'step')}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
+        f"{count(bounds['steps'], 'step')}{rounds}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
         f"{bounds['output_tokens']:,} output tokens a call, {bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
         f"{seconds(bounds['seconds'])}"
     )

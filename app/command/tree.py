@@ -72,6 +72,7 @@ def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[st
 def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned: bool) -> None:
     state = "planned" if planned else step["state"]
     title = Text(f"step {step['n']}  ", style="bold")
+    title.append(f"of round {step['round']}  ") if step["round"] > 1 else None
     title.append(clean(step["worker"]), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
     title.append("  ★ its output is the answer", style="bold green") if answers else None

@@ -31,8 +31,13 @@ class FixedConductor:
         self._spec = spec
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """The shape's steps, cut to the run's step limit; `ask` is never used."""
+        """The shape's steps, cut to the run's step limit; in a further round one step that checks the previous answer,
+        or none. `ask` is never used."""
         names = self._names(brief)
+        if brief.round > 1:
+            if self._spec.again:  # somebody else than before, where there is somebody
+                yield Step(names[(brief.round - 1) % len(names)], CHECK, Access(True, (), previous=True), answers=True)
+            return
         *before, last = SHAPES[self._spec.shape](names, self._width(brief))
         for step in before:
             yield step

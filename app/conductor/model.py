@@ -8,7 +8,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, TEMPLATE, answer_tokens, messages
+from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, answer_tokens, messages, template
 from app.conductor.protocol import Ask, Brief
 from app.core import plan
 from app.core.chat import Chosen, Piece, Words
@@ -30,10 +30,11 @@ class ModelConductor:
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
         """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers]
-        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps)
+        further = brief.round > 1
+        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps, further)
         odds = Odds()
         schema = plan.schema(
-            len(names), brief.limits.steps, SUBTASK_CHARS, self._positional, bool(brief.task.toolbox.tools)
+            len(names), brief.limits.steps, SUBTASK_CHARS, self._positional, bool(brief.task.toolbox.tools), further
         )
         answer = ask(
             self._worker,
@@ -42,7 +43,7 @@ class ModelConductor:
             max_tokens=answer_tokens(brief.limits.steps),
             temperature=self._temperature,
             logprobs=self._alternatives,
-            template=TEMPLATE,
+            template=template(brief),
         )
         async for pieces in answer:
             odds.note(pieces)

@@ -18,6 +18,24 @@ from app.core.workflow import Step
 
 
 @dataclass(frozen=True, slots=True)
+class PastStep:
+    """A step of the round before; `worker` is who worked on it last, `access` is as its plan wrote it."""
+
+    worker: str
+    subtask: str
+    access: tuple[str | int, ...]
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The round before: its plan, and the answer that it came to, which is a worker's text and untrusted."""
+
+    steps: tuple[PastStep, ...]
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Brief:
     """What a conductor may know. A worker's ordinal is its place in `workers`, which was shuffled for this run."""
 
@@ -30,6 +48,11 @@ class Brief:
     """Why the previous proposal was rejected; not empty means: this is the one repair."""
     rejected: str = ""
     """The previous proposal's text, where there was one."""
+    round: int = 1
+    """Which of the run's workflows is asked for. In a further one the conductor may propose no step at all: then the
+    previous answer is the run's."""
+    previous: Previous | None = None
+    """What a conductor that asks a model is shown of the round before; None in the first round."""
 
 
 class Ask(Protocol):
@@ -62,7 +85,8 @@ class Conductor(Protocol):
         ...
 
     def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """The steps of a workflow for this task; see the module docstring."""
+        """The steps of a workflow for this task; none takes the previous round's answer for final. See the module
+        docstring."""
         ...
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.config.entries import ALL, ProviderEntry, TierEntry, WorkerEntry
+from app.config.entries import ALL, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.config.settings import meant
 
 Fault = tuple[tuple[str, ...], str]
@@ -83,9 +83,27 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
     for worker in tier.conductor.workers:
         if worker not in pool:
             yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
+    yield from _rounds(name, tier)
     conductor = tier.conductor.worker
     if conductor is not None and conductor not in draft.workers:
         yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
+
+
+def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
+    """A fixed conductor takes its first answer unless it says `again`; and that needs a second round."""
+    places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
+    places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
+    several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
+    conductor = tier.conductor
+    if conductor.kind == "fixed" and not conductor.again:
+        for place in several:
+            yield (
+                ("tiers", name, *place, "rounds"),
+                "is of no use to a fixed conductor, which takes the first answer; remove it, or let the conductor say "
+                "again = true",
+            )
+    if conductor.again and not several:
+        yield ("tiers", name, "conductor", "again"), "needs a second round; set rounds = 2 in the tier's limits"
 
 
 def _aliases(draft: Draft) -> Iterator[Fault]:

@@ -62,6 +62,7 @@ def opened(command: Propose, conductor: str, order: Sequence[str], instant: bool
         "proposal": command.number,
         "base": command.base,
         "mode": command.mode,
+        "round": command.round,
         "conductor": conductor,
         "order": list(order),
         "instant": instant,
@@ -69,14 +70,15 @@ def opened(command: Propose, conductor: str, order: Sequence[str], instant: bool
     return Draft(Kind.PLAN_OPENED, body)
 
 
-def planned(proposal: int, base: int, place: int, step: Step, subtask: str) -> Draft:
-    """`plan.step`: one step with its access list in the run's own numbers; `subtask` is its text's ref."""
+def planned(proposal: int, base: int, place: int, step: Step, subtask: str, previous: int | None = None) -> Draft:
+    """`plan.step`: one step with its access list in the run's own numbers; `subtask` is its text's ref, `previous` the
+    step that gave the answer of the round before."""
     body: dict[str, Any] = {
         "proposal": proposal,
         "n": base + place,
         "worker": step.worker,
         "subtask": subtask,
-        "access": step.access.shifted(base).as_list(),
+        "access": step.access.shifted(base, previous).as_list(),
         "answers": step.answers,
     }
     if step.probability is not None:
@@ -87,8 +89,10 @@ def planned(proposal: int, base: int, place: int, step: Step, subtask: str) -> D
 
 
 def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> Draft:
-    """`plan.accepted`: `call` is the planning call whose text this plan is, or empty; `inputs` count from 0."""
-    body = {"proposal": proposal, "call": call, "steps": len(inputs), "topology": topology(inputs)}
+    """`plan.accepted`: `call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty
+    plan has no shape."""
+    shape = topology(inputs) if inputs else ""
+    body = {"proposal": proposal, "call": call, "steps": len(inputs), "topology": shape}
     return Draft(Kind.PLAN_ACCEPTED, body)
 
 
@@ -148,9 +152,11 @@ def tool_results(n: int, results: str, ids: Sequence[str]) -> Draft:
 def ended(state: RunState, command: Finish) -> Draft:
     """The terminal event: which step answered, by the ref of its text, and what the run used."""
     answered = state.steps[command.step] if command.step is not None else None
-    split = bill(replace(state, end={"step": command.step}))
+    told = {"step": command.step} | ({"stopped": command.stopped} if command.stopped else {})
+    state = replace(state, end=told)
+    split = bill(state)
     body: dict[str, Any] = {
-        "step": command.step,
+        **told,
         "usd": split.usd,
         "usage": usage_to_json(split.total),
         "visible": usage_to_json(split.visible),

@@ -6,11 +6,16 @@
     step     waiting -> queued -> running <-> awaiting_tool; running -> done
              any open state -> skipped | failed
     attempt  intended -> ok | error | truncated | cancelled | unknown
-    plan     open -> accepted | rejected; the next one opens after a rejected one
+    plan     open -> accepted | rejected; the next one opens after a rejected one, and, as the next round, after an
+             accepted one whose answering step is done and whose steps are settled
 
 A run answers its caller in one or several *turns*. Each ends with the run's end, or with calls of the caller's tools:
 then every step that can do nothing without them is `awaiting_tool`, `run.awaiting_tool` says so, nobody drives the run,
 and `run.resumed` begins the next turn, in the same entry as the results (`step.tool_results`).
+
+A *round* is one workflow. A further one is a plan with the next number as its `round`, made by a conductor that is
+shown the answer of the round before; with the empty plan it takes that answer for the run's. A round may span turns,
+and a turn rounds.
 
 `progress.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: the driver and a
 dispatcher may each write about it without having heard of the other, and then the first fact counts.

@@ -3,8 +3,10 @@
 A plan is `{"steps": [{"worker": 2, "subtask": "...", "access": ["user", 0]}, ...]}`. From a conductor `worker` is an
 ordinal of the brief; from a caller it is a worker's name. `"tools": true` lets a step call the caller's tools, as the
 answering step may in any case. The published three-list format (`model_id`, `subtasks`,
-`access_list`) is read too. Everything found wrong is told at once, and nothing is mended silently: a plan is valid
-or it is rejected. Text is untrusted and of any size, so the reader has a bound and never recurses over it by itself.
+`access_list`) is read too. In a run's further rounds an access list may hold `"previous"`, the answer of the round
+before, and a plan without steps takes that answer for final. Everything found wrong is told at once, and nothing is
+mended silently: a plan is valid or it is rejected. Text is untrusted and of any size, so the reader has a bound and
+never recurses over it by itself.
 """
 
 import ast
@@ -15,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core.workflow import Access, Step
+from app.core.workflow import PREVIOUS, Access, Step
 from app.errors import PlanRejected
 
 MAX_PLAN_CHARS = 64_000
 MAX_SUBTASK_CHARS = 4_000
 SUBSETS_BELOW = 6
-"""Places whose access lists are enumerated; beyond, 2^n subsets would make the grammar large."""
+"""Entries of access lists that are enumerated; beyond, 2^n subsets would make the grammar large."""
 FIELDS = frozenset({"worker", "subtask", "access"})
 OPTIONAL = frozenset({"tools"})
 
@@ -30,32 +32,42 @@ Resolve = Callable[[object], str | None]
 
 
 def schema(
-    workers: int, max_steps: int, subtask_chars: int, positional: bool = True, tools: bool = False
+    workers: int,
+    max_steps: int,
+    subtask_chars: int,
+    positional: bool = True,
+    tools: bool = False,
+    further: bool = False,
 ) -> dict[str, Any]:
-    """The JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them.
+    """The JSON schema of a plan over `workers` ordinals; with `tools`, each step says whether it may call them, and if
+    it is for a `further` round it may be empty and its steps may see the previous answer.
 
     With `positional` each place of the list has its own schema, so that a step can list only earlier ones and every
     decodable plan is valid (measured against vLLM's guidance and xgrammar backends). Servers that know no `prefixItems`
     (strict mode of hosted APIs) get one schema for all places; what it lets through too much, `check_step` rejects.
     The order of `properties` is the order of decoding: the worker comes first and streams first.
     """
-    places = [_step_schema(workers, place, subtask_chars, positional, tools) for place in range(max_steps)]
+    before: list[str | int] = ["user", PREVIOUS] if further else ["user"]
+    places = [
+        _step_schema(workers, [*before, *range(place)], subtask_chars, positional, tools) for place in range(max_steps)
+    ]
     steps: dict[str, Any] = {"type": "array"}
     if positional:
-        steps |= {"prefixItems": places, "items": False, "minItems": 1, "maxItems": max_steps}
+        steps |= {"prefixItems": places, "items": False, "minItems": 0 if further else 1, "maxItems": max_steps}
     else:
         steps |= {"items": places[-1]}
     return {"type": "object", "additionalProperties": False, "required": ["steps"], "properties": {"steps": steps}}
 
 
-def _step_schema(workers: int, place: int, subtask_chars: int, positional: bool, tools: bool) -> dict[str, Any]:
-    may_see: list[str | int] = ["user", *range(place)]
+def _step_schema(
+    workers: int, may_see: Sequence[str | int], subtask_chars: int, positional: bool, tools: bool
+) -> dict[str, Any]:
     subtask: dict[str, Any] = {"type": "string"}
-    access: dict[str, Any] = {"type": "array", "items": {"enum": may_see}}
+    access: dict[str, Any] = {"type": "array", "items": {"enum": list(may_see)}}
     if positional:
         subtask["pattern"] = f"^[^\\u0000-\\u001f\\u007f]{{1,{subtask_chars}}}$"
-        access |= {"minItems": 1, "maxItems": place + 1}
-    if positional and place < SUBSETS_BELOW:
+        access |= {"minItems": 1, "maxItems": len(may_see)}
+    if positional and len(may_see) <= SUBSETS_BELOW:
         access = {"enum": _subsets(may_see)}
     properties = {
         "worker": {"type": "integer", "enum": list(range(workers))},
@@ -92,8 +104,9 @@ def by_name(names: Sequence[str]) -> Resolve:
     return resolve
 
 
-def check_step(value: object, place: int, resolve: Resolve) -> tuple[Step | None, list[str]]:
-    """One step of a plan, or every reason why it is none. `place` counts from 0; reasons say it."""
+def check_step(value: object, place: int, resolve: Resolve, further: bool = False) -> tuple[Step | None, list[str]]:
+    """One step of a plan, or every reason why it is none. `place` counts from 0; reasons say it. In a `further` round
+    it may see the previous answer."""
     if not isinstance(value, Mapping):
         return None, [f"step {place}: must be an object with worker, subtask and access"]
     reasons = [f"step {place}: unknown field" for _ in set(value) - FIELDS - OPTIONAL]
@@ -108,7 +121,7 @@ def check_step(value: object, place: int, resolve: Resolve) -> tuple[Step | None
         reasons.append(f"step {place}: subtask is longer than {MAX_SUBTASK_CHARS} characters")
     elif not _sendable(subtask):
         reasons.append(f"step {place}: subtask holds NUL or unpaired surrogate characters")
-    access = _check_access(value.get("access", []), place, reasons)
+    access = _check_access(value.get("access", []), place, reasons, further)
     tools = value.get("tools", False)
     if not isinstance(tools, bool):
         reasons.append(f"step {place}: tools must be true or false")
@@ -119,47 +132,49 @@ def check_step(value: object, place: int, resolve: Resolve) -> tuple[Step | None
     return Step(worker, str(subtask), access, tools=bool(tools)), []
 
 
-def _check_access(value: object, place: int, reasons: list[str]) -> Access:
+def _check_access(value: object, place: int, reasons: list[str], further: bool) -> Access:
     if not isinstance(value, list):
         reasons.append(f'step {place}: access must be a list of "user" and earlier steps')
         return Access()
     steps: list[int] = []
-    user = False
+    user = previous = False
     for entry in value:
         if entry == "user":
             user = True
+        elif entry == PREVIOUS and further:
+            previous = True
         elif not isinstance(entry, int) or isinstance(entry, bool) or entry < 0:
             reasons.append(f'step {place}: access may hold only "user" and numbers of earlier steps')
         elif entry >= place:
             reasons.append(f"step {place}: access lists a step that is not an earlier one (forward access or a cycle)")
         elif entry not in steps:
             steps.append(entry)
-    return Access(user, tuple(sorted(steps)))
+    return Access(user, tuple(sorted(steps)), previous)
 
 
 def _sendable(text: str) -> bool:
     return re.search("[\x00\ud800-\udfff]", text) is None
 
 
-def read_plan(value: object, resolve: Resolve, max_steps: int) -> tuple[Step, ...]:
+def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
     """A whole plan given as a JSON value (a caller's, say). Raises `PlanRejected` with every fault."""
     if not isinstance(value, Mapping) or not isinstance(value.get("steps"), list):
         raise PlanRejected(["the plan must be an object whose field steps is a list"])
     reasons = ["the plan has an unknown field beside steps"] if set(value) - {"steps"} else []
     entries = value["steps"]
-    if not entries:
+    if not entries and not further:
         reasons.append("the plan has no steps")
     if len(entries) > max_steps:
         reasons.append(f"the plan has {len(entries)} steps; at most {max_steps} are allowed here")
     steps: list[Step] = []
     for place, entry in enumerate(entries[: max(2 * max_steps, 32)]):
-        step, faults = check_step(entry, place, resolve)
+        step, faults = check_step(entry, place, resolve, further)
         reasons += faults
         if step is not None:
             steps.append(step)
     if reasons:
         raise PlanRejected(reasons)
-    return (*steps[:-1], replace(steps[-1], answers=True))
+    return (*steps[:-1], replace(steps[-1], answers=True)) if steps else ()
 
 
 class Reader:
@@ -175,9 +190,11 @@ class Reader:
     _START = re.compile(r'\{\s{0,99}"steps"\s{0,99}:\s{0,99}\[')
     _LONGEST_START = 320
 
-    def __init__(self, resolve: Resolve, max_steps: int) -> None:
+    def __init__(self, resolve: Resolve, max_steps: int, further: bool = False) -> None:
+        """`further`: the plan is for a round after the first."""
         self._resolve = resolve
         self._max_steps = max_steps
+        self._further = further
         self._text = ""
         self._after = self._sought = 0
         self._at = 0
@@ -218,12 +235,12 @@ class Reader:
         if len(self._text) > MAX_PLAN_CHARS:
             self._reasons.append(f"the plan is longer than {MAX_PLAN_CHARS} characters")
         if not self._started and not self._reasons:
-            return list(read_lists(self._text, self._resolve, self._max_steps))
+            return list(read_lists(self._text, self._resolve, self._max_steps, self._further))
         if self._started and not self._closed:
             self._reasons.append("the plan breaks off before its list of steps is closed")
         elif self._started and not self._text[self._at :].lstrip().startswith("}"):
             self._reasons.append("the plan has an unknown field beside steps, or breaks off after them")
-        if self._closed and not self._place:
+        if self._closed and not self._place and not self._further:
             self._reasons.append("the plan has no steps")
         if self._reasons:
             raise PlanRejected(self._reasons)
@@ -299,7 +316,7 @@ class Reader:
         except (ValueError, RecursionError):
             self._reasons.append(f"step {place}: is not valid JSON")
             return
-        step, faults = check_step(value, place, self._resolve)
+        step, faults = check_step(value, place, self._resolve, self._further)
         self._reasons += faults
         self._waiting = step
 
@@ -319,10 +336,11 @@ _LABELS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def read_lists(text: str, resolve: Resolve, max_steps: int) -> tuple[Step, ...]:
+def read_lists(text: str, resolve: Resolve, max_steps: int, further: bool = False) -> tuple[Step, ...]:
     """The published Conductor format: three lists of equal length, access `[]` (the user only) or `["all"]`.
 
-    Source: arXiv 2512.04388. `"all"` means the user and every earlier step; numbers of earlier steps are read too.
+    Source: arXiv 2512.04388. `"all"` means the user and every earlier step, in a further round also the previous
+    answer; numbers of earlier steps are read too. Three empty lists are the empty plan.
     """
     body = text[:MAX_PLAN_CHARS].rpartition("</think>")[2].replace("“", '"').replace("”", '"')
     lists = {label: _list_after(pattern, body) for label, pattern in _LABELS.items()}
@@ -333,15 +351,15 @@ def read_lists(text: str, resolve: Resolve, max_steps: int) -> tuple[Step, ...]:
     if not len(models) == len(subtasks) == len(access):
         raise PlanRejected([f"the lists differ in length: {len(models)}, {len(subtasks)}, {len(access)}"])
     entries = [
-        {"worker": worker, "subtask": subtask, "access": _published_access(seen, place)}
+        {"worker": worker, "subtask": subtask, "access": _published_access(seen, place, further)}
         for place, (worker, subtask, seen) in enumerate(zip(models, subtasks, access, strict=True))
     ]
-    return read_plan({"steps": entries}, resolve, max_steps)
+    return read_plan({"steps": entries}, resolve, max_steps, further)
 
 
-def _published_access(seen: object, place: int) -> object:
+def _published_access(seen: object, place: int, further: bool) -> object:
     if seen in ("all", ["all"]):
-        return ["user", *range(place)]
+        return ["user", *([PREVIOUS] if further else []), *range(place)]
     return ["user", *seen] if isinstance(seen, list) else seen
 
 

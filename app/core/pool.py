@@ -115,6 +115,8 @@ class Limits:
     steps: int = 5
     fan_out: int = 4
     rounds: int = 1
+    """Workflows, one after the other: after each but the last the conductor is shown the answer and takes it or plans
+    again."""
     attempts: int = 4
     """Provider calls for one step, retries and replacements included."""
     output_tokens: int = 4_096
@@ -140,9 +142,12 @@ class ConductorSpec:
     workers: tuple[str, ...] = ()
     width: int = 3
     """Branches of `fan_out` and `self_consistency`."""
+    again: bool = False
+    """Whether a fixed conductor has the answer checked in as many further rounds as there may be."""
     temperature: float = 0.0
     share: float = 0.4
-    """Of a run's time, for all its plans together; what is left is for the steps."""
+    """Of a run's time, for all plans of the first round together; in a further round, of what was left when its plan
+    was asked for. The rest is for the steps."""
     probe: float = 2.5
     """Seconds that one token may take before a conductor of which nothing else is heard counts as out; 0: never ask."""
 

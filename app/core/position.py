@@ -6,7 +6,7 @@ the answer has been told once it has been heard, in characters (code points):
     0                       nothing yet: the opening event
     n                       the first n characters
     length + 1, + 2, + 3    all of it, and the finish, the usage, the end of the stream
-    + (k - 1) * ATTEMPT     if it is the step's k-th attempt that speaks
+    + (k - 1) * ATTEMPT     if it is the k-th attempt at an answer that speaks, over all rounds
 
 So the numbers of one stream never fall, and of two callers with the same number neither has heard more. The attempt is
 part of it because two attempts may say different things: whoever was told words that are not the answer's cannot go on.
@@ -17,7 +17,7 @@ of them anew.
 
 from dataclasses import dataclass
 
-from app.core.state import RunState, StepState
+from app.core.state import Call, RunState, StepState
 from app.errors import Conflict, InvalidRequest
 
 ATTEMPT = 2**32
@@ -45,11 +45,19 @@ def read(number: int) -> Position:
 
 
 def attempt_of(state: RunState, call: str) -> int:
-    """Which attempt of its step a call is, from 1; 0 if the state knows no such call."""
+    """Which attempt of its step a call is, from 1, counted on over the answering steps of earlier rounds; 0 if the
+    state knows no such call."""
     known = state.calls.get(call)
-    if known is None:
+    if known is None or known.step is None:
         return 0
-    return [one.id for one in state.calls.values() if one.step == known.step].index(call) + 1
+    return [one.id for one in _attempts(state, known.step)].index(call) + 1
+
+
+def _attempts(state: RunState, n: int) -> list[Call]:
+    """The calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last."""
+    rounds = range(1, state.proposals[state.steps[n].proposal].round)
+    earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
+    return [call for step in (*earlier, n) for call in state.calls.values() if call.step == step]
 
 
 def answered(state: RunState) -> StepState | None:
@@ -74,11 +82,11 @@ def check(state: RunState, at: Position) -> None:
     if not at.chars:
         return
     step = answered(state) or state.answering
-    calls = [call for call in state.calls.values() if step is not None and call.step == step.n]
+    calls = _attempts(state, step.n) if step is not None else []
     if step is None or not at.attempt <= len(calls):
         raise unknown()
     call = calls[at.attempt - 1]
-    if call.outcome not in (None, "ok") or (step.call and step.call != call.id):
+    if call.outcome not in (None, "ok") or call.step != step.n or (step.call and step.call != call.id):
         raise changed(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
         raise unknown()

@@ -8,7 +8,11 @@ nothing, since the next driver folds the same journal and decides the same. The 
     nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
     rejected again, or out .. Propose(fallback)      all steps settled, or time up .. Finish
-                                                     nothing goes on without tools .. Await
+    a round has answered .... Propose(first)         nothing goes on without tools .. Await
+
+A round that has answered is followed by another one while the limits allow it: its conductor is shown the answer, and
+takes it for final with the empty plan. Whatever goes wrong after the first answer (no plan, no money, no time, a lost
+step) ends the run with the last answer that there is, as a degraded success; only a cancellation does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +25,9 @@ from app.core.pool import Limits
 from app.core.state import (
     DRIVER_LOST,
     NO_TIME,
+    ROUND_OVER,
     Admitted,
+    Answer,
     Call,
     Exchange,
     Mode,
@@ -40,6 +46,7 @@ class Propose:
     number: int
     base: int
     mode: Mode
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +58,22 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """This step can see nothing that it was meant to see."""
+    """This step can see nothing that it was meant to see, or its round is over without it."""
 
     step: int
+    reason: str = "inputs_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """End the run. `step` answers for a success; `fell_back` says that it is not the last step, whose output was
-    empty."""
+    empty, and `stopped` why the last round has no answer, so that it is one of an earlier round."""
 
     kind: Kind
     step: int | None = None
     fell_back: bool = False
     error: str = ""
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +167,14 @@ def _cancel_asked(_state: RunState, _body: Mapping[str, Any]) -> Changes:
 
 
 def _plan_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
-    if state.proposal is not None and state.proposal.state != "rejected":
-        raise ValueError("a plan is opened while there is another one")
-    proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"])
+    last, number = state.proposal, body.get("round", 1)
+    if last is not None and last.state != "rejected":
+        over = number == last.round + 1 and state.answer(last.round) is not None
+        if not over or not all(step.settled for step in state.current):
+            raise ValueError("a plan is opened while there is another one")
+    elif number != state.round:
+        raise ValueError("a round is opened before the one before it has answered")
+    proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"], round=number)
     return {"proposals": (*state.proposals, proposal)}
 
 
@@ -182,9 +196,11 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
 
 def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> Changes:
     accepted = replace(_open_proposal(state), state="accepted", call=body["call"], topology=body["topology"])
+    changes: Changes = {"proposals": (*state.proposals[:-1], accepted)}
+    if accepted.round > 1:
+        return changes
     started = any(step.state != "waiting" for step in state.current)
-    moved = _run_arrow(state, "running" if started else "planned")
-    return {"proposals": (*state.proposals[:-1], accepted), "state": moved}
+    return changes | {"state": _run_arrow(state, "running" if started else "planned")}
 
 
 def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> Changes:
@@ -333,12 +349,12 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.state == "awaiting_tool":
         return (Finish(Kind.EXPIRED, error="tool_results_missing"),) if now >= state.turn.until else ()
     if now >= state.deadline:
-        return (Finish(Kind.EXPIRED, error="run_expired"),)
+        return (give_up(state, Kind.EXPIRED, "run_expired"),)
     lost = {step.error for step in state.current}
     if NO_TIME in lost:
-        return (Finish(Kind.EXPIRED, error="run_expired"),)
+        return (give_up(state, Kind.EXPIRED, "run_expired"),)
     if "run_over_budget" in lost:
-        return (Finish(Kind.OVER_BUDGET, error="run_over_budget"),)
+        return (give_up(state, Kind.OVER_BUDGET, "run_over_budget"),)
     proposal = state.proposal
     if proposal is None or proposal.state == "rejected":
         return (_propose(state),)
@@ -352,12 +368,24 @@ def _propose(state: RunState) -> Command:
     number = len(state.proposals)
     base = len(state.steps)
     if last is None or last.reasons == (DRIVER_LOST,):
-        return Propose(number, base, last.mode if last else "first")
+        return Propose(number, base, last.mode if last else "first", state.round)
     if "run_over_budget" in last.reasons:
-        return Finish(Kind.OVER_BUDGET, error="run_over_budget")
-    if last.mode == "fallback":
-        return Finish(Kind.FAILED, error="plan_rejected")
-    return Propose(number, base, "repair" if last.mode == "first" and not last.outage else "fallback")
+        return give_up(state, Kind.OVER_BUDGET, "run_over_budget")
+    if last.mode == "first" and not last.outage:
+        return Propose(number, base, "repair", last.round)
+    if last.mode == "fallback" or last.round > 1:  # no worker answers in place of an answer that is there
+        return give_up(state, Kind.FAILED, "plan_rejected")
+    return Propose(number, base, "fallback")
+
+
+def give_up(state: RunState, kind: Kind, error: str) -> Finish:
+    """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one."""
+    if state.previous is None:
+        return Finish(kind, error=error)
+    answer = state.answer(state.round)
+    if answer is not None:
+        return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
+    return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
 
 
 def _schedule(state: RunState) -> tuple[Command, ...]:
@@ -394,14 +422,24 @@ def _busy(state: RunState) -> bool:
 
 
 def _finish(state: RunState) -> tuple[Command, ...]:
+    if state.accepted and not state.current:  # the empty plan
+        return _succeed(state.previous)
     answering = state.answering
     if answering is None or not answering.settled or _busy(state):
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
-    if answering.state != "done":
-        # Only an empty output is stood in for (DESIGN, section 4). A step that failed after all its replacements has
-        # none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
-        return (Finish(Kind.FAILED, error=answering.error or "run_failed"),)
-    if answering.chars:
-        return (Finish(Kind.SUCCEEDED, answering.n),)
-    spoken = [step for step in state.current if step.state == "done" and step.chars]
-    return (Finish(Kind.SUCCEEDED, spoken[-1].n if spoken else answering.n, fell_back=bool(spoken)),)
+    answer = state.answer(state.round)
+    if answer is None:
+        return (give_up(state, Kind.FAILED, answering.error or "run_failed"),)
+    return _succeed(answer) if state.is_last_round else _next_round(state)
+
+
+def _succeed(answer: Answer | None) -> tuple[Command, ...]:
+    return (Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back),) if answer is not None else ()
+
+
+def _next_round(state: RunState) -> tuple[Command, ...]:
+    """First the steps that the round did not need are settled, then its answer is shown to the conductor."""
+    open_steps = [step for step in state.current if not step.settled]
+    if open_steps:
+        return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
+    return (Propose(len(state.proposals), len(state.steps), "first", state.round + 1),)

@@ -18,10 +18,14 @@ OnDisconnect = Literal["cancel", "finish"]
 """What becomes of a run that nobody hears any more."""
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
+CALLER = "caller"
+"""The conductor's name where the request brought its own plan."""
 NO_TIME = "no_time"
 """The error of a step that was not begun because no worker could have answered in what was left of the run."""
 RUN_ENDED = "run_ended"
 """Why steps that were not settled are skipped at the end of their run."""
+ROUND_OVER = "round_over"
+"""The same at the end of a round, whose answer did not need them."""
 DRIVER_LOST = "the driver was lost while the plan was made"
 """The reason of a proposal that is made again because nobody is left to finish it."""
 
@@ -123,6 +127,18 @@ class Proposal:
     reasons: tuple[str, ...] = ()
     call: str = ""
     topology: str = ""
+    """Empty until it is accepted, and for the empty plan that takes the answer before it for final."""
+    round: int = 1
+    """Which of the run's workflows it is to become."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a round came to: the step whose output is its answer. `fell_back`: that is not its last one, which said
+    nothing."""
+
+    step: StepState
+    fell_back: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +219,60 @@ class RunState:
 
     @property
     def answering(self) -> StepState | None:
-        """The step whose output is the answer; known once a proposal is accepted."""
-        return self.current[-1] if self.accepted else None
+        """The step whose output is the present round's answer; known once a proposal is accepted, and none if it is
+        the empty plan."""
+        return self.current[-1] if self.accepted and self.current else None
+
+    @property
+    def round(self) -> int:
+        """The number of the present round."""
+        return self.proposal.round if self.proposal is not None else 1
+
+    @property
+    def is_last_round(self) -> bool:
+        """Whether what the present round answers is the run's answer, because no other round may follow."""
+        last = self.proposal
+        return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
+
+    def workflow(self, number: int) -> tuple[StepState, ...]:
+        """The steps of a round's workflow; none before it is accepted."""
+        chosen = [one.number for one in self.proposals if one.round == number and one.state == "accepted"]
+        return tuple(step for step in self.steps.values() if step.proposal in chosen)
+
+    def answer(self, number: int) -> Answer | None:
+        """What a round answered; None if its answering step is not done.
+
+        Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed
+        has none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
+        """
+        steps = self.workflow(number)
+        if not steps or steps[-1].state != "done":
+            return None
+        spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
+        return Answer(spoken[-1], spoken[-1] is not steps[-1])
+
+    @property
+    def previous(self) -> Answer | None:
+        """The answer of the round before the present one."""
+        return self.answer(self.round - 1) if self.round > 1 else None
+
+    @property
+    def rounds(self) -> int:
+        """How many workflows there were."""
+        return sum(bool(one.topology) for one in self.proposals)
+
+    @property
+    def topology(self) -> str:
+        """That of the latest workflow; empty before there is one."""
+        return next((one.topology for one in reversed(self.proposals) if one.topology), "")
+
+    @property
+    def planned(self) -> tuple[StepState, ...]:
+        """The steps of all rounds; not those of proposals that were replaced."""
+        if self.round == 1:
+            return self.current
+        kept = {one.number for one in self.proposals if one.state == "accepted"} | {len(self.proposals) - 1}
+        return tuple(step for step in self.steps.values() if step.proposal in kept)
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
@@ -218,12 +286,13 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """Whether a fallback decided, or a step that others counted on was lost; not: never run, because the run was
-        a preview or ended early."""
+        """Whether a fallback decided, a step that others counted on was lost, or the last round came to nothing; not:
+        never run, because the run was a preview or ended early."""
         last = self.proposal
-        if last is not None and FALLBACK in (last.mode, last.conductor):
+        if self.end.get("stopped") or (last is not None and FALLBACK in (last.mode, last.conductor)):
             return True
-        return any(step.state in ("failed", "skipped") and step.error != RUN_ENDED for step in self.current)
+        spared = (RUN_ENDED, ROUND_OVER)
+        return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned)
 
     @property
     def usd(self) -> int:

@@ -10,22 +10,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
+PREVIOUS = "previous"
+"""How the plan of a further round names the answer of the round before in an access list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a step may see: the caller's conversation, and the listed earlier steps. Nothing else, ever."""
+    """What a step may see: the caller's conversation, and the listed earlier steps. Nothing else, ever.
+
+    A plan may also say `previous`, for the answer of the round before; in the run's own numbers that is a step like
+    any other.
+    """
 
     user: bool = True
     steps: tuple[int, ...] = ()
+    previous: bool = False
 
-    def shifted(self, by: int) -> "Access":
-        """The same list with plan positions turned into the run's step numbers."""
-        return Access(self.user, tuple(n + by for n in self.steps))
+    def shifted(self, by: int, previous: int | None = None) -> "Access":
+        """The same list with plan positions turned into the run's step numbers; `previous` is that of the step which
+        gave the answer before."""
+        before = (previous,) if self.previous and previous is not None else ()
+        return Access(self.user, (*before, *(n + by for n in self.steps)))
 
     def as_list(self) -> list[str | int]:
         """The form of plans and of the audit trail: `["user", 0, 1]`."""
-        return [*(["user"] if self.user else []), *self.steps]
+        return [*(["user"] if self.user else []), *([PREVIOUS] if self.previous else []), *self.steps]
 
 
 def access_from_list(entries: Sequence[str | int]) -> Access:

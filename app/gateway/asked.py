@@ -35,6 +35,7 @@ class Budget(Wire):
     usd: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     steps: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    rounds: Annotated[int, Field(ge=1, le=1_000)] | None = None
 
 
 class PoolChoice(Wire):
@@ -132,4 +133,5 @@ def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limi
         usd=min(caps),
         seconds=min(limits.seconds, budget.seconds or limits.seconds),
         steps=min(limits.steps, budget.steps or limits.steps),
+        rounds=min(limits.rounds, budget.rounds or limits.rounds),
     )

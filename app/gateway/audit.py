@@ -65,6 +65,7 @@ def whole(row: RunRow, journal: Journal) -> dict[str, Any]:
         "ignored": admitted.get("ignored", []),
         "conductor": admitted.get("conductor"),
         "cancel_asked": state.cancel_asked,
+        "rounds": state.rounds,
         "proposals": _proposals(state, journal.events),
         "steps": [_step(state, n, journal.events) for n in state.steps],
         "turns": exchanges.turns(state, journal.events),
@@ -94,6 +95,7 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
             {
                 "number": one.number,
                 "mode": one.mode,
+                "round": one.round,
                 "conductor": one.conductor,
                 "state": one.state,
                 "outage": one.outage,
@@ -116,6 +118,7 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
     return {
         "n": n,
         "proposal": step.proposal,
+        "round": state.proposals[step.proposal].round,
         "worker": step.worker,
         "planned_worker": planned[0].body["worker"] if planned else step.worker,
         "probability": planned[0].body.get("probability") if planned else None,

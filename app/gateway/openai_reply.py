@@ -65,9 +65,10 @@ def extension(ended: Ended) -> dict[str, Any]:
         "run": state.run,
         "tier": state.admitted.tier,
         "state": state.state,
-        "topology": proposal.topology if proposal else None,
+        "topology": state.topology if proposal else None,
         "conductor": proposal.conductor if proposal else state.admitted.conductor,
         "degraded": state.degraded,
+        "rounds": state.rounds,
         "proposals": proposals(state),
         "steps": [step_figures(state, step) for step in state.steps.values()],
         "usage": figures(ended.bill.total),
@@ -87,7 +88,13 @@ def extension(ended: Ended) -> dict[str, Any]:
 def proposals(state: RunState) -> list[dict[str, Any]]:
     """What was proposed, and what became of it."""
     return [
-        {"mode": one.mode, "conductor": one.conductor, "state": one.state, "reasons": list(one.reasons)}
+        {
+            "mode": one.mode,
+            "round": one.round,
+            "conductor": one.conductor,
+            "state": one.state,
+            "reasons": list(one.reasons),
+        }
         for one in state.proposals
     ]
 

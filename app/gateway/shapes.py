@@ -76,6 +76,7 @@ class ProposalSummary(Shape):
     """What was proposed, and what became of it."""
 
     mode: Literal["first", "repair", "fallback"]
+    round: int
     conductor: str
     state: Literal["open", "accepted", "rejected"]
     reasons: list[str]
@@ -102,6 +103,7 @@ class RunExtension(Shape):
     topology: str | None
     conductor: str
     degraded: bool
+    rounds: int
     proposals: list[ProposalSummary]
     steps: list[StepSummary]
     usage: Figures
@@ -325,6 +327,7 @@ class WholeRun(Shape):
     excluded: dict[str, str]
     ignored: list[str]
     cancel_asked: bool
+    rounds: int
     proposals: list[dict[str, Any]]
     steps: list[StepSummary]
     turns: list[Turn]

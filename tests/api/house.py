@@ -46,6 +46,19 @@ conductor = {{ kind = "model", worker = "planner" }}
 fallback = "beta"
 limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
 """
+ROUNDS = """
+[tiers.baton-deep]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 3, rounds = 3, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-again]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha", "beta"], again = true }}
+limits = {{ steps = 3, rounds = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+"""Tiers whose runs may have several rounds."""
 WORKER = """
 [workers.{name}]
 provider = "stub"
@@ -58,7 +71,7 @@ tools = true
 
 def pool_text(stub: ProviderStub) -> str:
     """A pool of three workers and a conductor, all at the stub."""
-    return POOL.format(url=stub.vllm_url, workers="".join(WORKER.format(name=name) for name in WORKERS))
+    return (POOL + ROUNDS).format(url=stub.vllm_url, workers="".join(WORKER.format(name=name) for name in WORKERS))
 
 
 @asynccontextmanager

@@ -129,6 +129,27 @@ async def called_tools(stub: ProviderStub, opened: House) -> str:
         said += [Message("tool", (Text(f"Result {call.id[-1]}"),), call_id=call.id) for call in calls]
 
 
+EMPTY = Reply(chunks=('{"steps": []}',))
+
+
+async def bettered(stub: ProviderStub, opened: House) -> str:
+    """Two rounds, the second of which sees what the first answered; then that is taken."""
+    chain = plan_text((0, "Draft it", ["user"]), (1, "Answer it", ["user", 0]))
+    for text in (chain, plan_text((2, "Look anew", ["user"]), (0, "Mend it", ["previous", 0]))):
+        stub.script("planner", Reply(chunks=(text,)))
+    stub.script("planner", EMPTY)
+    for worker, words in {"alpha": "One.", "beta": "Two.", "gamma": "Three."}.items():
+        stub.always(worker, Reply(chunks=(words,)))
+    return await _run(opened, "baton-deep", streams=True)
+
+
+async def stopped(stub: ProviderStub, opened: House) -> str:
+    """A further round that cannot be planned."""
+    stub.script("planner", Reply(chunks=(plan_text((0, "Answer it", ["user"])),)))
+    stub.script("planner", *[Fail(status=400)] * 2)
+    return await _run(opened, "baton-deep")
+
+
 SCENES = (
     single,
     streamed,
@@ -143,4 +164,6 @@ SCENES = (
     over_budget,
     previewed,
     called_tools,
+    bettered,
+    stopped,
 )

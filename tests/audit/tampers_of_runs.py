@@ -66,6 +66,16 @@ def answer_of_another(run: Forged) -> None:
     run.end["answer"] = run.first(DONE)["output"]
 
 
+def answer_of_a_former_round(run: Forged) -> None:
+    former = run.first(DONE, n=1)
+    run.end.update(step=1, answer=former["output"], finish=former["finish"])
+
+
+def failed_after_all(run: Forged) -> None:
+    run.events[-1].kind = "run.failed"
+    run.end.update(step=None, error="plan_rejected")
+
+
 def more_time(run: Forged) -> None:
     run.admitted["deadline"] += 60
 
@@ -146,6 +156,11 @@ ENDINGS = (
     case("answer-wrong", "the answer of another step", "conducted", answer_of_another),
     case("answer-wrong", "it fell back", "single conducted", lambda run: run.end.update(fell_back=True)),
     case("answer-wrong", "an answer to a preview", "previewed", lambda run: run.end.update(step=0)),
+    case("answer-wrong", "the answer of a former round", "bettered", answer_of_a_former_round),
+    case("end-unfounded", "nothing has stopped it", "stopped", lambda run: run.end.pop("stopped")),
+    case("end-unfounded", "something has stopped it", "bettered", lambda run: run.end.update(stopped="run_expired")),
+    case("end-unfounded", "failed with an answer", "stopped", failed_after_all),
+    case("degraded-wrong", "not degraded though stopped", "stopped", lambda run: run.end.update(degraded=False)),
     case("degraded-wrong", "degraded", "single conducted", lambda run: run.end.update(degraded=True)),
     case("degraded-wrong", "not degraded", "fallen_back lost_an_input", lambda run: run.end.update(degraded=False)),
     case("deadline-wrong", "more time", "single", more_time),
@@ -201,6 +216,7 @@ BESIDE = (
 )
 REQUESTS = (
     case("template-unknown", "a template of nobody's", "single conducted", in_last(INTENDED, put(template=""))),
+    case("template-unknown", "that of another round", "bettered", in_last(INTENDED, put(template="plan-1"), n=None)),
     case("request-altered", "another hash", "single conducted repaired", in_last(INTENDED, put(request="0" * 64))),
     case("request-altered", "another size", "single conducted", in_first(INTENDED, add("bytes"))),
     case("request-altered", "another output limit", "single conducted", in_last(INTENDED, add("max_tokens", -1))),

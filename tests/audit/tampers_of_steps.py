@@ -90,7 +90,48 @@ def second_workflow(run: Forged) -> None:
     run.insert(len(run.events) - 1, OPENED, opened)
 
 
+def open_early(run: Forged) -> None:
+    """The next round is opened before the one before has its answer."""
+    run.move(run.all(OPENED, round=2)[0], run.all(DONE, n=1)[0])
+
+
+def see_a_former_step(run: Forged) -> None:
+    """A step of the second round, and its calls, get a step of the first that did not answer."""
+    for line in run.all(STEP, n=3) + run.all(INTENDED, n=3):
+        line.body["access"] = [0, *line.body["access"]]
+
+
+def accept_the_first(run: Forged) -> None:
+    """The first plan is said to be empty, and what it did is gone."""
+    first = run.all(STEP)[0]
+    run.drop(first)
+    run.first(ACCEPTED).update(steps=0, topology="")
+
+
+def other_previous(run: Forged) -> None:
+    """The second round is shown the draft as the answer."""
+    run.first(STEP, n=3)["access"][0] = 0
+    for line in run.all(INTENDED, n=3):
+        line.body["access"][0] = 0
+
+
 PLANS = (
+    case("round-out-of-order", "opened before the answer", "bettered", open_early),
+    case("round-out-of-order", "a round is left out", "bettered stopped", in_last(OPENED, put(round=7))),
+    case("round-out-of-order", "it begins with the second", "single", in_first(OPENED, put(round=2))),
+    case("plan-out-of-order", "the same round again", "bettered", in_last(OPENED, put(round=2))),
+    case("rounds-over-limit", "a further round", "bettered stopped", in_limits(rounds=1)),
+    case("plan-mode", "a fallback in a further round", "stopped", in_last(OPENED, put(mode="fallback"))),
+    case(
+        "plan-mode", "a further round of the caller's", "bettered", lambda run: run.admitted.update(conductor="caller")
+    ),
+    case("access-forward", "a step of a former round", "bettered", see_a_former_step),
+    case(
+        "access-not-planned", "a conductor reads no answer", "bettered", in_last(INTENDED, put(access=["user"]), n=None)
+    ),
+    case("plan-not-what-was-said", "another answer is shown", "bettered", other_previous),
+    case("answering-step", "no step in the first round", "single", accept_the_first),
+    case("request-altered", "streamed before the last round", "bettered", in_limits(rounds=2)),
     case("plan-out-of-order", "accepted twice", "single conducted", lambda run: run.repeat(run.all(ACCEPTED)[0])),
     case("plan-out-of-order", "a step after the verdict", "single", lambda run: run.move(run.events[3], run.events[2])),
     case("plan-out-of-order", "opened beside another", "single", second_workflow),

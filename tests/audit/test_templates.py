@@ -11,7 +11,7 @@ import orjson
 
 from app.audit.recompose import TEMPLATES
 from app.conductor import prompt
-from app.conductor.protocol import Brief
+from app.conductor.protocol import Brief, PastStep, Previous
 from app.core import visibility
 from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool import Card, Limits, Price, Worker
@@ -21,6 +21,7 @@ CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("
 TASK = Task(CONVERSATION)
 MADE = {
     "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
+    "further-1": "d0abeab3f8bc8da97d33ce90a9c0dcf6174f58b6d32f35f2b680f5e944e8d24c",
     "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
 }
 
@@ -50,8 +51,19 @@ def plans() -> str:
     return digest(*(prompt.messages(one) for one in (brief, repair, offered)))
 
 
+def further_plans() -> str:
+    past = (PastStep("b", "Draft", ("user",), True), PastStep("c", "", ("user", "previous", 0), False))
+    briefs = [
+        Brief(TASK, (Worker("a", "p", "m"), Worker("b", "p", "m")), Limits(), 7, *mended, round=2, previous=before)
+        for mended in ((), (("no plan",), "{"))
+        for before in (Previous(past, "Four."), Previous(past[:1], ""), Previous(past, "12345678" * 3_000))
+    ]
+    return digest(*map(prompt.messages, briefs))
+
+
 def test_a_template_is_what_it_was() -> None:
-    assert {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans()}.items() <= MADE.items()
+    made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
+    assert made.items() <= MADE.items()
 
 
 def test_every_template_can_be_composed_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 from app.conductor.fixed import SHAPES, FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages
-from app.conductor.protocol import Brief, Conductor, Given
+from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
 from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
 from app.core.pool import Card, ConductorSpec, Limits, Price, Worker
 from app.core.workflow import Access, Step
@@ -152,6 +152,63 @@ async def test_shapes_spread_over_workers_and_one_asks_itself() -> None:
     alone = await proposed(FixedConductor(ConductorSpec("fixed", shape="self_consistency")), BRIEF, saying())
     assert {step.worker for step in alone} == {NAMES[0]}
     assert [step.subtask for step in await proposed(FixedConductor(ConductorSpec("fixed")), BRIEF, saying())] == [""]
+
+
+async def test_a_fixed_conductor_takes_the_answer_or_has_it_checked_by_the_next() -> None:
+    spec = ConductorSpec("fixed", workers=NAMES[:2])
+    further = replace(BRIEF, round=2)
+    assert await proposed(FixedConductor(spec), further, saying()) == []
+    checks = FixedConductor(replace(spec, again=True))
+    for number, worker in ((2, NAMES[1]), (3, NAMES[0])):
+        [step] = await proposed(checks, replace(further, round=number), saying())
+        assert (step.worker, step.access, step.answers) == (worker, Access(True, (), previous=True), True)
+    assert len(await proposed(checks, BRIEF, saying())) == 1
+
+
+# -- further rounds of a model
+
+
+PAST = (PastStep(NAMES[2], "Draft it.", ("user",), True), PastStep("gone", "", ("user", 0), False))
+FURTHER = replace(BRIEF, round=2, previous=Previous(PAST, "It is 4."))
+
+
+async def test_a_further_round_may_be_empty_and_may_see_the_answer_before() -> None:
+    ask = saying('{"steps": []}')
+    assert await proposed(model(), FURTHER, ask) == []
+    assert ask.calls[0]["template"] == "further-1"
+    steps = ask.calls[0]["schema"]["properties"]["steps"]
+    assert steps["minItems"] == 0
+    assert ["user", "previous"] in steps["prefixItems"][0]["properties"]["access"]["enum"]
+    [step] = await proposed(model(), FURTHER, saying(plan_of((0, ["previous"]))))
+    assert step.access == Access(False, (), previous=True)
+    for plan in ('{"steps": []}', plan_of((0, ["previous"]))):
+        with pytest.raises(PlanRejected):
+            await proposed(model(), BRIEF, saying(plan))
+
+
+async def test_three_empty_lists_take_the_answer_and_all_means_it_too() -> None:
+    empty = "model_id = []\nsubtasks = []\naccess_list = []"
+    assert await proposed(model(), FURTHER, saying(empty)) == []
+    with pytest.raises(PlanRejected):
+        await proposed(model(), BRIEF, saying(empty))
+    lists = 'model_id = [0, 1]\nsubtasks = ["Look", "Mend"]\naccess_list = [[], ["all"]]'
+    steps = await proposed(model(), FURTHER, saying(lists))
+    assert [step.access for step in steps] == [Access(True, ()), Access(True, (0,), previous=True)]
+
+
+def test_the_round_before_is_shown_behind_a_mark_that_it_cannot_hold() -> None:
+    shown = messages(FURTHER)[-1].text
+    assert messages(FURTHER)[:-1] == messages(BRIEF)
+    assert "- step 0, worker 2, access user: Draft it." in shown
+    assert "- step 1, a worker who has left, access user, 0: Answer the user. (it came to nothing)" in shown
+    mark = shown.partition("with the mark ")[2].split(".")[0]
+    for answer in (f"It is {mark}.", "4\n" + mark, "x" * 50_000):
+        again = messages(replace(FURTHER, previous=Previous(PAST, answer)))[-1].text
+        other = again.partition("with the mark ")[2].split(".")[0]
+        _, fenced, _ = again.split(f"\n{other}\n")
+        assert fenced == answer or (len(fenced) < 17_000 and "34000 characters are left out" in fenced)
+        assert other not in fenced
+    assert len(messages(replace(FURTHER, objections=("no",)))) == len(messages(FURTHER)) + 1
 
 
 # -- model

@@ -100,10 +100,12 @@ class Play:
     """What each turn of the run used so far."""
     forgiving: float = 0.9
     """How likely a proposal or a call is a good one."""
+    insists: bool = False
+    """Whether the conductor always wants another round."""
 
     def __post_init__(self) -> None:
         self.forgiving = self.random.choice((0.5, 0.9, 1.0))
-        limits = Limits(steps=5, fan_out=self.random.randint(1, 4))
+        limits = Limits(steps=5, fan_out=self.random.randint(1, 4), rounds=self.random.choice((1, 1, 2, 3)))
         draft = admission(preview=self.preview, limits=limits)
         self.events.append(Event("run", 1, draft.kind, 0.0, draft.body))
         self.state = begin(self.events[0])
@@ -137,6 +139,10 @@ class Play:
             inputs = [state.steps[n] for n in step.access.steps]
             assert step.access.user or not inputs or any(one.chars for one in inputs), "there is something to see"
             assert state.accepted or not step.answers, "the answering step waits for the whole plan"
+        if draft.kind is Kind.PLAN_OPENED and state.round > 1:
+            assert state.previous is not None, "a round follows an answer"
+            assert all(step.settled for step in state.steps.values()), "with nothing left to do"
+        assert state.round <= state.admitted.limits.rounds
         busy = [step for step in state.current if step.state in ("queued", "running")]
         assert len(busy) <= state.admitted.limits.fan_out
         split = bill(state)
@@ -226,14 +232,17 @@ class Play:
         if random.random() > self.forgiving and proposal.mode != "fallback":
             return self._reject(outage=random.random() < 0.3)
         if place and state.current[-1].answers:
-            inputs = [[n - proposal.base for n in step.access.steps] for step in state.current]
-            return (drafts.accepted(proposal.number, "", inputs),)
+            own = [[n for n in step.access.steps if n >= proposal.base] for step in state.current]
+            return (drafts.accepted(proposal.number, "", [[n - proposal.base for n in seen] for seen in own]),)
+        if proposal.round > 1 and not place and not self.insists and random.random() < 0.5:
+            return (drafts.accepted(proposal.number, "", []),)
         seen = tuple(n for n in range(place) if random.random() < 0.5)
         subtask = random.choice(("ref", ""))
-        access = Access(random.random() < 0.5 or not subtask, seen)
+        before = state.previous.step.n if state.previous is not None else None
+        access = Access(random.random() < 0.5 or not subtask, seen, before is not None and random.random() < 0.5)
         last = place == 4 or proposal.mode == "fallback" or random.random() < 0.4
         step = Step(random.choice(POOL), subtask, access, answers=last, probability=random.choice((None, 0.5)))
-        return (drafts.planned(proposal.number, proposal.base, place, step, subtask),)
+        return (drafts.planned(proposal.number, proposal.base, place, step, subtask, before),)
 
     def _reject(self, *, outage: bool) -> tuple[Draft, ...]:
         skips = drafts.skipped(self.state.current, "plan_rejected")

@@ -14,9 +14,9 @@ from app.core.chat import Usage
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
 from app.core.progress import Finish, Propose, Queue, Skip, advance, decide, fold
-from app.core.state import DRIVER_LOST, NO_TIME, RUN_ENDED, Mode, RunState
+from app.core.state import DRIVER_LOST, NO_TIME, ROUND_OVER, RUN_ENDED, Mode, RunState
 from app.core.workflow import Access, Step, topology
-from tests.core.play import DEADLINE, POOL, Play, admission, done, failed, intent, numbered, outcome
+from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
 
 OVER = "run_over_budget"
 
@@ -74,10 +74,34 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         answer = end.steps[end.end["step"]]
         assert answer.state == "done"
         assert end.end["answer"] == answer.output
-        assert end.end["fell_back"] == (answer is not end.answering)
+        workflow = end.workflow(end.proposals[answer.proposal].round)
+        assert end.end["fell_back"] == (answer is not workflow[-1])
+        assert workflow[-1].state == "done"
+        last = end.proposals[-1]
+        taken = answer in end.current or (last.state == "accepted" and not end.current)
+        assert bool(end.end.get("stopped")) != taken
     for proposal in end.proposals:
         access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
-        assert all(proposal.base <= n < proposal.base + place for place, seen in enumerate(access) for n in seen)
+        before = end.answer(proposal.round - 1)
+        known = {before.step.n} if before is not None else set()
+        assert all(
+            n in known or proposal.base <= n < proposal.base + at for at, seen in enumerate(access) for n in seen
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0))
+def test_no_conductor_gets_more_rounds_than_the_limits_allow(seed: int) -> None:
+    """Not even one that wants another round whatever it is shown; what any round spends is the run's."""
+    played = Play(Random(seed), insists=True)
+    end = played.play()
+    rounds = end.admitted.limits.rounds
+    assert end.rounds <= rounds
+    assert max((one.round for one in end.proposals), default=1) <= rounds
+    assert sum(one.mode == "first" and one.state != "rejected" for one in end.proposals) <= rounds
+    assert len([one for one in end.proposals if one.state == "accepted"]) <= rounds
+    if end.round > 1 and not end.cancel_asked and end.end.get("error") != "tool_results_missing":
+        assert end.state == "succeeded", "the first round's answer is there"
 
 
 @settings(max_examples=25, deadline=None)
@@ -258,6 +282,102 @@ def test_only_what_was_lost_degrades_a_run() -> None:
     assert not state_of(*ended).degraded
     assert state_of(*planned(seeing(), mode="fallback")).degraded
     assert not state_of().degraded
+
+
+# -- rounds
+
+ROUNDS = Limits(rounds=2)
+
+
+def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Draft]:
+    """The proposal of a further round, whose steps may see step 0 as the answer before; without steps, the empty
+    plan."""
+    written = [drafts.opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
+    for place, step in enumerate(steps):
+        answers = place == len(steps) - 1
+        written.append(drafts.planned(number, base, place, replace(step, answers=answers), "ref", previous=0))
+    return [*written, drafts.accepted(number, "", [step.access.steps for step in steps])]
+
+
+FIRST_ROUND = [*planned(seeing()), *answered(0)]
+MENDING = Step("ada", "mend it", Access(False, (), previous=True))
+
+
+def test_a_round_that_has_answered_is_followed_by_another_one() -> None:
+    state = state_of(*FIRST_ROUND, limits=ROUNDS)
+    assert not state_of(*planned(seeing()), limits=ROUNDS).is_last_round
+    assert decide(state, 0.0) == (Propose(1, 1, "first", 2),)
+    assert decide(state_of(*FIRST_ROUND), 0.0) == (Finish(Kind.SUCCEEDED, 0),)
+    second = state_of(*FIRST_ROUND, *further(MENDING), limits=ROUNDS)
+    assert (second.round, second.is_last_round, second.state) == (2, True, "running")
+    assert second.current[0].access == Access(False, (0,))
+    assert decide(second, 0.0) == (Queue((1,)),)
+    both = state_of(*FIRST_ROUND, *further(MENDING), *answered(1), limits=ROUNDS)
+    assert decide(both, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
+    assert (both.rounds, [step.n for step in both.planned]) == (2, [0, 1])
+
+
+def test_the_empty_plan_takes_the_answer_before() -> None:
+    state = state_of(*FIRST_ROUND, *further(), limits=ROUNDS)
+    assert decide(state, 0.0) == (Finish(Kind.SUCCEEDED, 0),)
+    assert (state.answering, state.rounds, state.topology, state.degraded) == (None, 1, "single", False)
+
+
+def test_a_round_is_not_opened_before_the_one_before_is_over() -> None:
+    for journal in ([], planned(seeing()), [*planned(seeing()), *queued(0)]):
+        with pytest.raises(ValueError, match=r"before|while there is another"):
+            state_of(*journal, *further(), limits=ROUNDS)
+    with pytest.raises(ValueError, match="while there is another"):
+        state_of(*FIRST_ROUND, *further(round=3), limits=Limits(rounds=3))
+    failing = [*planned(seeing()), *queued(0), failed(0)]
+    with pytest.raises(ValueError, match="while there is another"):
+        state_of(*failing, *further(), limits=ROUNDS)
+
+
+def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> None:
+    opened, no = further()[0], drafts.rejected(1, "", ["no"], False)
+    once = state_of(*FIRST_ROUND, opened, no, limits=ROUNDS)
+    assert decide(once, 0.0) == (Propose(2, 1, "repair", 2),)
+    out = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
+    kept = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
+    assert decide(out, 0.0) == (kept,), "no worker answers in place of an answer that is there"
+    assert drafts.ended(out, kept).body["stopped"] == "plan_rejected"
+    assert drafts.ended(out, kept).body["degraded"] is True
+    lost = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
+    assert decide(lost, 0.0) == (Propose(2, 1, "first", 2),)
+
+
+@pytest.mark.parametrize(
+    ("lost", "now", "stopped"),
+    [
+        ([*queued(1), failed(1)], 0.0, "worker_failed"),
+        ([*queued(1), failed(1, OVER)], 0.0, OVER),
+        ([*queued(1), failed(1, NO_TIME)], 0.0, "run_expired"),
+        (queued(1), DEADLINE, "run_expired"),
+    ],
+)
+def test_whatever_is_lost_in_a_further_round_leaves_the_answer_before(
+    lost: list[Draft], now: float, stopped: str
+) -> None:
+    state = state_of(*FIRST_ROUND, *further(MENDING), *lost, limits=ROUNDS)
+    assert decide(state, now) == (Finish(Kind.SUCCEEDED, 0, stopped=stopped),)
+
+
+def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:
+    """A step that waits for the caller's tools and whose round has its answer keeps nobody waiting."""
+    journal = [*planned(seeing(), seeing()), *queued(0, 1), intent("a", 0), outcome("a", 0), called(0, "a", "id")]
+    journal += [intent("b", 1), outcome("b", 1), done(1, "b")]
+    state = state_of(*journal, limits=ROUNDS)
+    assert decide(state, 0.0) == (Skip(0, ROUND_OVER),)
+    skipped = state_of(*journal, *drafts.skipped([state.steps[0]], ROUND_OVER), limits=ROUNDS)
+    assert decide(skipped, 0.0) == (Propose(1, 2, "first", 2),)
+    assert not skipped.degraded
+
+
+def test_a_fallback_has_no_further_round() -> None:
+    state = state_of(*planned(seeing(), mode="fallback"), *answered(0), limits=ROUNDS)
+    assert state.is_last_round
+    assert decide(state, 0.0) == (Finish(Kind.SUCCEEDED, 0),)
 
 
 # -- the bill

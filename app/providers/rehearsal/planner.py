@@ -1,7 +1,8 @@
 """How the rehearsal conductor plans: it reads the prompt, finds the family, and chooses by the cards.
 
 Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
-step limit allows. What it emits is a plan as `core/plan.py` defines it; it knows the workers by ordinal only.
+step limit allows. What it emits is a plan as `core/plan.py` defines it; it knows the workers by ordinal only. Shown the
+answer of a round it sees most faults there are, as its mind is made, and has a faulty answer solved anew and compared.
 """
 
 import json
@@ -13,13 +14,16 @@ from typing import Any
 
 from app.core.chat import Message
 from app.providers.rehearsal.families import solve
-from app.providers.rehearsal.problem import Problem
+from app.providers.rehearsal.minds import dice, final
+from app.providers.rehearsal.problem import Problem, plain
 
 QUESTION = re.compile(r"<question>\n?(.*)\n?</question>", re.DOTALL)
 WORKER = re.compile(r"^Worker (\d+):\s*(.*)$", re.MULTILINE)
 STRENGTHS = re.compile(r"strengths:\s*([^;\n]*)", re.IGNORECASE)
 TURN = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool): ")
-SHARPNESS = 1.5
+PREVIOUS = re.compile(r"with the mark (=== [0-9a-f]{16} ===)\..*?^\1\n(.*)\n\1$", re.DOTALL | re.MULTILINE)
+SHARPNESS, EYE = 1.5, 0.8
+"""How sharply it prefers the best worker; how likely it sees that an answer is wrong."""
 DEBATED = frozenset({"words", "extraction", "number theory", "unit conversion"})
 """Families in which two independent answers tell more than a plan."""
 
@@ -47,16 +51,21 @@ def is_plan_schema(schema: Mapping[str, Any] | None) -> bool:
     return bool(schema) and "steps" in (schema or {}).get("properties", {})
 
 
-def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[Choice]:
-    """The plan for the question of this prompt; empty if the prompt shows no worker."""
+def plan(messages: Sequence[Message], schema: Mapping[str, Any] | None) -> list[Choice] | None:
+    """The plan for the question of this prompt, in a further round perhaps the empty one; None if the prompt shows no
+    worker."""
     text = "\n".join(message.text for message in messages)
-    block = QUESTION.search(text)
+    shown = PREVIOUS.search(messages[2].text) if len(messages) > 2 else None
+    block = QUESTION.search(messages[1].text) if shown and len(messages) > 1 else QUESTION.search(text)
     around = text.replace(block.group(), "") if block else text
+    around = around.replace(shown.group(), "") if shown else around
     cards = {int(ordinal): card for ordinal, card in WORKER.findall(around)}
     if not cards:
-        return []
+        return None
     limit = _limit(around, schema)
     found = solve(_question(block.group(1) if block else ""))
+    if shown is not None:
+        return _again(found, shown.group(2), cards, limit)
     return _steps(found, cards, limit)
 
 
@@ -65,6 +74,21 @@ def to_text(choices: Sequence[Choice], schema: Mapping[str, Any] | None = None) 
     tools = {"tools": False} if '"tools"' in json.dumps(schema) else {}
     steps = [{"worker": one.worker, "subtask": one.subtask, "access": list(one.access), **tools} for one in choices]
     return json.dumps({"steps": steps})
+
+
+def _again(found: Problem | None, answer: str, cards: Mapping[int, str], limit: int) -> list[Choice]:
+    """Nothing, if no fault is seen in the answer; else another opinion, weighed against it."""
+    stated = final(answer) or answer
+    fine = found is None or plain(stated) == plain(found.answer)
+    if found is None or fine or dice(f"eye|{found.family}|{found.answer}|{plain(stated)}") >= EYE:
+        return []
+    solver = _rank(cards, found.family)
+    if limit == 1:
+        return [_choice(_rank(cards, "checking"), 0, CHECK, "user", "previous")]
+    return [
+        _choice(solver, 1, SOLVE, "user"),
+        _choice(_rank(cards, "judging", but=_best(solver, 1)), 0, JUDGE, "user", "previous", 0),
+    ]
 
 
 def _steps(found: Problem | None, cards: Mapping[int, str], limit: int) -> list[Choice]:

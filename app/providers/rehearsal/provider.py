@@ -105,7 +105,7 @@ class RehearsalProvider:
         schema = call["schema"]
         if call["model"] == "conductor" or planner.is_plan_schema(schema):
             choices = planner.plan(messages, schema)
-            if choices:
+            if choices is not None:
                 tokens = TOKEN.findall(planner.to_text(choices, schema))
                 return tokens, _places(tokens, choices)
         seed = f"{self._seed}|{call['sampling']['seed']}"

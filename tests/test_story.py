@@ -1,0 +1,28 @@
+"""The words in which a run is explained."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.command import story
+
+
+def test_rounds_are_explained() -> None:
+    one: Mapping[str, Any] = {
+        "mode": "first",
+        "round": 2,
+        "conductor": "model",
+        "state": "accepted",
+        "outage": False,
+        "reasons": [],
+        "topology": None,
+        "steps": [],
+        "attempts": [{"worker": "a"}],
+    }
+    assert story.proposal(one) == (
+        "round 2, first proposal: a model planned it (a) · it took the previous answer for final"
+    )
+    assert story.proposal(one | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
+    run: Mapping[str, Any] = {"proposals": [one], "rounds": 2, "degraded": True, "preview": False, "end": {}}
+    assert story.why(run)[1] == "2 rounds: each was shown the answer of the one before"
+    stopped = story.why(run | {"end": {"stopped": "run_over_budget"}})
+    assert stopped[2] == "degraded: the last round came to nothing (run_over_budget), so the answer before it stands"
