@@ -4,6 +4,7 @@ Each route names its operation here; a test fails for one that has none. Without
 installation.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -162,13 +163,19 @@ MESSAGES_ERROR: Final = {
 
 
 def routes(public: Iterable[APIRouter], version: str) -> APIRouter:
-    """The route of the description of all of `public`, itself included."""
+    """The route of the description of all of `public`, itself included.
+
+    It is made when it is asked for first, off the loop: 40 ms of work that few processes ever need.
+    """
     router = APIRouter()
-    described = orjson.dumps(document([*(route for one in public for route in one.routes)], version))
+    found = [*(route for one in public for route in one.routes)]
+    described: list[bytes] = []
 
     @router.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(described, media_type=JSON)
+        if not described:
+            described.append(await asyncio.to_thread(lambda: orjson.dumps(document(found, version))))
+        return Response(described[0], media_type=JSON)
 
     return router
 
