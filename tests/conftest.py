@@ -5,9 +5,11 @@ of its own. `BATON_TEST_DATABASE_URL` and `BATON_TEST_REDIS_URL` name servers th
 as they were found.
 """
 
+import functools
 import ipaddress
 import os
 import socket
+import ssl
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -67,6 +69,14 @@ def network_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(socket, "getaddrinfo", _guarded_resolver(blocked, socket.getaddrinfo))
     yield blocked
     assert not blocked, f"the test tried to leave the machine: {blocked}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """Each HTTP client reads all root certificates, 20 ms of work, and no test speaks TLS: they share what was read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")
