@@ -339,8 +339,10 @@ class Drivers:
             self._means.telemetry.log(logging.ERROR, "a driver broke; the run is left to its next", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
         finally:
-            if self._drivers.get(run) is driver:  # else it was taken over by this very process, after a long stall
-                del self._drivers[run], self._tasks[run]
+            if self._drivers.get(run) is driver:  # else this very process goes on with it: a new turn, or a takeover
+                del self._drivers[run]
+            if self._tasks.get(run) is asyncio.current_task():  # a turn that fails to begin gives the place to no dead
+                del self._tasks[run]
             self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
             if error is not None:
                 self._hand_over(driver, error)

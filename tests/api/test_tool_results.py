@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app import resumption
 from app.core.chat import Image, Message, Text
 from app.core.tools import mint
 from app.errors import InvalidRequest
@@ -14,8 +17,6 @@ from app.wiring import House
 from tests.api.house import finish, open_house, pool_text
 from tests.api.talks import ASK, Talk, calling, look
 from tests.stubs import ProviderStub, Reply
-
-DONE = Reply(chunks=("It is ", "42."))
 
 DONE = Reply(chunks=("It is ", "42."))
 
@@ -60,6 +61,32 @@ async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, ho
     assert len(stub.of("alpha")) == 2
     talk.answer(late, "B")
     assert (await talk.say()).ended.answer == "It is 42."
+
+
+async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
+    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
+    stub.script("alpha", calling(look("a")), calling(look("b")), DONE)
+    talk, looking, find = Talk(house), 0, resumption.find
+
+    async def find_together(*given: Any) -> Any:
+        nonlocal looking
+        found, looking = await find(*given), looking + 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while looking < 3:  # noqa: ASYNC110 - nobody else would set an event
+                    await asyncio.sleep(0.001)
+        return found
+
+    talk.answer(await talk.say(), "A")
+    monkeypatch.setattr(resumption, "find", find_together)
+    replies = await asyncio.gather(*(talk.say() for _ in range(3)))
+    assert len({outcome.ended.calls for outcome in replies}) == 1
+    assert len(stub.of("alpha")) == 2
+    async with asyncio.timeout(10):
+        while len(house.drivers):  # noqa: ASYNC110 - an end has no event
+            await asyncio.sleep(0.01)
 
 
 async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, house: House) -> None:
