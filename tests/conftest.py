@@ -5,6 +5,7 @@ of its own. `BATON_TEST_DATABASE_URL` and `BATON_TEST_REDIS_URL` name servers th
 as they were found.
 """
 
+import asyncio
 import functools
 import ipaddress
 import os
@@ -17,8 +18,10 @@ from typing import Any
 import asyncpg
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
+from app.store.migrate import migrate
+from app.store.tables import METADATA
 from tests import servers
 
 
@@ -113,6 +116,38 @@ async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
         await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
     finally:
         await admin.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_shelf(postgres_server_url: str) -> Iterator[tuple[str, str]]:
+    """A database with the schema in it, and the statements that empty it; use `migrated_postgres_url`."""
+    server, name = make_url(postgres_server_url), f"baton_test_{uuid.uuid4().hex}"
+    url = server.set(database=name).render_as_string(hide_password=False)
+    asyncio.run(_execute(server, f'CREATE DATABASE "{name}" TEMPLATE template0'))
+    migrate(url)
+    yield url, "".join(f"DELETE FROM {table};" for table in METADATA.tables)
+    asyncio.run(_execute(server, f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+async def _execute(server: URL, *statements: str) -> None:
+    connection = await asyncpg.connect(server.set(drivername="postgresql").render_as_string(hide_password=False))
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def migrated_postgres_url(postgres_shelf: tuple[str, str]) -> Iterator[str]:
+    """An async SQLAlchemy URL of a database with the schema in it and no rows; for tests that leave the schema alone.
+
+    Making and dropping a database costs ten times what emptying one does. Connections that a test leaves open are cut.
+    """
+    url, emptied = postgres_shelf
+    yield url
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    asyncio.run(_execute(make_url(url), f"{others} AND pid <> pg_backend_pid()", emptied))
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from app import webhooks
 from app.core import notices
 from app.errors import StoreUnavailable
 from app.gateway import responses_reply
-from app.store.migrate import migrate
 from app.store.sql import SqlStore
 from app.wiring import House
 from tests.api.house import finish, open_house, order, pool_text
@@ -282,9 +281,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """Settings for either database, with the schema in it."""
     if request.param == "sqlite":
         return {}
-    url = request.getfixturevalue("postgres_url")
-    migrate(url)
-    return {"BATON_DATABASE_URL": url}
+    return {"BATON_DATABASE_URL": request.getfixturevalue("migrated_postgres_url")}
 
 
 async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(

@@ -23,7 +23,11 @@ RUNS = 5
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    given = f"sqlite:///{tmp_path}/other.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    given = (
+        f"sqlite:///{tmp_path}/other.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("migrated_postgres_url")
+    )
     return str(given)
 
 

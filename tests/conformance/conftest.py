@@ -16,9 +16,11 @@ from tests.stubs import ProviderStub
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database with the schema in it."""
-    url = f"sqlite:///{tmp_path}/baton.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    if request.param == "postgres":
+        return str(request.getfixturevalue("migrated_postgres_url"))
+    url = f"sqlite:///{tmp_path}/baton.db"
     migrate(url)
-    return str(url)
+    return url
 
 
 @pytest.fixture

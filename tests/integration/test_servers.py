@@ -44,6 +44,12 @@ async def test_each_test_gets_an_empty_database(postgres_url: str, turn: int) ->
 
 
 @pytest.mark.parametrize("turn", [1, 2])
+async def test_each_test_gets_empty_tables(migrated_postgres_url: str, turn: int) -> None:
+    made = "INSERT INTO contents (run, ref, body) VALUES ('r', 'c', 'x')"
+    assert await _execute(migrated_postgres_url, made, "SELECT count(*) FROM contents") == [1]
+
+
+@pytest.mark.parametrize("turn", [1, 2])
 async def test_each_test_gets_an_empty_redis(redis_url: str, redis_prefix: str, turn: int) -> None:
     async with Redis.from_url(redis_url, decode_responses=True) as client:
         assert await client.keys("*") == []

@@ -16,7 +16,6 @@ from sqlalchemy.engine import make_url
 from app.core.journal import Draft, Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store import engines, lanes
-from app.store.migrate import migrate
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
 
@@ -90,9 +89,13 @@ class Proxy:
 
 
 @pytest.fixture
+def postgres_url(migrated_postgres_url: str) -> str:
+    return migrated_postgres_url
+
+
+@pytest.fixture
 async def proxy(postgres_url: str) -> Proxy:
     url = make_url(postgres_url)
-    await asyncio.to_thread(migrate, postgres_url)
     opened = Proxy(str(url.host), url.port or 5432)
     opened.thaw()
     return opened
@@ -232,7 +235,6 @@ async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
 
 
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    await asyncio.to_thread(migrate, postgres_url)
     async with open_store(postgres_url) as store:
         await store.append(admitted("run"))
         write, faults = store._runner.write, [engines.Fault("contended"), engines.Fault("lost")]
@@ -248,7 +250,6 @@ async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.
 
 
 async def test_two_processes_that_admit_one_id_leave_one_run(postgres_url: str) -> None:
-    await asyncio.to_thread(migrate, postgres_url)
     async with open_store(postgres_url) as one, open_store(postgres_url) as other:
         for n in range(20):
             calls = [store.append(admitted(f"run-{n}")) for store in (one, other)]
