@@ -19,14 +19,15 @@ tell is a courtesy: a gap in the numbers, or word that the journal has moved on,
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from app import ended
 from app.attempt import Means
 from app.audience import Audience
+from app.beside import Begun, DispatcherBeside, held, together
 from app.conductor.protocol import Conductor
-from app.consequences import Consequences, ending, projection, tags, tentative
+from app.consequences import Consequences, ending, possible, projection, tags, tentative
 from app.core import drafts
 from app.core.chat import Task
 from app.core.journal import AFTER_THE_END, Draft, Event, Kind
@@ -43,6 +44,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.mailbox import Mailbox
+from app.order import CancelAsked, Moved
 from app.outage import Patient
 from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
@@ -58,20 +60,6 @@ LISTENING = 3 * PATIENCE
 INBOX = 4_096
 LATE = 15.0
 """Seconds beyond the deadline for which a driver waits for the database to take the run's end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
-
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
-    """Somebody wants the run to stop; `by` says who: `client`, `caller` or `operator`."""
-
-    by: str
 
 
 Heard = Live | Planned | CancelAsked | Moved
@@ -99,6 +87,8 @@ class Driver:
         self.audience = audience
         self.state = state
         self.salt = salt
+        self.beside: DispatcherBeside | None = None
+        """The dispatcher of this process, once it is known that there is one."""
         self.planning: Propose | None = None
         """A proposal that was opened with the admission and waits for `drive` to begin."""
         self.inbox: Mailbox[Heard] = Mailbox(INBOX)
@@ -199,7 +189,7 @@ class Driver:
             follows = await self.consequences(tentative(self.state, first))
             if first or follows.events:
                 mine = Entry(self.state.run, self._means.now(), events=first, epoch=self._epoch, contents=contents)
-                await self._write(mine, follows)
+                await self.write(mine, follows)
         await self.ring(follows.outbox)
         return follows
 
@@ -212,7 +202,7 @@ class Driver:
         if not self._means.store.sound:  # we may be waiting for it ourselves, and whoever brings this has more patience
             raise StoreUnavailable
         async with self._writing:
-            after = self._after(entry.events)
+            after = possible(self.state, entry.events)
             if after is None:
                 return await self._alone(entry)
             follows = await self.consequences(after)
@@ -220,7 +210,7 @@ class Driver:
                 follows = Consequences(after)
             follows = self._with_end(entry, follows)
             try:
-                appended = await self._write(replace(entry, epoch=self._epoch), follows)
+                appended = await self.write(replace(entry, epoch=self._epoch), follows)
             except (LeaseLost, RunEnded):
                 return await self._means.store.append(entry)
             except Conflict:
@@ -243,13 +233,6 @@ class Driver:
         if events[-1].seq > self.state.seq:
             self.inbox.push(Committed(self.state.run, events))
 
-    def _after(self, events: tuple[Draft, ...]) -> RunState | None:
-        """The state after these, or None if we have not yet heard of what they follow."""
-        try:
-            return tentative(self.state, events)
-        except (KeyError, ValueError):
-            return None
-
     def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
         """The run's success too, where nothing needs to be waited for and the answer is at hand."""
         command, state = follows.pending, follows.state
@@ -262,8 +245,25 @@ class Driver:
             follows.state = tentative(state, follows.events[-1:])
         return follows
 
+    async def write(self, entry: Entry, follows: Consequences) -> Appended:
+        """Commit an entry with what follows from it; the dispatcher beside us takes what it has slots for.
+
+        What is left in `follows.outbox` is to be rung. Where a step cannot be paid for, its own dispatcher says so.
+        """
+        fresh = dict((*entry.contents, *follows.contents))
+        begun: Sequence[Begun] = ()
+        if self.beside is not None and follows.outbox:
+            begun = await self.beside.begin(follows.state, self.salt, fresh, follows.outbox)
+        if begun:
+            whole = replace(entry, hold=held(begun))
+            if (appended := await together(begun, self._write(whole, follows.begin(begun)))) is not None:
+                taken = {one.row.step for one in begun}
+                follows.outbox = [row for row in follows.outbox if row.step not in taken]
+                return appended
+        return await self._write(entry, follows)
+
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
-        """Commit an entry with what follows from it, and fold it. The caller holds `_writing`.
+        """Commit an entry with what follows from it, and fold it. The caller holds `_writing`, or is alone.
 
         Raises `Conflict` if it ends the run and there are events that we have not heard of.
         """
@@ -273,15 +273,15 @@ class Driver:
             entry,
             events=events,
             contents=(*entry.contents, *follows.contents),
-            outbox=tuple(follows.outbox),
+            outbox=(*entry.outbox, *follows.outbox),
             row=projection(follows.state, entry.at),
-            tags=tags(events),
-            lease=follows.lease,
+            tags=(*entry.tags, *tags(events)),
+            lease=follows.lease or entry.lease,
             seq=self.state.seq if ends else None,
         )
-        if entry.move is None:
+        if entry.move is None and entry.new is None and entry.lease is None:
             appended = await self._store.append(whole, self.state.seq, within)
-        else:  # what a dispatcher brings along has a fence of its own, and it waits by itself
+        else:  # what a dispatcher brings waits by itself, with a fence of its own; a caller who begins a turn does not
             appended = await self._means.store.append(whole)
         await self.committed(appended.events, follows.state)
         self._let_go = self._let_go or follows.lease is not None

@@ -4,9 +4,10 @@ A driver gathers `Consequences` by deciding on tentative states until nothing fo
 entry.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
+from app.beside import Begun
 from app.core import drafts
 from app.core.journal import Draft, Event, Kind
 from app.core.progress import Finish, Propose, advance
@@ -26,12 +27,26 @@ class Consequences:
     lease: Lease | None = None
     """Set where the run is let go of."""
 
+    def begin(self, begun: Sequence[Begun]) -> "Consequences":
+        """The same, with the intents of these steps, whose tickets are taken."""
+        rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
+        outbox = [rows.get(row.step, row) for row in self.outbox]
+        return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+
 
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
     """What the state would be if these were committed next."""
     for draft in events:
         state = advance(state, Event(state.run, state.seq + 1, draft.kind, 0.0, draft.body))
     return state
+
+
+def possible(state: RunState, events: Iterable[Draft]) -> RunState | None:
+    """The same, or None if the state does not know yet what these follow."""
+    try:
+        return tentative(state, events)
+    except (KeyError, ValueError):
+        return None
 
 
 def ending(state: RunState, command: Finish) -> tuple[Draft, ...]:

@@ -16,19 +16,20 @@ is not tried again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import orjson
 
 from app.attempt import Attempt, Means
+from app.beside import Known
 from app.candidates import Candidates
 from app.core import drafts
 from app.core.chat import message_to_json
-from app.core.journal import AFTER_THE_END, Draft, Event, Kind
+from app.core.journal import AFTER_THE_END, Draft, Kind
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import fold
@@ -41,8 +42,8 @@ from app.outcomes import Outcomes, lost
 from app.relay import Relay
 from app.stepqueue.protocol import AGAIN, Committed, Live, Ticket
 from app.store.content import address
-from app.store.protocol import Appended, Due, Entry, Ledger, Move
-from app.view import View, look
+from app.store.protocol import Due, Entry, Ledger, Move
+from app.view import NOTHING, View, look
 
 SECRET = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
@@ -57,7 +58,7 @@ class Work:
     """A ticket that this process is working on."""
 
     ticket: Ticket
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None = None
     claim: int = 0
     interrupted: bool = False
     stopped: bool = False
@@ -73,7 +74,7 @@ class Work:
         """End the wait for the worker, now or as soon as there is one; its outcome is written all the same."""
         self.interrupted = True
         self.stopped = self.stopped or stopped
-        if self.interruptible:
+        if self.interruptible and self.task is not None:
             self.interruptible = False
             self.task.cancel()
 
@@ -88,62 +89,76 @@ class Work:
         self.interruptible = True
 
 
-class Beside(Protocol):
-    """The driver of a run, in this very process. Its state is a fold of a prefix of the journal, which is never
-    stale."""
-
-    @property
-    def state(self) -> RunState:
-        """What the run has come to."""
-        ...
-
-    @property
-    def salt(self) -> bytes:
-        """What its content addresses are made with."""
-        ...
-
-    def heard(self, events: tuple[Event, ...]) -> None:
-        """Take note of what was committed."""
-        ...
-
-    async def join(self, entry: Entry) -> Appended:
-        """Commit the entry that ends a step together with what follows from it, and let the driver know."""
-        ...
-
-
-Known = Callable[[str], Beside | None]
-
-
 def rung_again(due: Due) -> Ticket:
     """The ticket for a row that was found by looking."""
     return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a step goes by: the state that it began from, what it may see, whom it may call."""
+
+    state: RunState
+    view: View
+    candidates: Candidates
+
+    @property
+    def step(self) -> StepState:
+        """As it was then."""
+        return self.view.step
+
+
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, ticket: Ticket, work: Work, known: Known, outcomes: Outcomes) -> None:
+    def __init__(self, means: Means, name: str, work: Work, known: Known, outcomes: Outcomes) -> None:
         self._means = means
         self._kept = outcomes
         self._name = name
         self._known = known
-        self._ticket = ticket
+        self._ticket = work.ticket
         self._work = work
-        self._version = ticket.version
+        self._version = work.ticket.version
         self._salt = b""
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
         """The attempt before, if its answer had not the form that was asked for."""
         self._settled: tuple[Attempt, ...] = ()
         """At most one attempt whose outcome travels in the next entry."""
+        self._number = 0
+        """Of the latest attempt."""
+        self._begun: tuple[Course, Attempt] | None = None
+
+    async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
+        """Compose the first call of a step that is yet to be queued; None if it cannot be made right now.
+
+        Whoever asks commits the intent together with the claim, and then has it performed; see `beside.py`.
+        """
+        self._salt = salt
+        course = await self._course(state, fresh)
+        if (left := self._left(state)) <= 0 or course.candidates.pause(left):
+            return None
+        choice = course.candidates.choose(left)
+        if choice.worker is None:
+            return None
+        try:
+            attempt = self._attempt(course, choice)
+            await self._means.pin(attempt.catalog)
+        except BaseException:
+            self._means.health.forgo(choice.worker)
+            raise
+        self._begun = course, attempt
+        return attempt
 
     async def perform(self) -> None:
         """Claim the step and bring it to its end, unless there is nothing to do or somebody else has it."""
+        if self._begun is not None:
+            return await self._recorded(self._follow(*self._begun))
         if self._version != AGAIN:
             state = await self._fold(self._ticket.seq)
             try:
                 if not self._idle(state):
-                    return await self._attempts(state)
+                    return await self._recorded(self._calls(state))
             except LeaseLost:
                 if self._work.claim:
                     raise
@@ -162,7 +177,7 @@ class Execution:
             self._means.telemetry.log(logging.ERROR, "a step is a dead letter", run=due.run, step=due.step)
             await self._fail("dead_letter", lost_calls, deliveries=deliveries)
         else:
-            await self._attempts(state)
+            await self._recorded(self._calls(state))
 
     async def _claim(self) -> tuple[Due, RunState] | None:
         """Take the ticket as its row is now, with the state that it is to be worked on from; None if it is not to be
@@ -194,51 +209,64 @@ class Execution:
         step = state.steps.get(self._ticket.step)
         return state.ended or step is None or step.settled or step.state == "awaiting_tool"
 
-    async def _attempts(self, state: RunState) -> None:
+    async def _recorded(self, calls: Coroutine[Any, Any, None]) -> None:
         """No call is made that could not be recorded. What is known of the one before is kept until the database is
         back, and then the step is left to whoever is free."""
         try:
-            await self._calls(state)
+            await calls
         except StoreUnavailable:
             if not (self._settled and self._work.claim):
                 raise
             await self._kept.write(self._entry(self._outcomes()), self._settle_and_release)
 
     async def _calls(self, state: RunState) -> None:
-        step = state.steps[self._ticket.step]
+        openers = self._lost(state, state.steps[self._ticket.step])
         try:
-            view = await look(self._means.store, state, step.n)
+            course = await self._course(state)
         except NotFound:
-            return await self._fail("content_erased", self._lost(state, step))
-        number = sum(call.step == step.n for call in state.calls.values())
-        tried = sum(call.step == step.n and call.turn == state.turn.number for call in state.calls.values())
-        attempts = state.admitted.limits.attempts - tried
-        candidates = Candidates(self._means.health, self._workers(state, step), attempts)
-        openers = self._lost(state, step)
-        while True:
-            await self._pause(candidates, state)
-            if self._work.interrupted:
-                return await self._withdraw(openers)
-            left = self._left(state)
-            if left <= 0:
-                return await self._fail("run_expired", openers)
-            choice = candidates.choose(left)
-            if choice.worker is None:
-                return await self._fail(candidates.error(choice), openers, left=round(left, 3), **choice.told)
-            number += 1
-            attempt = self._attempt(state, view, choice, number, candidates.spare)
-            try:
-                await self._intend(attempt, openers)
-            except RunOverBudget:
-                return await self._fail("run_over_budget", openers)
-            openers = ()
-            if await self._stream(state, step, attempt):
-                return await self._end(step, attempt)
+            return await self._fail("content_erased", openers)
+        if (attempt := await self._next(course, openers)) is not None:
+            await self._follow(course, attempt)
+
+    async def _course(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> Course:
+        view = await look(self._means.store, state, self._ticket.step, fresh)
+        made = [call for call in state.calls.values() if call.step == view.step.n]
+        self._number = len(made)
+        attempts = state.admitted.limits.attempts - sum(call.turn == state.turn.number for call in made)
+        return Course(state, view, Candidates(self._means.health, self._workers(state, view.step), attempts))
+
+    async def _follow(self, course: Course, attempt: Attempt) -> None:
+        """From a committed intent to the step's end: one call after the other."""
+        following: Attempt | None = attempt
+        while following is not None:
+            attempt = following
+            if await self._stream(course.state, course.step, attempt):
+                return await self._end(course.step, attempt)
             told = attempt.live and attempt.passed_on
             self._settled = (attempt,)
             self._flawed = attempt if attempt.reply.flaw is not None else None
-            left, chance = self._left(state), self._means.chance()
-            candidates.failed(attempt.worker, attempt.error, told=told, chance=chance, left=left)
+            left, chance = self._left(course.state), self._means.chance()
+            course.candidates.failed(attempt.worker, attempt.error, told=told, chance=chance, left=left)
+            following = await self._next(course)
+
+    async def _next(self, course: Course, openers: tuple[Draft, ...] = ()) -> Attempt | None:
+        """The next attempt, its intent committed; None if there is none, and what becomes of the step is written."""
+        state, candidates = course.state, course.candidates
+        await self._pause(candidates, state)
+        if self._work.interrupted:
+            await self._withdraw(openers)
+        elif (left := self._left(state)) <= 0:
+            await self._fail("run_expired", openers)
+        elif (choice := candidates.choose(left)).worker is None:
+            await self._fail(candidates.error(choice), openers, left=round(left, 3), **choice.told)
+        else:
+            attempt = self._attempt(course, choice)
+            try:
+                await self._intend(attempt, openers)
+                return attempt
+            except RunOverBudget:
+                await self._fail("run_over_budget", openers)
+        return None
 
     def _left(self, state: RunState) -> float:
         return state.deadline - self._means.now()
@@ -274,9 +302,10 @@ class Execution:
             if call.step == step.n
         )
 
-    def _attempt(self, state: RunState, view: View, choice: Choice, number: int, spare: bool) -> Attempt:
+    def _attempt(self, course: Course, choice: Choice) -> Attempt:
         self._ids = []
-        worker = choice.called
+        self._number += 1
+        state, view, worker = course.state, course.view, choice.called
         flawed = self._flawed if self._flawed is not None and self._flawed.worker.name == worker.name else None
         request = view.request(
             worker,
@@ -292,10 +321,10 @@ class Execution:
             worker=worker,
             request=request,
             access=view.step.access,
-            number=number,
+            number=self._number,
             salt=self._salt,
             deadline=state.deadline,
-            spare=spare,
+            spare=course.candidates.spare,
             facts={"template": TEMPLATE, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
         )
 

@@ -10,14 +10,19 @@ or so, and several times a second while the queue is known not to be sound. What
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
-from app.attempt import Means
-from app.dispatch import Execution, Known, Work, rung_again
+from app.attempt import Attempt, Means
+from app.beside import Begun, Known
+from app.core.state import RunState
+from app.dispatch import Execution, Work, rung_again
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.outcomes import Outcomes
-from app.stepqueue.protocol import DISPATCHERS, Listen, Live, Stop, Ticket
-from app.store.protocol import Held
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, Listen, Live, Stop, Ticket
+from app.store.protocol import Held, Outbox
 
 IDLE_WAIT = 1.0
 POLL = 0.2
@@ -40,6 +45,11 @@ class Dispatcher:
         self._slots = slots
         self._grace = grace
         self._works: dict[tuple[str, int], Work] = {}
+        self._begun = 0
+        """Steps that wait for the entry that queues them; each has a slot."""
+        self._group: asyncio.TaskGroup | None = None
+        """While steps are taken."""
+        self._interrupting = self._ended = False
         self._freed = asyncio.Event()
         self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
@@ -47,28 +57,34 @@ class Dispatcher:
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
         async with self._means.queue.hear(DISPATCHERS, self._hear), asyncio.TaskGroup() as group:
+            self._group = group
             taking = group.create_task(self._take_until(stopping, group))
             renewing = group.create_task(self._renew_until(self._drained))
             keeping = group.create_task(self._outcomes.keep())
             await stopping.wait()
+            self._group = None
             taking.cancel()
             await asyncio.wait([taking])  # what it has just been given is drained with the rest
             await self._drain()
             self._drained.set()
             for task in (renewing, keeping):
                 task.cancel()
+        self._ended = True
 
     async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
         """The event ends it, not the cancellation: a client library may lose that to a time-out of its own."""
         while not stopping.is_set():
             for ticket in await self._take():
-                self._start(group, ticket)
+                if (ticket.run, ticket.step) not in self._works:
+                    work = Work(ticket)
+                    self._start(group, work, self._execution(work))
 
-    def _start(self, group: asyncio.TaskGroup, ticket: Ticket) -> None:
-        if (ticket.run, ticket.step) in self._works:
-            return
-        work = Work(ticket, group.create_task(self._execute(ticket)))
-        self._works[ticket.run, ticket.step] = work
+    def _execution(self, work: Work) -> Execution:
+        return Execution(self._means, self._name, work, self._known, self._outcomes)
+
+    def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
+        self._works[work.ticket.run, work.ticket.step] = work
+        work.task = group.create_task(self._execute(work, execution))
         self._means.telemetry.gauge("baton_steps_running", len(self._works))
 
     async def _take(self) -> list[Ticket]:
@@ -87,7 +103,7 @@ class Dispatcher:
         """Slots that have no step; those whose outcome waits for the database need none."""
         if self._outcomes.full:
             return 0
-        return self._slots - len(self._works) + len(self._outcomes)
+        return self._slots - len(self._works) - self._begun + len(self._outcomes)
 
     async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
@@ -117,7 +133,7 @@ class Dispatcher:
             if not held:
                 continue
             with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
-                await self._means.queue.keep([work.ticket for work in held.values()])
+                await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
             try:
                 kept = await self._means.store.keep(list(held), self._means.now() + self._means.lease)
             except StoreUnavailable as error:
@@ -133,19 +149,21 @@ class Dispatcher:
             suspects = missing - suspects
 
     async def _drain(self) -> None:
-        running = [work.task for work in self._works.values()]
-        if running:
-            await asyncio.wait(running, timeout=self._grace)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._grace):
+                while self._works or self._begun:
+                    self._freed.clear()
+                    await self._freed.wait()
+        self._interrupting = True
         for work in list(self._works.values()):
             work.interrupt(stopped=False)
         self._outcomes.close()
 
-    async def _execute(self, ticket: Ticket) -> None:
+    async def _execute(self, work: Work, execution: Execution) -> None:
         """One ticket, whatever happens: nothing that goes wrong here may end the dispatcher."""
-        key = (ticket.run, ticket.step)
+        ticket = work.ticket
         try:
-            work = self._works[key]
-            await Execution(self._means, self._name, ticket, work, self._known, self._outcomes).perform()
+            await execution.perform()
             await self._forget(ticket)
         except LeaseLost:
             self._means.telemetry.count("baton_lease_lost_total", "step")
@@ -156,12 +174,69 @@ class Dispatcher:
             self._means.telemetry.log(level, "a step was left to its next delivery", run=ticket.run, step=ticket.step)
             logging.getLogger("baton").debug("step", exc_info=error)
         finally:
-            del self._works[key]
+            if self._works.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
+                del self._works[ticket.run, ticket.step]
             self._freed.set()
             self._means.telemetry.gauge("baton_steps_running", len(self._works))
 
     async def _forget(self, ticket: Ticket) -> None:
         try:
-            await self._means.queue.done([ticket])
+            if ticket.receipt:
+                await self._means.queue.done([ticket])
         except QueueUnavailable:
             self._means.telemetry.log(logging.WARNING, "a delivery could not be forgotten", run=ticket.run)
+
+    # -- for the drivers of this process: see beside.py
+
+    async def begin(
+        self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
+    ) -> list[Begun]:
+        """Compose the first calls of these steps, as far as there are slots, before their entry is committed."""
+        begun: list[Begun] = []
+        try:
+            for row in rows:
+                if self._group is None or self._free() <= 0:
+                    break
+                if (one := await self._begin(self._group, state, salt, fresh, row)) is not None:
+                    begun.append(one)
+        except BaseException:
+            for one in begun:
+                one.forgo()
+            raise
+        return begun
+
+    async def _begin(
+        self, group: asyncio.TaskGroup, state: RunState, salt: bytes, fresh: Mapping[str, bytes], row: Outbox
+    ) -> Begun | None:
+        work = Work(Ticket(state.run, row.step, row.tier, row.driver, state.seq, AGAIN))
+        execution, attempt = self._execution(work), None
+        self._begun += 1
+        try:
+            attempt = await execution.begin(state, salt, fresh)
+        except Exception:  # whoever takes the ticket meets it again, and says so
+            return None
+        finally:
+            self._begun -= attempt is None
+        if attempt is None:
+            return None
+        taken = replace(row, holder=self._name, until=self._means.now() + self._means.lease)
+        forgo = partial(self._forgo, attempt)
+        go = partial(self._go, group, work, execution, forgo)
+        return Begun(taken, attempt.intended(), attempt.hold, go, forgo)
+
+    def _go(
+        self, group: asyncio.TaskGroup, work: Work, execution: Execution, forgo: Callable[[], None], claim: int
+    ) -> None:
+        if self._ended:  # its claim lapses, and whoever takes it then says that the call is unknown
+            return forgo()
+        self._begun -= 1
+        work.claim = claim
+        self._start(group, work, execution)
+        if self._interrupting:
+            work.interrupt(stopped=False)
+        return None
+
+    def _forgo(self, attempt: Attempt) -> None:
+        self._begun -= 1
+        self._freed.set()
+        self._means.health.forgo(attempt.worker)

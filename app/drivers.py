@@ -17,8 +17,9 @@ import orjson
 from app import ended, intake, resumption
 from app.attempt import Means
 from app.audience import Audience, public
-from app.conduct import CancelAsked, Driver, Moved
-from app.consequences import projection, tags, tentative
+from app.beside import DispatcherBeside
+from app.conduct import Driver
+from app.consequences import tentative
 from app.core import notices, position
 from app.core.chat import task_to_json
 from app.core.journal import Draft, Event
@@ -36,7 +37,7 @@ from app.errors import (
 )
 from app.follower import LET_GO, Followers
 from app.mailbox import Mailbox
-from app.order import Driven, Order, Told
+from app.order import CancelAsked, Driven, Moved, Order, Told
 from app.orphans import Orphans, driver_for
 from app.planner import Planned
 from app.resumption import Found, Waiting
@@ -62,6 +63,8 @@ class Drivers:
         self._means = means
         self._home = home
         self._bound = bound
+        self.beside: DispatcherBeside | None = None
+        """The dispatcher of this process, if it has one."""
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting = Waiting()
@@ -126,6 +129,7 @@ class Drivers:
             conductor=conductor,
             audience=audience,
         )
+        driver.beside = self.beside
         self._drivers[name] = driver  # from now on it hears: a dispatcher may be done before `_admit` returns
         try:
             await self._means.pin(catalog)
@@ -160,7 +164,7 @@ class Drivers:
         driver = await driver_for(self._means, self._home, found.state, found.salt, epoch + 1)
         line: Mailbox[Told] = Mailbox(LINE)
         driver.audience.admit(line, notes=order.stream_steps)
-        driver.fresh = True
+        driver.fresh, driver.beside = True, self.beside
         stale = self._drivers.get(run)
         self._drivers[run] = driver  # from now on it hears, as in `_begin`
         try:
@@ -182,22 +186,19 @@ class Drivers:
         begun, tier = resumption.begin(self._means, order, found), found.row.tier
         now = begun.turn.at
         follows = await driver.consequences(tentative(found.state, begun.events))
-        outbox = [*(Outbox(n, tier, self._home, begun.turn.number) for n in begun.steps), *follows.outbox]
+        follows.outbox = [*(Outbox(n, tier, self._home, begun.turn.number) for n in begun.steps), *follows.outbox]
         entry = Entry(
             run=found.state.run,
             at=now,
-            events=(*begun.events, *follows.events),
+            events=begun.events,
             epoch=found.row.epoch,
             contents=begun.contents,
-            outbox=tuple(outbox),
-            row=projection(follows.state, now),
             once=order.once,
             notify=self._notify(order),
             lease=Lease(self._home, now + self._means.lease, begun.turn.deadline),
         )
-        appended = await self._means.store.append(entry)
-        await driver.committed(appended.events, follows.state)
-        await driver.ring(outbox)
+        await driver.write(entry, follows)
+        await driver.ring(follows.outbox)
 
     async def attach(
         self, run: str, at: Position = Position(), *, turn: int | None = None, once: str | None = None
@@ -270,7 +271,6 @@ class Drivers:
         """Commit the admission with everything that follows from it at once. The deadline counts from `now`."""
         first = begin(Event(driver.state.run, 1, admitted.kind, now, admitted.body))
         follows = await driver.consequences(first)
-        events = (admitted, *follows.events)
         new = NewRun(
             tenant=order.tenant,
             key=order.key,
@@ -287,18 +287,15 @@ class Drivers:
         entry = Entry(
             run=first.run,
             at=now,
-            events=events,
+            events=(admitted,),
             new=new,
             epoch=driver.epoch,
-            contents=(content, *follows.contents),
-            outbox=tuple(follows.outbox),
-            row=projection(follows.state, now),
-            tags=(*labels, *tags(events)),
+            contents=(content,),
+            tags=labels,
             once=order.once,
             notify=self._notify(order),
         )
-        appended = await self._means.store.append(entry)
-        await driver.committed(appended.events, follows.state)
+        await driver.write(entry, follows)
         driver.planning = follows.pending if isinstance(follows.pending, Propose) else None
         await driver.ring(follows.outbox)
 
@@ -314,7 +311,7 @@ class Drivers:
         old driver must be gone first, and the next sweep finds the run again."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
-        run = driver.state.run
+        run, driver.beside = driver.state.run, self.beside
         if run in self._tasks:  # it was somebody else's meanwhile and is ours again: the fresh fold goes on
             self._tasks[run].cancel()
         self._drivers[run] = driver

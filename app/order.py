@@ -1,4 +1,4 @@
-"""What a gateway asks of a driver, and what it is told in return."""
+"""What is asked of a driver and brought to its notice, and what it tells in return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,3 +116,17 @@ NOTED: Mapping[Kind, tuple[str, ...]] = {
     Kind.STEP_SKIPPED: ("n", "reason"),
 }
 """What a caller who asked for steps is told of each event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody wants the run to stop; `by` says who: `client`, `caller` or `operator`."""
+
+    by: str

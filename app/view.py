@@ -7,6 +7,7 @@ one that brought tool results.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -19,6 +20,9 @@ from app.core.visibility import Seen, ToolUse, compose, granted
 from app.errors import NotFound
 from app.providers.protocol import Request
 from app.store.protocol import Store
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
+"""No fresh content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +86,15 @@ async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
     return (await look(store, state, n)).messages(state.steps[n].worker)
 
 
-async def look(store: Store, state: RunState, n: int) -> View:
-    """What step `n` may see. `NotFound` if content was erased."""
+async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
+    """What step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased."""
     step = state.steps[n]
     earlier = [state.steps[m] for m in step.access.steps if state.steps[m].state == "done"]
     answered = [one for one in step.exchanges if one.results]
     refs = {state.admitted.task, state.turn.request, step.subtask}
     refs |= {ref for one in earlier for ref in (one.subtask, one.output)}
     refs |= {ref for one in answered for ref in (one.said, one.results)}
-    texts = await texts_of(store, state.run, refs)
+    texts = await texts_of(store, state.run, refs, fresh)
     done = {one.n: Seen(one.n, texts[one.subtask], texts[one.output]) for one in earlier}
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
@@ -104,10 +108,14 @@ def _use(exchange: Exchange, texts: Mapping[str, str]) -> ToolUse:
     return ToolUse(exchange.worker, message_from_json(said), exchange.ids, tuple(map(message_from_json, came)))
 
 
-async def texts_of(store: Store, run: str, refs: Iterable[str]) -> Mapping[str, str]:
-    """Stored texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
-    wanted = sorted(set(refs) - {""})
-    bodies = await store.contents(run, wanted)
+async def texts_of(
+    store: Store, run: str, refs: Iterable[str], fresh: Mapping[str, bytes] = NOTHING
+) -> Mapping[str, str]:
+    """Texts by ref, stored or fresh; the empty ref is the empty text. `NotFound` if one was erased."""
+    wanted = set(refs) - {""}
+    bodies = {ref: fresh[ref] for ref in wanted if ref in fresh}
+    if len(bodies) < len(wanted):
+        bodies |= await store.contents(run, sorted(wanted - bodies.keys()))
     if len(bodies) < len(wanted):
         raise NotFound("The content of this run was erased; its journal remains.")
     return {"": ""} | {ref: body.decode() for ref, body in bodies.items()}

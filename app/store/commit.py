@@ -155,6 +155,7 @@ class _Desk:
             run = self._run(entry)
             _check_order(run, entry)
             ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
+            self._check_rows(entry)
             money = _balance(run, entry)
             self._claims.check(entry.once, entry.at)
         except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
@@ -172,9 +173,9 @@ class _Desk:
         elif not _fenced(entry):
             run.wished_at = entry.at
         events = self._record(run, packed)
-        self._file(run, entry)
+        taken = self._file(run, entry)
         self._claims.make(entry.once, run.id)
-        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0)
+        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
 
     def write(self, conn: Connection, statements: Statements) -> None:
         """One statement per table that has something to say."""
@@ -226,6 +227,13 @@ class _Desk:
             raise LeaseLost
         return ticket
 
+    def _check_rows(self, entry: Entry) -> None:
+        """A ticket that is there already may be somebody's, so nobody takes it by writing it again."""
+        for row in entry.outbox:
+            ticket = self._tickets.get((entry.run, row.step)) if row.holder else None
+            if ticket is not None and not ticket.gone:
+                raise Conflict
+
     def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
         self._touched.add((ticket.run, ticket.step))
         ticket.version += 1
@@ -268,10 +276,12 @@ class _Desk:
                 ticket.gone = True
                 self._touched.add(place)
 
-    def _file(self, run: _Run, entry: Entry) -> None:
+    def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
+        """Everything beside the events; returns the claims of tickets that were taken as they were written."""
         self._contents += [(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
         _project(run, entry.row)
+        taken = []
         for outbox in entry.outbox:
             place = (run.id, outbox.step)
             ticket = self._tickets.get(place)
@@ -285,6 +295,10 @@ class _Desk:
             else:  # still on its way, or with a dispatcher: only the address that wants to hear of it is new
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
             self._touched.add(place)
+            if outbox.holder:
+                self._move(run, ticket, Move(outbox.step, "take", holder=outbox.holder, until=outbox.until))
+                taken.append(ticket.claim)
+        return tuple(taken)
 
 
 def _list_value(statements: Statements, ids: list[str]) -> object:

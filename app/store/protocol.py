@@ -72,6 +72,10 @@ class Outbox:
     version: int = 0
     rung: bool = True
     """False if nobody is going to ring: then it is overdue at once."""
+    holder: str = ""
+    """The dispatcher that takes it in the very entry that writes it, until `until`; `Conflict` if the step still has
+    a ticket."""
+    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ class Appended:
 
     events: tuple[Event, ...]
     claim: int = 0
+    taken: tuple[int, ...] = ()
+    """The claim numbers of the rows of its outbox that have a holder, in their order."""
 
 
 @dataclass(frozen=True, slots=True)

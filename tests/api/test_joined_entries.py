@@ -1,7 +1,8 @@
-"""Where gateway and dispatcher are one process, a step's end travels in one entry with what follows from it."""
+"""Where gateway and dispatcher are one process, a step's end travels in one entry with what follows from it, and a step
+that is queued is taken in the entry that queues it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,23 +10,28 @@ import pytest
 
 from app.conduct import Driver
 from app.core.journal import Kind
+from app.dispatcher import Dispatcher
+from app.errors import StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from app.wiring import House
-from tests.api.house import events, finish, kinds, open_house, order, plan, plan_text, pool_text
+from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
     ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
 )
+CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
 
 
 @asynccontextmanager
-async def watched(folder: Path, stub: ProviderStub) -> AsyncIterator[tuple[House, list[Entry]]]:
+async def watched(
+    folder: Path, stub: ProviderStub, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[House, list[Entry]]]:
     """A service and every entry that its store was asked to take."""
     seen: list[Entry] = []
-    async with open_house(folder, pool_text(stub)) as opened:
+    async with open_house(folder, pool_text(stub), environ) as opened:
         append = opened.means.store.append
 
         async def noting(entry: Entry) -> Appended:
@@ -43,14 +49,114 @@ async def stub() -> AsyncIterator[ProviderStub]:
         yield running
 
 
-async def test_a_workflow_of_four_calls_takes_nine_entries(stub: ProviderStub, tmp_path: Path) -> None:
+DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
+QUEUED_TWICE = [Kind.STEP_QUEUED, Kind.STEP_QUEUED]
+
+
+async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(tmp_path, stub) as (opened, seen):
         outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     written = [[draft.kind for draft in entry.events] for entry in seen]
-    assert len(written) == 1 + 2 * 4
-    assert written[-1] == [Kind.CALL_FINISHED, Kind.STEP_DONE, Kind.SUCCEEDED]
-    assert [Kind.CALL_FINISHED, Kind.STEP_DONE, Kind.STEP_QUEUED, Kind.STEP_QUEUED] in written
+    assert len(written) == 1 + 4
+    assert written[0][-2:] == [Kind.STEP_QUEUED, Kind.CALL_INTENDED]
+    assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED, Kind.CALL_INTENDED]
+    assert written[-1] == [*DONE, Kind.SUCCEEDED]
     assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(tmp_path, stub) as (opened, seen):
+        opened.drivers.beside = None
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    written = [[draft.kind for draft in entry.events] for entry in seen]
+    assert len(written) == 1 + 2 * 4
+    assert [*DONE, *QUEUED_TWICE] in written
+    assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: ProviderStub, tmp_path: Path) -> None:
+    environ = {"BATON_CONCURRENT_STEPS": "2"}
+    stub.always("beta", Reply(header_delay=0.2))
+    async with watched(tmp_path, stub, environ) as (opened, seen):
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    written = [[draft.kind for draft in entry.events] for entry in seen]
+    assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED]  # the step that ends has the other slot
+    assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStub, tmp_path: Path) -> None:
+    """The end of the step before is kept, although its entry could not hold what the next one would reserve."""
+    async with watched(tmp_path, stub) as (opened, seen):
+        free = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN)))
+        dearest = max(call.usd_held for call in free.ended.state.calls.values())
+        limits = narrowed(opened, "baton-ultra", usd=dearest)  # one of them fits, not what was spent beside it
+        seen.clear()
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN, limits=limits)))
+        journal = await events(opened, outcome.ended.state.run)
+    assert outcome.ended.state.state == "over_budget"
+    assert kinds(journal).count(Kind.CALL_FINISHED) == kinds(journal).count(Kind.CALL_INTENDED) == 1
+    assert any(entry.hold.usd and Kind.STEP_DONE in [draft.kind for draft in entry.events] for entry in seen)
+
+
+async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStub, tmp_path: Path) -> None:
+    """And the worker's breaker may be probed by the next one."""
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        append, forgone = opened.means.store.append, []
+
+        async def failing(entry: Entry) -> Appended:
+            raise StoreUnavailable(retry_after=1.0)
+
+        opened.means.health.forgo = lambda worker: forgone.append(worker.name)  # type: ignore[method-assign]
+        opened.means.store.append = failing  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable):
+            await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+        opened.means.store.append = append  # type: ignore[method-assign]
+        await asyncio.sleep(0.05)
+        assert (stub.requests, forgone) == ([], ["alpha"])
+        assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
+    stub: ProviderStub, tmp_path: Path, ended: bool
+) -> None:
+    """Its entry is committed after running steps were interrupted, or after the dispatcher has gone: no call is made,
+    and its outcome is either known or said to be unknown."""
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        append, committing, go_on = opened.means.store.append, asyncio.Event(), asyncio.Event()
+
+        async def slow(entry: Entry) -> Appended:
+            committing.set()
+            await go_on.wait()
+            return await append(entry)
+
+        leaver, stopping = Dispatcher(opened.means, name="leaver", slots=4, grace=0.1), asyncio.Event()
+        opened.drivers.beside = leaver
+        leaving = asyncio.create_task(leaver.run(stopping))
+        await asyncio.sleep(0)
+        opened.means.store.append = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(opened.drivers.start(order(opened, "baton-mini")))
+        await committing.wait()
+        stopping.set()
+        if ended:
+            await leaving
+        else:
+            await asyncio.sleep(0)
+            leaver._interrupting = True
+        go_on.set()
+        driven = await starting
+        await leaving
+        opened.means.store.append = append  # type: ignore[method-assign]
+        assert stub.requests == []
+        heir, heir_ends = Dispatcher(opened.means, name="heir", slots=4, grace=1.0), asyncio.Event()
+        working = asyncio.create_task(heir.run(heir_ends))
+        outcome = await finish(driven)
+        heir_ends.set()
+        await working
+        journal = await events(opened, driven.run)
+    assert outcome.ended.error is None
+    first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
+    assert first.body["outcome"] == ("unknown" if ended else "cancelled")
 
 
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
@@ -75,6 +181,7 @@ async def test_a_driver_that_has_not_heard_enough_adds_nothing(stub: ProviderStu
     """It cannot say what follows from an end whose intent it does not know."""
     async with watched(tmp_path, stub) as (opened, seen):
         heard, Driver.heard = Driver.heard, lambda self, events: None  # type: ignore[method-assign]
+        opened.drivers.beside = None
         try:
             outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
         finally:

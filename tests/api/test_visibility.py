@@ -7,7 +7,7 @@ request is compared with all canaries of all runs. What workers answer looks lik
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -177,11 +177,11 @@ async def test_an_ignored_access_list_would_be_noticed(
     """The check is shown a dispatcher that grants too much."""
     honest = dispatch.look
 
-    async def leaky(store: Store, state: RunState, n: int) -> View:
+    async def leaky(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]) -> View:
         step = state.steps[n]
         done = tuple(m for m, earlier in state.steps.items() if m < n and earlier.state == "done")
         wide = Access(step.access.user or leak != "steps", done if leak != "user" else step.access.steps)
-        return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n)
+        return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n, fresh)
 
     monkeypatch.setattr(dispatch, "look", leaky)
     running, table = opened

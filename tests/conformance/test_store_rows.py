@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from app.core.journal import Draft, Kind
-from app.errors import LeaseLost
+from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
     Appended,
     Due,
@@ -120,6 +120,33 @@ async def test_a_step_queued_twice_has_one_ticket(store: Store) -> None:
     assert due is not None
     assert (due.claim, due.driver, due.until) == (1, "heir", 10.0)
     await store.append(moved("run", "finish", 1))
+
+
+async def test_a_ticket_may_be_taken_by_the_entry_that_writes_it(store: Store) -> None:
+    await store.append(admitted("run"))
+    both = (Outbox(0, "mini", "driver", holder="a", until=10.0), Outbox(1, "mini", "driver"))
+    both_taken = await store.append(replace(queued("run"), outbox=both))
+    assert both_taken.taken == (1,)
+    with pytest.raises(LeaseLost):
+        await store.append(take("run", 0, "b"))
+    with pytest.raises(LeaseLost):
+        await store.append(take("run", 1, "b", at=9.9))
+    assert [due.step for due in await store.overdue(9.9, 10)] == [1]
+    await store.append(moved("run", "finish", 1))
+    assert await store.due("run", 0) is None
+
+
+async def test_nobody_takes_a_ticket_by_writing_it_again(store: Store) -> None:
+    """It may be somebody's; then nothing of the entry is written."""
+    await store.append(admitted("run"))
+    await store.append(queued("run"))
+    await store.append(take("run", 0, "a"))
+    greedy = replace(queued("run"), outbox=(Outbox(0, "mini", "driver", holder="b", until=10.0),))
+    with pytest.raises(Conflict):
+        await store.append(greedy)
+    due = await store.due("run", 0)
+    assert due is not None
+    assert (due.holder, due.claim, len((await store.journal("run")).events)) == ("a", 1, 2)
 
 
 async def test_an_unanswered_ring_is_overdue_after_its_grace_and_only_once(store: Store) -> None:
