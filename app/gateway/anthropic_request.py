@@ -334,6 +334,8 @@ def _toolbox(asked: Asked) -> Toolbox:
         return NO_TOOLS
     names = [tool.name for tool in asked.tools]
     _allow(len(set(names)) == len(names), "tools", "two tools have the same name")
+    for place, tool in enumerate(asked.tools):
+        check(tool.input_schema, f"tools[{place}].input_schema")
     tools = tuple(
         Tool(tool.name, tool.description or "", tool.input_schema, tool.strict or False) for tool in asked.tools
     )

@@ -15,6 +15,11 @@ SCHEMA_BYTES: Final = 64 * 1024
 SCHEMA_DEPTH: Final = 16
 """Levels of objects and lists in a schema; each step into a property takes two."""
 
+OPEN: Final = frozenset(
+    {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
+)
+"""What strict mode does not take at all."""
+
 
 class FreeText(Wire):
     """No form."""
@@ -71,6 +76,21 @@ def check(schema: dict[str, Any], param: str) -> None:
         fault = schema_fault(schema)
     if fault is not None:
         raise InvalidRequest(f"Invalid schema for '{param}': {fault}.", param=param, code="invalid_json_schema")
+
+
+def is_closed(schema: object) -> bool:
+    """Whether OpenAI's strict mode takes a schema: its objects have all the fields that they name, and no others."""
+    if not isinstance(schema, dict) or schema.keys() & OPEN:
+        return False
+    named = schema.get("properties", {})
+    if schema.get("type") == "object" or named:
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or not isinstance(named, dict):
+            return False
+        if not isinstance(required, list) or set(map(str, required)) != set(named):
+            return False
+    inner = [*named.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
+    return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
 
 
 def _deeper(value: object, levels: int) -> bool:

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, StringConstraints, ValidationError
 from app.core.chat import NO_TOOLS, Form, Message, Sampling, Task, Text, Tool, Toolbox
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
-from app.gateway.forms import NamedSchema, schema_form
+from app.gateway.forms import NamedSchema, check, is_closed, schema_form
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, refusal, unknown
 from app.gateway.responses_input import FunctionName, Item, conversation
@@ -184,10 +184,7 @@ def _toolbox(request: ResponsesRequest) -> Toolbox:
     names = [tool.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
-    tools = tuple(
-        Tool(one.name, one.description or "", one.parameters, True if one.strict is None else one.strict)
-        for one in request.tools
-    )
+    tools = tuple(_tool(tool, place) for place, tool in enumerate(request.tools))
     if isinstance(choice, NamedFunction):
         if choice.name not in names:
             raise InvalidRequest("It names none of the tools.", param="tool_choice.name", code="invalid_value")
@@ -199,6 +196,14 @@ def _toolbox(request: ResponsesRequest) -> Toolbox:
         kept = tuple(tool for tool in tools if tool.name in allowed)
         return Toolbox(kept, choice.mode, parallel=request.parallel_tool_calls)
     return Toolbox(tools, CHOICES[choice or "auto"], parallel=request.parallel_tool_calls)
+
+
+def _tool(tool: FunctionTool, place: int) -> Tool:
+    """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
+    if tool.parameters is not None:
+        check(tool.parameters, f"tools[{place}].parameters")
+    strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
+    return Tool(tool.name, tool.description or "", tool.parameters, strict)
 
 
 def _form(request: ResponsesRequest) -> Form | None:

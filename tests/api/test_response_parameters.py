@@ -330,3 +330,39 @@ async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: http
     choice["tools"][0]["name"] = "foo"  # type: ignore[index]
     error = (await asked_of(client, tools=[ADD], tool_choice=choice)).json()["error"]
     assert error["param"] == "tool_choice.tools"
+
+
+CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "strict"),
+    [
+        (SCHEMA, None, True),
+        (CLOSED, None, True),
+        (CLOSED, False, False),
+        (CLOSED | {"required": []}, None, False),
+        (CLOSED | {"additionalProperties": True}, None, False),
+        (CLOSED | {"properties": {"a": {"type": "object", "properties": {}}}}, None, False),
+        (CLOSED | {"properties": {"a": {"type": "array", "items": {"type": "object"}}}}, None, False),
+        (CLOSED | {"properties": {"a": {"anyOf": [{"type": "null"}, SCHEMA]}}}, None, True),
+        (CLOSED | {"properties": {"a": {"oneOf": [SCHEMA]}}}, None, False),
+        ({"type": "object"}, None, False),
+        (None, None, False),
+        (CLOSED | {"required": []}, True, True),
+    ],
+)
+def test_a_function_is_strict_where_its_schema_allows_it(
+    schema: dict[str, Any] | None, said: bool | None, strict: bool
+) -> None:
+    tool = {"type": "function", "name": "f", "parameters": schema, "strict": said}
+    request, _ = ours.read_request(ASKED | {"tools": [tool]})
+    assert ours.task_of(request, ()).toolbox.tools[0].strict is strict
+
+
+async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+    reply = await asked_of(client, tools=[ADD | {"parameters": {"type": 5}}])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
+    asked = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    reply = await client.post("/v1/messages", json=asked | {"tools": [{"name": "f", "input_schema": {"type": 5}}]})
+    assert (reply.status_code, "tools[0].input_schema" in reply.json()["error"]["message"]) == (400, True)
