@@ -13,6 +13,7 @@ from app.core.chat import NO_TOOLS, Form, Message, Sampling, Task, Text, Tool, T
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import NamedSchema, check, is_closed, schema_form
+from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, refusal, unknown
 from app.gateway.responses_input import FunctionName, Item, conversation
@@ -109,7 +110,7 @@ class ResponsesRequest(Wire):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Annotated[list[str], Field(max_length=16, fail_fast=True)] = []
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
     user: Annotated[str, StringConstraints(max_length=512)] | None = None
     previous_response_id: Annotated[str, StringConstraints(pattern=r"^resp_[A-Za-z0-9_]{1,120}$")] | None = None
     store: bool = True
