@@ -34,7 +34,6 @@ ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 OPENING, TEXT = 2, 3
 """Numbers before the message's first event, and before its first character."""
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
-RUNNING: Final = frozenset({"admitted", "planned", "running"})
 
 
 def parse_id(text: str) -> tuple[str, int] | None:
@@ -101,9 +100,9 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
 
 
 def status_of(of: Subject, ended: Ended | None) -> str:
-    """OpenAI's word for what the turn has come to."""
+    """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
     if ended is None:
-        return "queued" if of.state.state == "admitted" else "in_progress"
+        return "queued" if of.state.turn.wire.get("background") and not of.state.calls else "in_progress"
     if ended.error is not None:
         return "cancelled" if ended.state.state == "cancelled" else "failed"
     return "incomplete" if ended.finish in INCOMPLETE else "completed"

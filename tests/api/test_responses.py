@@ -192,10 +192,11 @@ async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
 async def test_a_background_response_is_there_at_once_and_done_later(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
-    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.2))
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=1.0))
     begun = await made(client, background=True, metadata={"a": "b"})
     assert (begun["background"], begun["output"], begun["usage"], begun["error"]) == (True, [], None, None)
-    assert begun["status"] in ("queued", "in_progress")
+    assert begun["status"] == "queued"
+    await status(client, begun["id"], "in_progress")
     assert await refused(client, previous_response_id=begun["id"]) == (409, "previous_response_id", "conflict")
     done = await status(client, begun["id"], "completed")
     assert (said(done), done["metadata"], done["usage"]["output_tokens"] > 0) == ("Four.", {"a": "b"}, True)
@@ -243,6 +244,7 @@ async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened, calling(opened) as client:
         begun = await made(client, background=True)
         assert begun["status"] == "queued"
+        assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"
         stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
         assert stopped["status"] == "cancelled"
     assert not stub.requests
