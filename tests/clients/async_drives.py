@@ -6,7 +6,7 @@ from typing import Any
 import openai
 from openai import AsyncOpenAI
 
-from tests.clients.reports import MESSAGES, Report, told, usage
+from tests.clients.reports import ASKED, CHOICES, MESSAGES, Gathered, Report, told, turn, usage
 
 
 async def chat(client: AsyncOpenAI) -> Report:
@@ -33,6 +33,30 @@ async def chat(client: AsyncOpenAI) -> Report:
         "streamed": {"text": text, "finish": finish, "tokens": tokens, "usage": usage(counted)},
         "helped": helped.choices[0].message.content,
     }
+
+
+async def tools(client: AsyncOpenAI) -> Report:
+    """Each choice of tools whole and streamed; then the loop to its end, with the helper's own messages."""
+    ask, report = client.chat.completions.create, dict[str, Any]()
+    for name, choice in CHOICES.items():
+        gathered = Gathered()
+        async for chunk in await ask(**ASKED, **choice, stream=True, stream_options={"include_usage": True}):
+            gathered.take(chunk)
+        report[name] = {"whole": turn(await ask(**ASKED, **choice)), "streamed": gathered.report()}
+    for helps in (False, True):
+        messages = list(ASKED["messages"])
+        while (said := await _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+            results = [(call.id, call.function.name) for call in said.tool_calls]
+            messages += [said, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
+        report["helped loop" if helps else "loop"] = said.content
+    return report
+
+
+async def _said(client: AsyncOpenAI, asked: dict[str, Any], helps: bool) -> Any:
+    if not helps:
+        return (await client.chat.completions.create(**asked)).choices[0].message
+    async with client.chat.completions.stream(**asked) as stream:
+        return (await stream.get_final_completion()).choices[0].message
 
 
 async def models(client: AsyncOpenAI) -> Report:

@@ -1,12 +1,37 @@
 """What all drives of the Python client share: the question, and how their reports write usage and errors."""
 
+import time
 from typing import Any, Final
 
 import openai
 from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 Report = dict[str, Any]
 MESSAGES: Final[Any] = [{"role": "user", "content": "What is 2 + 2?"}]
+
+
+class Add(BaseModel):
+    """Adds two numbers."""
+
+    a: int
+    b: int
+
+
+TOOLS: Final[Any] = [
+    openai.pydantic_function_tool(Add, name="add"),
+    {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
+]
+ASKED: Final[Any] = {"model": "baton-mini", "messages": MESSAGES, "tools": TOOLS}
+CHOICES: Final[Any] = {
+    "auto": {"tool_choice": "auto"},
+    "none": {"tool_choice": "none"},
+    "required": {"tool_choice": "required"},
+    "named": {"tool_choice": {"type": "function", "function": {"name": "look"}}},
+    "one": {"parallel_tool_calls": False},
+}
+"""What is said of the tools, by the name that it has in a report."""
 
 
 def usage(counted: CompletionUsage | None) -> Report | None:
@@ -25,3 +50,56 @@ def told(error: openai.APIError) -> Report:
         "param": error.param,
         "request": bool(error.request_id) if isinstance(error, openai.APIStatusError) else None,
     }
+
+
+def turn(completion: ChatCompletion) -> Report:
+    """A whole reply: text, calls, finish and usage."""
+    (choice,) = completion.choices
+    calls: Any = choice.message.tool_calls or ()
+    functions = [one.function for one in calls if _is_call(one)]
+    told = [[one.name, one.arguments] for one in functions]
+    return _turn(choice.message.content, told, choice.finish_reason, completion.usage)
+
+
+def _is_call(call: Any) -> bool:
+    return bool(call.type == "function" and call.id.startswith("call_bt"))
+
+
+def _turn(text: str | None, calls: Any, finish: str | None, counted: CompletionUsage | None) -> Report:
+    return {"text": text, "calls": calls, "finish": finish, "usage": usage(counted)}
+
+
+class Gathered:
+    """A streamed reply, put together as it comes."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+        self._calls: list[list[str]] = []
+        self._finish: str | None = None
+        self._usage: CompletionUsage | None = None
+        self._pieces: list[int] = []
+        self._began = self._ended = 0.0
+
+    def take(self, chunk: ChatCompletionChunk) -> None:
+        """One chunk. Of a call's pieces the first one alone has its id and name."""
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices:
+            if choice.delta.content:
+                self._text = (self._text or "") + choice.delta.content
+            for piece in choice.delta.tool_calls or ():
+                if piece.id:
+                    assert piece.index == len(self._calls)
+                    self._calls.append([str(piece.function and piece.function.name), ""])
+                    self._pieces.append(0)
+                more = (piece.function and piece.function.arguments) or ""
+                self._calls[piece.index][1] += more
+                self._pieces[piece.index] += bool(more)
+                self._began = self._began or time.monotonic()
+            self._finish = choice.finish_reason or self._finish
+            self._ended = time.monotonic()
+
+    def report(self) -> Report:
+        """The same as `turn`, and how it came: pieces of each call's arguments, and the seconds from the first to the
+        end."""
+        whole = _turn(self._text, self._calls, self._finish, self._usage)
+        return whole | {"pieces": self._pieces, "early": self._ended - self._began if self._calls else None}

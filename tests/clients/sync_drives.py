@@ -5,7 +5,7 @@ from typing import Any
 import openai
 from openai import OpenAI
 
-from tests.clients.reports import MESSAGES, Report, told, usage
+from tests.clients.reports import ASKED, CHOICES, MESSAGES, Gathered, Report, told, turn, usage
 
 
 def chat(client: OpenAI) -> Report:
@@ -30,6 +30,30 @@ def chat(client: OpenAI) -> Report:
         "streamed": {"text": text, "finish": finish, "tokens": tokens, "usage": usage(counted)},
         "helped": helped.choices[0].message.content,
     }
+
+
+def tools(client: OpenAI) -> Report:
+    """Each choice of tools whole and streamed; then the loop to its end, with the helper's own messages."""
+    ask, report = client.chat.completions.create, dict[str, Any]()
+    for name, choice in CHOICES.items():
+        gathered = Gathered()
+        for chunk in ask(**ASKED, **choice, stream=True, stream_options={"include_usage": True}):
+            gathered.take(chunk)
+        report[name] = {"whole": turn(ask(**ASKED, **choice)), "streamed": gathered.report()}
+    for helps in (False, True):
+        messages = list(ASKED["messages"])
+        while (said := _said(client, ASKED | {"messages": messages}, helps)).tool_calls:
+            results = [(call.id, call.function.name) for call in said.tool_calls]
+            messages += [said, *({"role": "tool", "tool_call_id": id_, "content": name} for id_, name in results)]
+        report["helped loop" if helps else "loop"] = said.content
+    return report
+
+
+def _said(client: OpenAI, asked: dict[str, Any], helps: bool) -> Any:
+    if not helps:
+        return client.chat.completions.create(**asked).choices[0].message
+    with client.chat.completions.stream(**asked) as stream:
+        return stream.get_final_completion().choices[0].message
 
 
 def models(client: OpenAI) -> Report:
