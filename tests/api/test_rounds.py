@@ -4,16 +4,22 @@ and what becomes of them when something fails or a driver dies in between. The a
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.core import drafts
 from app.core.journal import Event, Kind
+from app.core.progress import Propose, fold
 from app.core.state import DRIVER_LOST
+from app.core.workflow import Access, Step
 from app.gateway.openai_reply import extension
+from app.planner import faults
 from app.wiring import House
 from tests.api.house import Outcome, calling, events, finish, kinds, narrowed, open_house, order, plan_text, pool_text
+from tests.core.play import admission, numbered
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall
 from tests.stubs import Usage as Used
 
@@ -215,6 +221,15 @@ async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: H
     assert SAYS["alpha"] in asked(stub, "beta")
 
 
+async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, opened: House) -> None:
+    """The first round took longer than all plans of one round may; the second is planned all the same."""
+    plans(stub, plan_text((0, "One", ["user"])), EMPTY)
+    for worker in SAYS:
+        stub.always(worker, Reply(chunks=(SAYS[worker],), header_delay=1.4))
+    outcome = await run(opened, limits=narrowed(opened, "baton-deep", seconds=3.0))
+    assert [one.state for one in outcome.ended.state.proposals] == ["accepted", "accepted"]
+
+
 # -- streaming
 
 
@@ -339,3 +354,30 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
         journal = await events(again, driven.run)
     assert [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [(1, "first"), (2, "first")]
     assert journal[-1].body["step"] == 1
+
+
+async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    plans(stub, FIRST)
+    stub.script("planner", Hang())
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        limits = narrowed(opened, "baton-deep", seconds=3.0)
+        driven = await opened.drivers.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
+        await stub.wait_for(2, "planner")
+    renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
+    async with open_house(tmp_path, renamed, SETTINGS, audits=False) as stranger:
+        async with asyncio.timeout(20):
+            while (row := await stranger.means.store.run(driven.run)).ended_at is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        journal = await events(stranger, driven.run)
+    assert (row.state, row.degraded) == ("succeeded", True)
+    assert (journal[-1].body["step"], journal[-1].body["stopped"]) == (1, "run_expired")
+
+
+def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
+    """Whoever proposes it: the model conductor's reader would not let it pass."""
+    state = fold(numbered(admission(), drafts.opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
+    seen = Step("ada", "Mend it", Access(False, (), previous=True))
+    assert faults(state, seen, 0) == ["step 0: access lists a previous answer, and there is none"]
+    assert faults(state, replace(seen, access=Access()), 0) == []

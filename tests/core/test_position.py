@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.core import position
-from app.core.journal import Kind
+from app.core import drafts, position
+from app.core.journal import Draft, Kind
 from app.core.position import ATTEMPT, DONE, Position
-from app.core.progress import fold
+from app.core.progress import fold, give_up
 from app.core.state import RunState, StepState
 from app.errors import Conflict, InvalidRequest
 from tests.api.stand_ins import TEXTS, journal_of, state_of
+from tests.core.play import admission, failed, intent, numbered, outcome
+from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, further, queued
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 7])
@@ -50,9 +52,9 @@ def test_an_open_attempt_is_believed() -> None:
 
 
 def test_a_lost_attempt_cannot_be_continued() -> None:
-    for outcome in ("unknown", "cancelled", "truncated", "error"):
+    for went in ("unknown", "cancelled", "truncated", "error"):
         with pytest.raises(Conflict, match="not part of the answer"):
-            position.check(running([outcome, None]), Position(1, 3))
+            position.check(running([went, None]), Position(1, 3))
     with pytest.raises(Conflict, match="Run run is not affected"):
         position.check(done(running(["unknown", "ok"]), "call_2"), Position(1, 3))
 
@@ -83,3 +85,26 @@ def test_every_number_of_an_ended_stream_is_known() -> None:
     for chars in range(5 + DONE + 1):
         position.check(state_of("run"), Position(1, chars))
     assert ATTEMPT > 5 + DONE
+
+
+def second_round(*after: Draft) -> RunState:
+    """A run whose second round was answering when these came."""
+    opened, *rest = further(MENDING)
+    streamed = [*queued(1), intent("second", 1, access=(0,))]
+    return fold(numbered(admission(limits=ROUNDS), *FIRST_ROUND, opened, *rest, *streamed, *after))
+
+
+def test_attempts_are_counted_on_over_the_rounds() -> None:
+    """Else a caller who heard words of the second round could be given the rest of the first one's answer."""
+    state = second_round()
+    assert [position.attempt_of(state, call) for call in ("call-0", "second")] == [1, 2]
+    position.check(state, Position(2, 3))
+    with pytest.raises(Conflict, match="not part of the answer"):
+        position.check(state, Position(1, 3))
+    lost = [outcome("second", 1, kind="cancelled"), failed(1)]
+    gone = second_round(*lost)
+    kept = second_round(*lost, drafts.ended(gone, give_up(gone, Kind.EXPIRED, "run_expired")))
+    assert position.end_of(kept) == Position(1, 5)
+    position.check(kept, Position(1, 3))
+    with pytest.raises((Conflict, InvalidRequest)):
+        position.check(kept, Position(2, 3))
