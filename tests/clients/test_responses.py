@@ -1,6 +1,7 @@
 """`/v1/responses` by the official client: whole, streamed, resumed, with tools, followed up, in the background."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,8 +12,10 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.clients.conftest import Address
+from tests.clients.npm import Node
+from tests.clients.test_chat import error
 from tests.stubs import ProviderStub, Reply
-from tests.stubs.script import ToolCall
+from tests.stubs.script import ToolCall, Usage
 
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
 ADD: dict[str, Any] = {
@@ -177,3 +180,32 @@ async def test_a_failed_response_says_so(client: AsyncOpenAI) -> None:
     last = events[-1]
     assert last.type == "response.failed"
     assert (last.response.status, last.response.error and last.response.error.code) == ("failed", "server_error")
+
+
+@pytest.mark.timeout(60)
+async def test_the_node_client(address: Address, stub: ProviderStub, node: Node) -> None:
+    """All of it once more by the other official client, whose helpers check the order of events for themselves."""
+    usage = Usage(input=40, cached=30, output=9, reasoning=4)
+    four = Reply(chunks=("Fo", "ur", "."), usage=usage)
+    calls = Reply(chunks=("Let me add.",), tool_calls=[ToolCall("add", '{"a": 2}', "c1")], finish="tool")
+    stub.script("alpha", *[four] * 4, calls, four, Reply(chunks=('{"x": 7}',)))
+    environ = {"PATH": os.environ["PATH"], "BATON_URL": address.url, "BATON_API_KEY": address.key}
+    report = await node.run("responses", environ)
+    deleted = report.pop("deleted")
+    assert (deleted["class"], deleted["status"]) == ("NotFoundError", 404)
+    assert report == {
+        "text": "Four.",
+        "usage": [40, 9, 49],
+        "streamed": {"text": "Four.", "kinds": ORDER, "usage": [40, 9, 49]},
+        "helped": "Four.",
+        "background": {"begun": True, "ended": "completed", "text": "Four.", "resumed": True},
+        "tools": {
+            "name": "add",
+            "arguments": '{"a": 2}',
+            "text": "Four.",
+            "listed": ["function_call_output"],
+        },
+        "parsed": {"x": 7},
+        "unknown": error("BadRequestError", 400, "unknown_parameter", "foo"),
+        "failed": error("InternalServerError", 502, "worker_refused", None, "server_error"),
+    }
