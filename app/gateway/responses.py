@@ -50,7 +50,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         begun = await once.begin(
             request, caller, body, lambda: _order(gate, asked, ignored, before, caller), at=_from_the_start
         )
-        return await _begun(gate, request, begun, background=asked.background)
+        return await _begun(gate, request, begun, asked)
 
     @router.get("/{response}")
     async def retrieve(response: str, request: Request, caller: reader) -> Response:
@@ -120,16 +120,16 @@ def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before
         model=asked.model,
         effort=reasoning.effort if reasoning is not None else None,
         extension=asked.baton,
-        streams=asked.stream,
+        streams=asked.stream or asked.background,  # a background one may be streamed from any time on
         ignored=ignored,
         wire=wire,
     )
     return replace(order, on_disconnect="finish") if asked.background else order
 
 
-async def _begun(gate: Gate, request: Request, begun: Begun, *, background: bool) -> Response:
+async def _begun(gate: Gate, request: Request, begun: Begun, asked: ResponsesRequest) -> Response:
     of = await subject(gate.store, begun.driven.state)
-    if begun.driven.state.streams:
+    if asked.stream:
         try:
             _check(begun.driven.state, begun.after)
         except CallerError:
@@ -137,7 +137,7 @@ async def _begun(gate: Gate, request: Request, begun: Begun, *, background: bool
             begun.permit.release()
             raise
         return EventStream(gate, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
-    if background:
+    if asked.background:
         gate.drivers.leave(begun.driven)
         begun.permit.release()
         return _json(reply.whole(of, None))

@@ -222,6 +222,14 @@ async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, open
     assert len(stub.of("alpha")) == 1
 
 
+async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.3, gap=0.2))
+    begun = await made(client, background=True)
+    told = await events(client, begun["id"])
+    deltas = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
+    assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
+
+
 async def test_a_background_response_is_cancelled_at_work_and_after(
     stub: ProviderStub, client: httpx.AsyncClient
 ) -> None:
