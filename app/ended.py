@@ -15,7 +15,7 @@ from app.core.bill import bill
 from app.core.chat import message_from_json
 from app.core.journal import TERMINAL, Event, Kind
 from app.core.progress import fold
-from app.core.state import RunState, StepState
+from app.core.state import NO_RESULTS, RunState, StepState
 from app.errors import BatonError, NotFound
 from app.order import Ended
 from app.store.protocol import Store
@@ -87,10 +87,15 @@ def _callers(state: RunState) -> list[StepState]:
     return sorted(waiting, key=lambda step: (not step.answers, step.n)) if state.state == "awaiting_tool" else []
 
 
+def outcome(state: str, error: str | None) -> str:
+    """How a run's end is counted: by its state, unless it was its caller who never came back with tool results."""
+    return "abandoned" if error == NO_RESULTS else state
+
+
 def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
     """Note the end of a run; `seconds` is how long it was driven here."""
     tier = state.admitted.tier
-    telemetry.count("baton_runs_total", tier, state.state)
+    telemetry.count("baton_runs_total", tier, outcome(state.state, state.end.get("error")))
     telemetry.observe("baton_run_seconds", seconds, tier)
     if state.degraded:
         telemetry.count("baton_degraded_total", tier)

@@ -21,6 +21,7 @@ from app.core.journal import Draft, Kind
 from app.core.progress import Finish, fold, give_up
 from app.core.state import RunState
 from app.dispatch import rung_again
+from app.ended import outcome
 from app.errors import NotFound
 from app.outcomes import given_up
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
@@ -28,6 +29,8 @@ from app.view import texts_of
 
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
+COUNTED = 10_000
+"""Waiting runs that are counted at most."""
 FORGET = 500
 """Claims deleted in one sweep: some ten milliseconds, and more a day than any gateway makes."""
 
@@ -55,6 +58,7 @@ class Orphans:
         if room > 0 and self._means.store.calm >= self._means.lease:
             await self._take_over(min(room, SWEEP))
         await self._means.store.forget_claims(self._means.now(), FORGET)
+        self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
         if not self._means.queue.sound:  # what is looked up counts as rung, so it is left to dispatchers, who look too
             return
         overdue = await self._means.store.overdue(self._means.now(), SWEEP)
@@ -139,7 +143,7 @@ class Orphans:
     ) -> None:
         entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
         await self._means.store.append(entry)
-        self._means.telemetry.count("baton_runs_total", row.tier, str(shown.state))
+        self._means.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
         self._means.telemetry.log(logging.WARNING, "an orphan was ended", run=row.id, error=shown.error)
 
 

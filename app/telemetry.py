@@ -19,7 +19,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "baton_runs_total": ("Runs that ended.", ("tier", "outcome")),
+    "baton_runs_total": (
+        "Runs that ended, by state; abandoned: expired while they waited for tool results.",
+        ("tier", "outcome"),
+    ),
     "baton_calls_total": ("Provider calls that ended.", ("worker", "outcome")),
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
@@ -45,6 +48,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_driven": ("Runs that this process drives now.", ()),
+    "baton_runs_waiting": ("Runs of the whole service that wait for tool results, counted up to 10,000.", ()),
     "baton_steps_running": ("Steps that this process executes now.", ()),
     "baton_outcomes_waiting": ("Ends of steps that this process keeps while the database is away.", ()),
     "baton_outcomes_waiting_bytes": ("Bytes of these.", ()),

@@ -24,6 +24,7 @@ from app.core.journal import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, E
 from app.core.pool import Limits
 from app.core.state import (
     DRIVER_LOST,
+    NO_RESULTS,
     NO_TIME,
     ROUND_OVER,
     Admitted,
@@ -347,7 +348,7 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
     if state.cancel_asked:
         return (Finish(Kind.CANCELLED, error="run_cancelled"),)
     if state.state == "awaiting_tool":
-        return (Finish(Kind.EXPIRED, error="tool_results_missing"),) if now >= state.turn.until else ()
+        return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
     if now >= state.deadline:
         return (give_up(state, Kind.EXPIRED, "run_expired"),)
     lost = {step.error for step in state.current}

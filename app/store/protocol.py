@@ -365,6 +365,10 @@ class Store(Protocol):
         """How many runs there are to be taken over, by tier and code."""
         ...
 
+    async def waiting(self, most: int) -> int:
+        """How many runs wait for tool results, counted up to `most`."""
+        ...
+
     async def orphans(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:

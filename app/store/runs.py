@@ -91,6 +91,12 @@ def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
     return tuple([Lapsed(*row) for row in rows])
 
 
+def waiting(conn: Connection, most: int) -> int:
+    """How many runs wait for tool results, counted up to `most`."""
+    open_ones = select(RUNS.c.id).where(RUNS.c.ended_at.is_(None), RUNS.c.state == "awaiting_tool").limit(most)
+    return conn.execute(select(func.count()).select_from(open_ones.subquery())).scalar_one()
+
+
 def adopt(
     conn: Connection, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
 ) -> tuple[RunRow, ...]:

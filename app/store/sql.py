@@ -136,6 +136,9 @@ class SqlStore:
     async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
         return await self._read(partial(runs.lapsed, now=now))
 
+    async def waiting(self, most: int) -> int:
+        return await self._read(partial(runs.waiting, most=most))
+
     async def orphans(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:

@@ -119,6 +119,8 @@ async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> 
         first = await talk.say()
         row = await settled(opened.means.store, await opened.means.store.run(first.ended.state.run), 10.0)
         assert (row.state, row.error) == ("expired", "tool_results_missing")
+        counted = opened.means.telemetry.exposition().decode()
+        assert 'baton_runs_total{outcome="abandoned",tier="baton-mini"} 1.0' in counted, "no fault of this service"
         talk.answer(first, "A")
         assert (await talk.say()).ended.state.run != row.id
 

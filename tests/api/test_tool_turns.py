@@ -88,6 +88,9 @@ async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: Provider
     assert row.lease_until == row.deadline == pytest.approx(house.means.now() + 600, abs=30)
     assert await house.means.store.due(row.id, 0) is None
     assert house.dispatcher._works == {}
+    gauge = b"\nbaton_runs_waiting 1.0"
+    house.drivers.sweep_soon()
+    await until(lambda: gauge in house.means.telemetry.exposition())
 
 
 async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: ProviderStub, house: House) -> None:

@@ -291,6 +291,16 @@ async def test_a_run_that_is_born_and_let_go_of_in_one_batch_is_nobodys(store: S
     assert (row.epoch, row.driver, row.seq) == (2, "", 2)
 
 
+async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
+    for n in range(3):
+        await store.append(admitted(f"run{n}", row=Projection("awaiting_tool")))
+    await store.append(admitted("other", row=Projection("running")))
+    assert [await store.waiting(most) for most in (2, 10)] == [2, 3]
+    ended = Draft(Kind.EXPIRED, {"error": "tool_results_missing"})
+    await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired", ended_at=9.0)))
+    assert await store.waiting(10) == 2
+
+
 async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1"))
     await store.append(replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"))))
