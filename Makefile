@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz lint soak bench test-vllm lock
+.PHONY: run test faults fuzz lint soak bench learn test-vllm lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -30,6 +30,9 @@ soak: .venv/dev.stamp  ## A thousand runs and two thousand streams for two minut
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m tests.bench
+
+learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compares it; builds an environment with torch.
+	tests/learn/run
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run

@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     _runs(commands)
     _audit(commands)
     _plan(commands)
+    _train(commands)
     return root
 
 
@@ -142,6 +143,26 @@ def _plan(commands: "Commands[argparse.ArgumentParser]") -> None:
     ):
         plan.add_argument(f"--{name}", action="append", default=[], metavar=name.upper(), help=f"{words}; repeatable")
     plan.add_argument("--pin", metavar="WORKER", help="the one worker to use")
+
+
+def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
+    train = _command(
+        commands,
+        "train",
+        "train",
+        "train a conductor from scratch in the rehearsal world, or go on where it was interrupted, and compare it with "
+        "honest baselines on tasks that it has not met; needs torch",
+    )
+    train.add_argument("--backend", choices=["builtin"], default="builtin", help="a small transformer on torch")
+    train.add_argument("--out", default="trained", help="the folder for checkpoint, curve, card and report")
+    train.add_argument("--seed", type=int, default=0, help="of weights, tasks, pools and rollouts")
+    train.add_argument("--drill-steps", type=_count, help="steps of learning to read cards (default: the recipe's)")
+    train.add_argument("--warm-steps", type=_count, help="steps of imitating the best of drawn plans")
+    train.add_argument("--steps", type=_count, help="steps of policy gradients")
+    train.add_argument("--lessons", type=_count, default=1_000, help="held-out tasks of each comparison")
+    train.add_argument("--threads", type=_count, default=1, help="of torch")
+    train.add_argument("--dear", action="store_true", help="weigh cost by 0.60 and wait by 0.35, not 0.30 and 0.10")
+    train.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
 
 
 def _count(text: str) -> int:

@@ -35,6 +35,7 @@ def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
     return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
 
 
+@lru_cache(200_000)
 def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
     """The chance that the plan's answer is right."""
     yields = kinds(plan)

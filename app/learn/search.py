@@ -34,6 +34,11 @@ class Found(NamedTuple):
         return sum(self.best_rewards) / len(self.best_rewards)
 
 
+def mean_reward(plan: Plan, setting: Setting) -> float:
+    """Of one plan for all classes alike."""
+    return sum(exact.outcome(plan, kind, setting).reward for kind in CLASSES) / len(CLASSES)
+
+
 def shapes(most: int = STEPS) -> tuple[Shape, ...]:
     """All shapes of lean plans of at most `most` steps, each in one order of its steps."""
     found: set[Shape] = set()

@@ -1,0 +1,77 @@
+"""What a trained conductor is held against: each arm names a plan for every lesson, with the hidden skills known.
+
+The fixed arms are chosen by exhaustion for each pool, with knowledge that no operator has; that makes them strong. The
+best fixed plan is the best of all plans of at most four steps, so no constant plan that a trained conductor ends up
+with can be better. The optimum is the best plan for each class of tasks: a ceiling that nothing passes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from app.learn import search
+from app.learn.lessons import Lesson, sensible
+from app.learn.plans import Plan, from_tokens, legal
+from app.learn.world import CLASSES, Setting, Weights
+
+FIXED, OPTIMUM = "best fixed plan", "searched optimum"
+ARMS = (
+    "random plan", "random sensible plan", "best single worker", "best planner-executor-checker", "mixture of agents",
+    FIXED, OPTIMUM,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bests:
+    """The searched arms of one pool."""
+
+    fixed: Mapping[str, Plan]
+    optimum: tuple[Plan, ...]
+    tried: int
+
+
+@lru_cache(256)
+def bests(setting: Setting) -> Bests:
+    """Search this pool."""
+    everything = search.search(setting)
+    shapes = {"best single worker": _single, "best planner-executor-checker": _chain, "mixture of agents": _mixture}
+    found = {name: search.search(setting, only=shape).fixed for name, shape in shapes.items()}
+    return Bests(found | {FIXED: everything.fixed}, everything.best, everything.tried)
+
+
+def _single(shape: search.Shape) -> bool:
+    return len(shape) == 1
+
+
+def _chain(shape: search.Shape) -> bool:
+    """Plan, then solve by it, then check."""
+    return shape[0][0] == "plan" and [seen for _, seen in shape] == [(), (0,), (1,)] and shape[2][0] == "check"
+
+
+def _mixture(shape: search.Shape) -> bool:
+    """Some answer on their own, the last combines."""
+    *before, (role, seen) = shape
+    alone = all(not sees and other in ("solve", "reason") for other, sees in before)
+    return role == "combine" and alone and len(seen) == len(before)
+
+
+def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int) -> list[Plan]:
+    """The arm's plan for each lesson, over places of its pool."""
+    random = Random(seed)
+    if arm == "random plan":
+        return [_any(random, len(one.pool)) for one in lessons]
+    if arm == "random sensible plan":
+        return [sensible(random, len(one.pool)) for one in lessons]
+    found = [bests(Setting(one.pool, weights)) for one in lessons]
+    if arm == OPTIMUM:
+        return [best.optimum[CLASSES.index(one.problem.kind)] for one, best in zip(lessons, found, strict=True)]
+    return [best.fixed[arm] for best in found]
+
+
+def _any(random: Random, workers: int) -> Plan:
+    """A plan of the grammar, each token by chance."""
+    tokens = [0]
+    while tokens[-1] != 2:
+        tokens.append(random.choice(legal(len(tokens), workers)))
+    return from_tokens(tokens)

@@ -1,0 +1,188 @@
+"""`baton train --backend builtin`: one training run from scratch, its curve, its checkpoint, its card, its comparison.
+
+Everything lands in one folder: `checkpoint.pt` (to go on from), `model.pt`, `curve.csv`, `curve.png` where matplotlib
+is installed, `card.json` with recipe, seeds, hashes and pool, and `report.txt` with the tables. The best checkpoint is
+chosen on validation lessons, which no table uses.
+"""
+
+import csv
+import hashlib
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import torch
+
+from app.learn import prompt, reward, world
+from app.learn.baselines import FIXED, OPTIMUM, bests
+from app.learn.evaluate import Table, compare, drawn, exam
+from app.learn.families import FAMILIES
+from app.learn.lessons import SPLITS, Lesson
+from app.learn.outcome import outcome
+from app.learn.plans import Plan
+from app.learn.train_loop import Recipe, Trainer, greedy
+from app.learn.world import Setting, Weights, profiles, standard_pool
+
+EVERY = 50
+"""Steps between validations and checkpoints."""
+VALIDATION = 240
+HELD_OUT = 1_000
+CAVEAT = "Simulated workers: this shows that the training loop learns, not that real workers improve."
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to train, and where to put it."""
+
+    out: Path
+    recipe: Recipe
+    weights: Weights
+    lessons: int = HELD_OUT
+    """Of each split's comparison."""
+    threads: int = 1
+
+
+def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
+    """Train, or go on from the folder's checkpoint, and compare."""
+    torch.set_num_threads(order.threads)
+    order.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(order.recipe, order.weights)
+    rows = _restored(order, trainer, say)
+    validation = exam("held-out tasks", VALIDATION, -1)
+    while trainer.step < trainer.total:
+        measured = trainer.advance()
+        if trainer.step % EVERY == 0 or trainer.step == trainer.total:
+            plans = greedy(trainer.conductor, validation)
+            row = {"step": trainer.step, "plans": trainer.executed, **_validated(validation, plans, order.weights)}
+            rows.append(row | {name: round(value, 4) for name, value in measured.items()})
+            _save(order, trainer, rows)
+            say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
+    _choose(order, trainer)
+    return _examined(order, trainer, rows, say)
+
+
+def _validated(lessons: list[Lesson], plans: list[Plan], weights: Weights) -> dict[str, float]:
+    found = [
+        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, plans, strict=True)
+    ]
+    count = len(lessons)
+    return {
+        "validation": round(sum(one.reward for one in found) / count, 4),
+        "accuracy": round(sum(one.right for one in found) / count, 4),
+        "steps": round(sum(map(len, plans)) / count, 3),
+        "different": len(set(plans)),
+    }
+
+
+def _restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    place = order.out / "checkpoint.pt"
+    if not place.exists():
+        return []
+    saved = torch.load(place, weights_only=False)
+    trainer.restore(saved["trainer"])
+    say(f"going on from step {trainer.step} of {trainer.total}")
+    return list(saved["rows"])
+
+
+def _save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+    """The state, and apart the weights if no validation was better; written aside first, so that a kill is harmless."""
+    if rows[-1]["validation"] >= max(row["validation"] for row in rows):
+        _written(order.out / "model.pt", dict(trainer.state()["weights"]))
+    _written(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
+
+
+def _written(place: Path, value: Any) -> None:
+    aside = place.with_suffix(".new")
+    torch.save(value, aside)
+    aside.replace(place)
+
+
+def _choose(order: Order, trainer: Trainer) -> None:
+    """The weights of the best validation."""
+    chosen = torch.load(order.out / "model.pt", weights_only=True)
+    with torch.no_grad():
+        for name, tensor in trainer.conductor.weights.items():
+            tensor.copy_(chosen[name])
+
+
+def _examined(
+    order: Order, trainer: Trainer, rows: list[dict[str, Any]], say: Callable[[str], None]
+) -> tuple[Table, ...]:
+    tables = []
+    for split in SPLITS:
+        lessons = exam(split, order.lessons, 1)
+        plans = greedy(trainer.conductor, lessons)
+        tables.append(compare(split, lessons, plans, order.weights, order.recipe.seed))
+        say(f"\n{drawn(tables[-1])}")
+    _curve(order, rows)
+    (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
+    head = f"seed {order.recipe.seed}. {CAVEAT}"
+    (order.out / "report.txt").write_text("\n\n".join([head, *map(drawn, tables)]) + "\n")
+    return tuple(tables)
+
+
+def _curve(order: Order, rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (order.out / "curve.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    try:
+        pyplot = resolve_name("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        return
+    found = bests(Setting(standard_pool(), order.weights))
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot([row["step"] for row in rows], [row["validation"] for row in rows], label="trained conductor")
+    for name, plans in ((OPTIMUM, found.optimum), (FIXED, (found.fixed[FIXED],) * len(world.CLASSES))):
+        setting = Setting(standard_pool(), order.weights)
+        worth = sum(outcome(plan, kind, setting).reward for plan, kind in zip(plans, world.CLASSES, strict=True))
+        axes.axhline(worth / len(world.CLASSES), linestyle="--", color="grey")
+        axes.annotate(name, (0, worth / len(world.CLASSES)), va="bottom")
+    axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
+    axes.set_xlabel("step (dotted: end of the warm start)")
+    axes.set_ylabel("reward on validation tasks")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(order.out / "curve.png", dpi=120)
+    pyplot.close(figure)
+
+
+def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]:
+    model = (order.out / "model.pt").read_bytes()
+    return {
+        "caveat": CAVEAT,
+        "backend": "builtin",
+        "recipe": asdict(order.recipe),
+        "weights": asdict(order.weights),
+        "world": world.VERSION,
+        "reward": reward.VERSION,
+        "model_sha256": hashlib.sha256(model).hexdigest(),
+        "parameters": sum(tensor.numel() for tensor in trainer.conductor.weights.values()),
+        "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words()).encode()).hexdigest(),
+        "tasks_sha256": {
+            split: hashlib.sha256(repr(exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
+        },
+        "families": {family.name: "held out" if family.held_out else "trained" for family in FAMILIES},
+        "pool": [asdict(worker) for worker in standard_pool()],
+        "everyone": [asdict(worker) for worker in profiles().values()],
+        "plans_carried_out": trainer.executed,
+        "plans_searched": bests(Setting(standard_pool(), order.weights)).tried,
+        "software": {"python": platform.python_version(), "torch": torch.__version__},
+        "tables": [table.as_json() for table in tables],
+    }
+
+
+def run(options: Any, say: Callable[[str], None]) -> bool:
+    """For the command line; whether every target that was asked for is met."""
+    asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
+    recipe = replace(Recipe(seed=options.seed), **{name: steps for name, steps in asked.items() if steps is not None})
+    weights = world.DEAR if options.dear else Weights()
+    order = Order(Path(options.out), recipe, weights, options.lessons, options.threads)
+    say(CAVEAT)
+    tables = train(order, say)
+    return not options.gap or tables[0].closed.value >= options.gap

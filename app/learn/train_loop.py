@@ -1,0 +1,267 @@
+"""Training the small conductor: a supervised warm start, then policy gradients over groups of its own plans.
+
+Before it, drills: the prompt names a card, the plan is its worker. Warm start: for each lesson some plans of sensible
+shapes, drawn by chance and then varied, are carried out, and the best is imitated.
+Then GRPO without a division by the spread: a group of plans is sampled for each prompt, each plan's advantage is its
+reward less its group's mean, one update per batch. Equal plans of a group are scored once with their weights summed,
+and groups without any difference are left out. The grammar's mask holds in the rollout and in the loss.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+
+from app.learn import prompt, reward
+from app.learn.lessons import Lesson, lesson, sensible, varied
+from app.learn.outcome import outcome
+from app.learn.plans import LONGEST, Plan, PlanStep, from_tokens, to_tokens
+from app.learn.train_model import Conductor, Shape, Tensor, initial
+from app.learn.world import Setting, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that a training run depends on, beside the code and the world."""
+
+    seed: int = 0
+    hidden: int = 64
+    layers: int = 3
+    heads: int = 2
+    drill_steps: int = 250
+    drill_rate: float = 1e-3
+    warm_steps: int = 700
+    warm_lessons: int = 64
+    warm_draws: int = 32
+    steps: int = 200
+    lessons: int = 64
+    group: int = 8
+    standard: float = 0.5
+    unknown: float = 0.1
+    """The share of a task's words that training hides, so that unseen phrasings are no surprise."""
+    warm_rate: float = 1.5e-3
+    rate: float = 1e-3
+    entropy: float = 0.01
+    """The bonus for undecidedness; it falls to nothing with the learning rate."""
+    ramp: float = 0.25
+    executions: int = 0
+    """How often a plan is carried out for its reward; 0: its exact expectation."""
+
+
+class Trainer:
+    """One training run; its state can be saved and taken up again after any step."""
+
+    def __init__(self, recipe: Recipe, weights: Weights) -> None:
+        self.recipe, self.weights = recipe, weights
+        shape = Shape(prompt.size(), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
+        self.conductor = Conductor(shape, initial(shape, recipe.seed))
+        self._parameters = list(self.conductor.weights.values())
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        self._random = Random(recipe.seed)
+        self._generator = torch.Generator().manual_seed(recipe.seed)
+        self.step = 0
+        self.executed = 0
+        """Plans that were carried out for their reward."""
+
+    @property
+    def total(self) -> int:
+        """Steps of all three parts."""
+        return self.recipe.drill_steps + self.recipe.warm_steps + self.recipe.steps
+
+    def advance(self) -> dict[str, float]:
+        """One more step; what it measured."""
+        if self.step < self.recipe.drill_steps:
+            measured = self._drill()
+        elif self.step < self.recipe.drill_steps + self.recipe.warm_steps:
+            measured = self._warm()
+        else:
+            measured = self._policy()
+        self.step += 1
+        return measured
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        return {
+            "recipe": asdict(self.recipe),
+            "step": self.step,
+            "executed": self.executed,
+            "weights": {name: tensor.detach() for name, tensor in self.conductor.weights.items()},
+            "optimizer": self._optimizer.state_dict(),
+            "random": self._random.getstate(),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state; ValueError if it is another recipe's."""
+        if state["recipe"] != asdict(self.recipe):
+            raise ValueError("the checkpoint was made by another recipe")
+        self.step, self.executed = state["step"], state["executed"]
+        with torch.no_grad():
+            for name, tensor in self.conductor.weights.items():
+                tensor.copy_(state["weights"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._random.setstate(state["random"])
+        self._generator.set_state(state["generator"])
+
+    # The three parts.
+
+    def _drill(self) -> dict[str, float]:
+        """Reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at what."""
+        lessons = self._draw(self.recipe.warm_lessons)
+        asked = [self._random.randrange(len(one.pool)) for one in lessons]
+        prompts = [prompt.drill(one.pool, one.order, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
+        logprobs = self._imitate(lessons, prompts, [(PlanStep(ordinal, "solve"),) for ordinal in asked])
+        self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
+        return {"imitation": float(logprobs.detach().mean())}
+
+    def _warm(self) -> dict[str, float]:
+        """The best of some plans that were tried; every eighth lesson is a drill, lest they be forgotten."""
+        recipe, weights = self.recipe, self._ramped()
+        lessons = self._draw(recipe.warm_lessons)
+        prompts = self._prompts(lessons, hide=True)
+        plans: list[Plan] = []
+        rewards: list[float] = []
+        for place, one in enumerate(lessons):
+            if place % 8 == 0:
+                ordinal = self._random.randrange(len(one.pool))
+                prompts[place] = prompt.drill(one.pool, one.order, ordinal)
+                plans.append((PlanStep(ordinal, "solve"),))
+                continue
+            plan, found = self._tried(one, weights)
+            plans.append(plan)
+            rewards.append(found)
+        logprobs = self._imitate(lessons, prompts, plans)
+        slope = _slope(self.step - recipe.drill_steps, recipe.warm_steps)
+        self._update(-logprobs.mean(), recipe.warm_rate * slope)
+        return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
+
+    def _tried(self, one: Lesson, weights: Weights) -> tuple[Plan, float]:
+        """The best of some plans that are carried out: a few by chance, then changes of the best so far."""
+        best: Plan = ()
+        most = -math.inf
+        for turn in range(self.recipe.warm_draws):
+            fresh = turn < self.recipe.warm_draws // 4
+            plan = (sensible if fresh else partial(varied, plan=best))(self._random, workers=len(one.pool))
+            found = self._reward(one, plan, weights)
+            best, most = (plan, found) if found > most else (best, most)
+        return best, most
+
+    def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
+        """The log-probability of each lesson's plan."""
+        workers = torch.tensor([len(one.pool) for one in lessons])
+        tokens = [to_tokens(plan) for plan in plans]
+        longest = max(map(len, tokens))
+        padded = torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in tokens])
+        return self._logprobs(prompts, workers, padded)[0][:, 0]
+
+    def _ramped(self) -> Weights:
+        return reward.ramped(self.weights, self.step / self.total, self.recipe.ramp)
+
+    def _policy(self) -> dict[str, float]:
+        recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
+        weights = self._ramped()
+        workers = torch.tensor([len(one.pool) for one in lessons])
+        with torch.no_grad():
+            read = self.conductor.read(self._prompts(lessons), prompt.pad())
+            written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
+        kept: list[tuple[Lesson, list[tuple[tuple[int, ...], float, int]]]] = []
+        rewards: list[float] = []
+        for one, group in zip(lessons, written, strict=True):
+            counted = Counter(map(tuple, group))
+            found = {plan: self._reward(one, from_tokens(_ended(plan)), weights) for plan in counted}
+            mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
+            rewards.append(mean)
+            if len(counted) > 1:
+                kept.append((one, [(plan, found[plan] - mean, count) for plan, count in counted.items()]))
+        measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
+        if not kept:
+            return measured | {"entropy": 0.0}
+        slope = _slope(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
+        loss, entropy = self._objective(kept, recipe.entropy * slope)
+        self._update(loss, recipe.rate * slope)
+        return measured | {"entropy": entropy}
+
+    def _objective(
+        self, kept: Sequence[tuple[Lesson, list[tuple[tuple[int, ...], float, int]]]], bonus: float
+    ) -> tuple[Tensor, float]:
+        """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice."""
+        wide = max(len(group) for _, group in kept)
+        empty = ((0,) * LONGEST, 0.0, 0)
+        filled = [[*group, *[empty] * (wide - len(group))] for _, group in kept]
+        plans = torch.tensor([[plan for plan, _, _ in group] for group in filled])
+        counts = torch.tensor([[float(count) for _, _, count in group] for group in filled])
+        advantages = torch.tensor([[advantage for _, advantage, _ in group] for group in filled])
+        longest = int((plans != 0).sum(-1).max()) + 1
+        prompts = self._prompts([one for one, _ in kept], hide=True)
+        workers = torch.tensor([len(one.pool) for one, _ in kept])
+        logprobs, entropies = self._logprobs(prompts, workers, plans[:, :, :longest])
+        norm = self.recipe.lessons * self.recipe.group
+        spread = (entropies * counts).sum()
+        loss = -((logprobs * advantages * counts).sum() + bonus * spread) / norm
+        choices = ((plans != 0).sum(-1) * counts).sum()
+        return loss, float(spread.detach() / choices)
+
+    def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each plan the log-probability, and the entropies of its choices summed: both [prompts, group]."""
+        read = self.conductor.read(prompts, prompt.pad())
+        scores = self.conductor.scores(read, plans[:, :, :-1], workers)
+        asked = plans[:, :, 1:] != 0
+        chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
+        finite = scores.masked_fill(scores == -math.inf, 0.0)
+        entropies = -(scores.exp() * finite).sum(-1)
+        return torch.where(asked, chosen, 0.0).sum(-1), torch.where(asked, entropies, 0.0).sum(-1)
+
+    def _update(self, loss: Tensor, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+
+    # Lessons and their rewards.
+
+    def _draw(self, count: int) -> list[Lesson]:
+        return [lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
+
+    def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
+        share = self.recipe.unknown if hide else 0.0
+        return [one.prompt(self._random if hide else None, share) for one in lessons]
+
+    def _reward(self, one: Lesson, plan: Plan, weights: Weights) -> float:
+        placed = prompt.placed(plan, one.order)
+        found = outcome(placed, one.problem.kind, Setting(one.pool, weights))
+        self.executed += max(1, self.recipe.executions)
+        if not self.recipe.executions:
+            return reward.expected(found, weights)
+        right = sum(self._random.random() < found.right for _ in range(self.recipe.executions))
+        return right / self.recipe.executions * found.worth
+
+
+def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
+    """The most likely plan of each lesson, over places of its pool."""
+    plans: list[Plan] = []
+    for start in range(0, len(lessons), 64):
+        some = lessons[start : start + 64]
+        workers = torch.tensor([len(one.pool) for one in some])
+        with torch.no_grad():
+            read = conductor.read([one.prompt() for one in some], prompt.pad())
+            written = conductor.write(read, workers, 1, None)[:, 0].tolist()
+        plans += [
+            prompt.placed(from_tokens(_ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
+        ]
+    return plans
+
+
+def _ended(tokens: Sequence[int]) -> list[int]:
+    return list(tokens[: list(tokens).index(2) + 1])
+
+
+def _slope(step: int, steps: int) -> float:
+    """Ten steps up, then down to a tenth."""
+    return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

@@ -1,0 +1,80 @@
+"""Baselines and the comparison: each arm does what its name says, nothing passes the optimum, intervals mean what they
+say."""
+
+from random import Random
+
+import pytest
+
+from app.learn import search
+from app.learn.baselines import ARMS, FIXED, OPTIMUM, bests, plans
+from app.learn.evaluate import TRAINED, compare, drawn, exam, resampled
+from app.learn.families import FAMILIES
+from app.learn.lessons import SPLITS, Lesson, lesson
+from app.learn.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
+
+SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))
+"""Three workers: searched whole in a blink."""
+
+
+def lessons(count: int) -> list[Lesson]:
+    """Fresh tasks over the small pool."""
+    random = Random(4)
+    drawn_ = [lesson(random, "held-out tasks") for _ in range(count)]
+    return [Lesson(one.problem, SMALL, (2, 0, 1)) for one in drawn_]
+
+
+def test_each_fixed_arm_has_the_shape_of_its_name_and_none_beats_the_best_fixed_plan() -> None:
+    setting = Setting(SMALL)
+    found = bests(setting)
+    roles = {arm: [step.role for step in plan] for arm, plan in found.fixed.items()}
+    assert len(roles["best single worker"]) == 1
+    assert roles["best planner-executor-checker"][0::2] == ["plan", "check"]
+    assert roles["mixture of agents"][-1] == "combine"
+    worth = {arm: search.mean_reward(plan, setting) for arm, plan in found.fixed.items()}
+    assert max(worth.values()) == worth[FIXED]
+    assert found.tried == sum(len(SMALL) ** len(shape) for shape in search.shapes())
+
+
+def test_nothing_passes_the_optimum_and_every_arm_is_in_the_table() -> None:
+    asked = lessons(60)
+    table = compare("held-out tasks", asked, plans("random sensible plan", asked, Weights(), 9), Weights(), 0)
+    assert [row.arm for row in table.rows] == [*ARMS, TRAINED]
+    assert max(row.reward for row in table.rows) == table.row(OPTIMUM).reward
+    assert table.constant <= 1e-12
+    assert all(arm in drawn(table) for arm in ARMS)
+
+
+def test_the_share_of_the_gap_is_nothing_for_the_fixed_plan_and_all_for_the_optimum() -> None:
+    asked, weights = lessons(60), Weights()
+    fixed = compare("held-out tasks", asked, plans(FIXED, asked, weights, 0), weights, 0)
+    optimum = compare("held-out tasks", asked, plans(OPTIMUM, asked, weights, 0), weights, 0)
+    assert (fixed.closed.value, fixed.closed.low, fixed.closed.high) == (0, 0, 0)
+    assert optimum.closed.value == pytest.approx(1)
+    assert optimum.row(FIXED).ahead.low > 0
+    assert fixed.row(FIXED).ahead.value == 0
+
+
+def test_the_bootstrap_is_paired() -> None:
+    """Two arms that differ by the same on every lesson differ by that in every resample."""
+    random = Random(1)
+    values = [random.random() for _ in range(50)]
+    means = resampled({"a": values, "b": [value + 0.1 for value in values]}, Random(0), 200)
+    assert all(mean["b"] - mean["a"] == pytest.approx(0.1) for mean in means)
+    assert means[0]["a"] == pytest.approx(sum(values) / 50)
+    assert len({round(mean["a"], 9) for mean in means}) > 100
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_is_held_out_is_not_what_is_trained_on(split: str) -> None:
+    assert split in SPLITS
+    by_name = {family.name: family for family in FAMILIES}
+    trained = {lesson(Random(f"t{n}"), "train").problem.text for n in range(300)}
+    for one in exam(split, 80, 1):
+        family = by_name[one.problem.family]
+        assert family.held_out is (split == "unseen families")
+        assert held_out([worker.name for worker in one.pool]) is (split == "random pools")
+        if split == "random pools":
+            factors = {round(worker.price / profiles()[worker.name].price, 3) for worker in one.pool}
+            assert factors <= set(HELD_OUT_PRICES)
+        if split in ("unseen paraphrases", "unseen families"):
+            assert one.problem.text not in trained

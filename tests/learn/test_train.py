@@ -1,0 +1,158 @@
+"""Training: the grammar holds in rollout and loss alike, a run goes on where it was, and the loop learns.
+
+Needs torch, which is no dependency of Baton: `make learn` runs these before it trains.
+"""
+
+import csv
+import json
+import math
+from argparse import Namespace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from app.learn import prompt, train  # noqa: E402
+from app.learn.lessons import SPLITS, lesson  # noqa: E402
+from app.learn.plans import LONGEST, TOKENS, from_tokens, legal, to_tokens  # noqa: E402
+from app.learn.train_loop import Recipe, Trainer, greedy  # noqa: E402
+from app.learn.train_model import Conductor, Shape, initial  # noqa: E402
+from app.learn.world import Weights  # noqa: E402
+from tests.learn.test_world import any_plan  # noqa: E402
+
+TINY = Recipe(hidden=32, layers=2, heads=1, drill_steps=2, warm_steps=2, steps=2, warm_lessons=8, lessons=8, group=4)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def conductor(seed: int = 0) -> Conductor:
+    """A small one with fresh weights."""
+    shape = Shape(prompt.size(), 32, 2, 2, 64)
+    return Conductor(shape, initial(shape, seed))
+
+
+def read(model: Conductor, count: int) -> tuple[Any, Any]:
+    """Prompts of different lengths and pools, as the model has read them, and the sizes of the pools."""
+    random = Random(count)
+    lessons = [lesson(random, "train", standard=0.3) for _ in range(count)]
+    return model.read([one.prompt() for one in lessons], prompt.pad()), torch.tensor([len(one.pool) for one in lessons])
+
+
+def test_every_sampled_plan_is_valid_whatever_the_weights() -> None:
+    model = conductor()
+    with torch.no_grad():
+        seen, workers = read(model, 12)
+        written = model.write(seen, workers, 20, torch.Generator().manual_seed(1)).tolist()
+    for group, size in zip(written, workers.tolist(), strict=True):
+        for tokens in group:
+            plan = from_tokens(tokens[: tokens.index(2) + 1])
+            assert all(step.worker < size for step in plan)
+
+
+def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout() -> None:
+    model = conductor()
+    with torch.no_grad():
+        seen, workers = read(model, 6)
+        plans = model.write(seen, workers, 4, torch.Generator().manual_seed(2))
+        likeliest = model.write(seen, workers, 1, None)
+        scores = model.scores(seen, plans[:, :, :-1], workers)
+        again = model.scores(seen, likeliest[:, :, :-1], workers)
+    for n, size in enumerate(workers.tolist()):
+        for place in range(1, LONGEST):
+            allowed = set(legal(place, size))
+            assert {token for token in range(TOKENS) if scores[n, 0, place - 1, token] > -math.inf} == allowed
+    assert torch.allclose(scores.exp().sum(-1), torch.ones(scores.shape[:-1]), atol=1e-5)
+    written = likeliest[:, :, 1:] != 0
+    assert bool((again.argmax(-1) == likeliest[:, :, 1:])[written].all())
+
+
+def test_padding_and_company_change_nothing() -> None:
+    """A prompt is read the same alone and beside longer ones."""
+    model, random = conductor(), Random(5)
+    lessons = [lesson(random, "train") for _ in range(5)]
+    plan = torch.tensor([[to_tokens(any_plan(random, 3))]])
+    with torch.no_grad():
+        together = model.read([one.prompt() for one in lessons], prompt.pad())
+        sizes = torch.tensor([3] * 5)
+        wide = model.scores(together, plan.expand(5, 1, -1), sizes)
+        for n, one in enumerate(lessons):
+            alone = model.scores(model.read([one.prompt()], prompt.pad()), plan, sizes[:1])
+            finite = torch.isfinite(alone[0])
+            assert torch.allclose(wide[n][finite], alone[0][finite], atol=1e-4)
+
+
+def test_a_run_goes_on_where_it_was_interrupted() -> None:
+    whole = Trainer(TINY, Weights())
+    for _ in range(whole.total):
+        whole.advance()
+    parts = [Trainer(TINY, Weights()), Trainer(TINY, Weights())]
+    for _ in range(3):
+        parts[0].advance()
+    parts[1].restore(parts[0].state())
+    while parts[1].step < parts[1].total:
+        parts[1].advance()
+    assert parts[1].executed == whole.executed
+    for name, tensor in whole.conductor.weights.items():
+        assert torch.equal(tensor, parts[1].conductor.weights[name])
+    with pytest.raises(ValueError, match="another recipe"):
+        Trainer(Recipe(seed=9), Weights()).restore(parts[0].state())
+
+
+def test_seeds_differ_and_equal_seeds_do_not() -> None:
+    def first(seed: int) -> Any:
+        return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights["model.norm.weight"]
+
+    def embedded(seed: int) -> Any:
+        return Trainer(Recipe(**{**vars_of(TINY), "seed": seed}), Weights()).conductor.weights[
+            "model.embed_tokens.weight"
+        ]
+
+    assert torch.equal(first(1), first(1))
+    assert torch.equal(embedded(1), embedded(1))
+    assert not torch.equal(embedded(1), embedded(2))
+
+
+def vars_of(recipe: Recipe) -> dict[str, Any]:
+    """A recipe's fields."""
+    return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
+
+
+@pytest.mark.timeout(120)
+def test_it_learns_to_read_cards() -> None:
+    """Drills alone: better than any choice by chance among three to six workers."""
+    trainer = Trainer(Recipe(drill_steps=1_000, warm_lessons=48), Weights())
+    first = [trainer.advance()["imitation"] for _ in range(10)]
+    last = [trainer.advance()["imitation"] for _ in range(110)][-10:]
+    assert sum(last) / 10 > sum(first) / 10 + 0.4
+
+
+@pytest.mark.timeout(180)
+def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
+    options = Namespace(
+        out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None
+    )
+    said: list[str] = []
+    assert train.run(options, said.append)
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["recipe"]["seed"] == 3
+    assert [table["split"] for table in card["tables"]] == list(SPLITS)
+    assert len(card["model_sha256"]) == 64
+    assert [worker["name"] for worker in card["pool"]][:2] == ["atlas", "birch"]
+    rows = list(csv.DictReader((tmp_path / "curve.csv").read_text().splitlines()))
+    assert rows[-1]["step"] == "6"
+    assert train.CAVEAT in (tmp_path / "report.txt").read_text()
+    assert not train.run(Namespace(**{**vars(options), "gap": 2.0}), said.append)
+    assert any("going on from step 6" in line for line in said)
+
+
+def test_greedy_plans_name_workers_of_the_pool() -> None:
+    random = Random(8)
+    lessons = [lesson(random, "random pools") for _ in range(20)]
+    for one, plan in zip(lessons, greedy(conductor(), lessons), strict=True):
+        assert all(step.worker < len(one.pool) for step in plan)
