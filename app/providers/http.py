@@ -28,8 +28,6 @@ from app.providers.document import peek
 from app.providers.faults import by_status, fault, malformed
 from app.providers.sse import EVENT_BYTES, EventReader
 
-CONNECTIONS = 512
-"""For one endpoint; a call waits for a free one within its connect deadline."""
 KEEP_ALIVE = 20.0
 """Seconds; below what providers and their load balancers allow, so that we rarely send into a closing connection."""
 ERROR_BYTES = 64 << 10
@@ -110,7 +108,9 @@ class Endpoint:
     def _opened(self) -> aiohttp.ClientSession:
         """A session belongs to a running loop, so it waits for the first call. aiohttp sets TCP_NODELAY by itself."""
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE)
+            # No bound of its own: calls are bounded by the slots of dispatchers and drivers, and one that waited here
+            # for a connection would be taken for one whose worker does not answer.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
             cookies = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=cookies, trust_env=False, auto_decompress=False

@@ -179,3 +179,18 @@ async def test_a_redirect_is_not_followed(form: Format) -> None:
     seen: list[int] = []
     assert type(await raised_against(form, redirect)) is WorkerMisconfigured
     assert len(seen) == 1
+
+
+async def test_no_call_waits_for_a_connection(openai: Line) -> None:
+    """However many are open already: it would look as if its worker did not answer, and be given to another one."""
+    many = 600
+    openai.stub.always("model-a", Hang())
+    deadlines = replace(PATIENT, connect=20.0)
+    calls = [asyncio.create_task(openai.pieces(request(), deadlines)) for _ in range(many)]
+    try:
+        async with asyncio.timeout(20):
+            await openai.stub.wait_for(many, within=20)
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
