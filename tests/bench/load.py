@@ -1,6 +1,7 @@
 """A light load generator: N keep-alive connections, each with one request in flight.
 
-It is a closed loop, or, with a `rate`, as good as an open one while there are more connections than requests in flight.
+It is a closed loop, or, with a `rate`, as good as an open one while there are more connections than requests in flight;
+then each request has a connection of its own, so that none waits for its turn until the server closes it.
 
 `python -m tests.bench.load URL --body FILE --connections N --seconds S` prints one JSON object; `run` does the same
 from Python, in a process of its own. Times are milliseconds. The first token is the first non-empty content, not the
@@ -102,10 +103,15 @@ class Tally:
         self.left -= 1
         return True
 
+    @property
+    def paced(self) -> bool:
+        """Whether requests have moments at which they are due."""
+        return self._gap > 0
+
     def wait(self) -> float:
         """Seconds until the next request is due."""
         self._due += self._gap
-        return self._due - time.perf_counter() if self._gap else 0.0
+        return max(0.0, self._due - time.perf_counter())
 
     def report(self) -> Report:
         """The figures."""
@@ -139,7 +145,7 @@ class Caller(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the first request."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self._next()
+        self._send()
 
     def connection_lost(self, problem: Exception | None) -> None:
         """An answer that was under way is an error."""
@@ -177,22 +183,13 @@ class Caller(asyncio.Protocol):
             self._tally.latencies.append((now - self._start) * 1000)
             if self._first:
                 self._tally.firsts.append((self._first - self._start) * 1000)
-        self._next()
-
-    def _next(self) -> None:
-        if not self._tally.take():
+        if not self._tally.paced and self._tally.take():
+            self._send()
+        else:
             self.done.set_result(None)
             self._transport.close()
-            return
-        wait = self._tally.wait()
-        if wait > 0:
-            asyncio.get_running_loop().call_later(wait, self._send)
-        else:
-            self._send()
 
     def _send(self) -> None:
-        if self.done.done() or self._transport.is_closing():
-            return
         self._parser = httptools.HttpResponseParser(self)
         self._tail = self._opening = b""
         self._first = 0.0
@@ -217,7 +214,9 @@ async def generate(load: Load) -> Report:
     request, tally = compose(load), Tally(load)
 
     async def one() -> None:
-        while time.perf_counter() < tally.ends and tally.left > 0:
+        while tally.take():
+            if tally.paced:
+                await asyncio.sleep(tally.wait())
             _, caller = await loop.create_connection(lambda: Caller(request, tally), host, port)
             patience = tally.ends - time.perf_counter() + PATIENCE
             if not (await asyncio.wait([caller.done], timeout=patience))[0]:

@@ -1,6 +1,7 @@
 """Many runs and streams at once, for minutes; then more than fits.
 
-    load       closed loop: RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS
+    load       RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS; they arrive one after the
+               other, as fast as they end, since a thousand that begin in one moment would end in one, too
     overload   open loop: three times the runs that the service is set to hold, each a step of half a second
 
 `python -m tests.bench.soak [--setup embedded|distributed]` prints one table. A step's own overhead is the caller's wall
@@ -32,6 +33,8 @@ from .subject import Target, baton, body, one_step, step
 from .table import Row, rendered
 
 STEPS, STEP_MS = 3, 10_000
+OPENING = 20.0
+"""Seconds in which the streams are opened; each lasts five times as long."""
 HELD_RUNS, HELD_SECONDS, TIMES = 100, 0.5, 3
 LOOK_EVERY = 2.0
 
@@ -105,13 +108,21 @@ def _chain() -> str:
 
 def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
     target = house.target
-    chains = Load(url=target.address("long"), body=_chain(), connections=runs, seconds=seconds, headers=target.headers)
+    chains = Load(
+        url=target.address("long"),
+        body=_chain(),
+        connections=runs + runs // 10,
+        seconds=seconds,
+        rate=runs * 1000 / (STEPS * STEP_MS),
+        headers=target.headers,
+    )
     drips = Load(
         url=target.address("drip"),
         body=one_step("drip", stream=True),
         connections=streams,
         requests=streams,
         seconds=seconds,
+        rate=streams / OPENING,
         headers=target.headers,
     )
     watch, began = Watch(), time.monotonic()
