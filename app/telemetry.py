@@ -31,6 +31,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "Rounds after a run's first: opened, the answer accepted by the empty plan, or stopped without an answer.",
         ("tier", "outcome"),
     ),
+    "baton_feedback_total": ("Ratings of runs that were taken over HTTP.", ("tier", "kind")),
     "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
     "baton_dead_letters_total": ("Steps given up because their dispatchers fell silent over them.", ("tier",)),

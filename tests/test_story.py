@@ -6,6 +6,13 @@ from typing import Any
 from app.command import story
 
 
+def test_ratings_are_told_with_who_gave_them() -> None:
+    one = {"kind": "explicit", "source": "user", "version": None, "score": 0.5, "label": "slow", "at": 0.0}
+    assert story.rating(one) == "explicit, by user: 0.5 of 1, slow · 1970-01-01 00:00:00 UTC"
+    sign = one | {"kind": "implicit", "source": "abandoned", "version": "signs-1", "score": None, "label": "abandoned"}
+    assert story.rating(sign).startswith("implicit, by abandoned signs-1: abandoned · ")
+
+
 def test_rounds_are_explained() -> None:
     one: Mapping[str, Any] = {
         "mode": "first",

@@ -12,10 +12,13 @@ from app.store.protocol import RunRow, Store
 
 
 async def read(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
-    """The audit trail's record of a run, its steps in full; and what the caller asked last."""
+    """The audit trail's record of a run, its steps in full and its ratings with their comments; and what the caller
+    asked last."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
-    record = audit.whole(row, journal)
+    given = await store.feedback(row.id)
+    record = audit.whole(row, journal, given)
+    record["comments"] = {one.id: one.comment for one in given if one.comment}
     admitted = journal.events[0].body
     record |= {"rehearsal": admitted["rehearsal"], "preview": admitted["preview"]}
     record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]

@@ -182,6 +182,14 @@ def limits(run: Record) -> str:
     )
 
 
+def rating(record: Record) -> str:
+    """What somebody, or some rule, said of the answer."""
+    by = f"{record['source']} {record['version']}" if record["version"] else record["source"]
+    said = [f"{record['score']:g} of 1"] if record["score"] is not None else []
+    said += [record["label"]] if record["label"] else []
+    return f"{record['kind']}, by {by}: {', '.join(said)} · {moment(record['at'])}"
+
+
 def count(number: int, noun: str) -> str:
     """A number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -32,6 +32,10 @@ def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
     answer = run["end"].get("step")
     for step in run["steps"]:
         _step(tree, step, answers=step["n"] == answer, full=full, planned=run["preview"])
+    for one in (rating for kind in run["feedback"].values() for rating in kind):
+        branch = tree.add(_line("feedback", story.rating(one)))
+        if one["commented"]:
+            branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
     return tree
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from app.core.bill import bill
 from app.core.chat import Usage, usage_from_json
+from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.pool import MILLION
 from app.core.progress import fold
 from app.core.state import RunState
 from app.errors import NotFound
-from app.gateway import exchanges
+from app.gateway import exchanges, feedback
 from app.gateway.openai_reply import dollars, figures, usage_of
 from app.store.protocol import Journal, Ledger, RunRow, Store
 from app.view import see
@@ -47,8 +48,8 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
     return {"usd": dollars(ledger.usd), "tokens": ledger.tokens}
 
 
-def whole(row: RunRow, journal: Journal) -> dict[str, Any]:
-    """A run with everything that is known of it but its content."""
+def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict[str, Any]:
+    """A run with everything that is known of it but its content, and the ratings that it was given."""
     state = fold(journal.events)
     admitted = dict(journal.events[0].body)
     split = bill(state)
@@ -73,6 +74,7 @@ def whole(row: RunRow, journal: Journal) -> dict[str, Any]:
         "total_usage": figures(split.total),
         "cost_usd": dollars(split.usd),
         "end": dict(state.end),
+        "feedback": feedback.listed(given),
     }
 
 

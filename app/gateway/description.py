@@ -19,6 +19,7 @@ from starlette.responses import Response
 from app.core.journal import RUN_STATES
 from app.gateway import shapes
 from app.gateway.anthropic_request import Asked, MessagesRequest
+from app.gateway.feedback import FeedbackRequest
 from app.gateway.openai_chat import ChatRequest
 from app.gateway.parameters import COMPLETIONS, PARAMETERS, Parameter
 from app.gateway.query import EVENT_PAGE, PAGE
@@ -140,6 +141,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("POST", "/v1/runs/{run}/cancel"): Operation(
         "Stop a run.", shapes.Run, "Nothing", errors=(*READING, 408, 409, 413, 415)
     ),
+    ("POST", "/v1/runs/{run}/feedback"): Operation(
+        "Rate a run's answer.", shapes.RunRating, "FeedbackRequest", errors=(*READING, 408, 409, 413, 415)
+    ),
     ("GET", "/healthz"): Operation("Whether the process lives.", shapes.Health, key=False),
     ("GET", "/readyz"): Operation("Whether it can do its work.", shapes.Readiness, key=False),
     ("GET", "/metrics"): Operation("Prometheus metrics.", "text/plain", key=False),
@@ -260,6 +264,7 @@ def _schemas() -> dict[str, Any]:
         (MessagesRequest, "validation"),
         (Asked, "validation"),
         (ResponsesRequest, "validation"),
+        (FeedbackRequest, "validation"),
     ]
     _, made = models_json_schema([*dict.fromkeys(replies), *requests], ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = made["$defs"]

@@ -1,5 +1,5 @@
-"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream` and
-`POST /{id}/cancel`.
+"""Runs over HTTP: the audit trail (`GET /v1/runs`, `/{id}`, `/{id}/events`, `/{id}/steps/{n}`), `GET /{id}/stream`,
+`POST /{id}/cancel` and `POST /{id}/feedback`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
 that asked for it comes back. A caller sees the runs of its own tenant, an `admin` all of them; somebody else's run is
@@ -18,11 +18,11 @@ from starlette.responses import Response
 from app.core.journal import RUN_STATES, Event
 from app.core.progress import fold
 from app.errors import Forbidden, NotFound
-from app.gateway import audit, cancel, chat, query
+from app.gateway import audit, cancel, chat, feedback, query
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate
-from app.gateway.ingress import read_json_if_any
-from app.gateway.once import OnceOnly, last_event
+from app.gateway.ingress import read_json, read_json_if_any
+from app.gateway.once import OnceOnly, claim, last_event
 from app.store.protocol import RunQuery, RunRow
 
 EVENTS_PAGE = 500
@@ -32,7 +32,6 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs")
     reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
-    writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
     auditor = Annotated[Caller, Depends(keys.needs("runs:read", "audit:read"))]
 
     @router.get("")
@@ -43,7 +42,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     async def run(run: str, caller: reader) -> Response:
         row = await _visible(gate, run, caller)
         journal = await gate.store.journal(row.id)
-        return _json(audit.whole(row, journal))
+        return _json(audit.whole(row, journal, await gate.store.feedback(row.id)))
 
     @router.get("/{run}/events")
     async def events(run: str, request: Request, caller: reader) -> Response:
@@ -76,13 +75,26 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         begun = await once.hear(request, caller, row.id, asked.get("starting_after") if after is None else after)
         return chat.stream(gate, begun)
 
+    _acts(router, gate, keys, once)
+    return router
+
+
+def _acts(router: APIRouter, gate: Gate, keys: Keys, once: OnceOnly) -> None:
+    """The routes that do something to a run."""
+    writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
+
     @router.post("/{run}/cancel")
     async def stop(run: str, request: Request, caller: writer) -> Response:
         body = await read_json_if_any(request, gate.bounds)
         row = await _visible(gate, run, caller)
         return await once.reply(request, caller, body, lambda: _cancelled(gate, row))
 
-    return router
+    @router.post("/{run}/feedback")
+    async def rate(run: str, request: Request, caller: writer) -> Response:
+        body = await read_json(request, gate.bounds)
+        row = await _visible(gate, run, caller)
+        made = claim(request, caller, body)
+        return await once.reply(request, caller, body, lambda: feedback.take(gate, row, caller, body, made))
 
 
 def _json(value: Mapping[str, Any]) -> Response:

@@ -313,6 +313,34 @@ class Turn(Shape):
     cost_usd: float
 
 
+class Rating(Shape):
+    """What somebody, or some rule, said of a run's answer; `score` is from 0 to 1."""
+
+    id: str
+    at: float
+    kind: Literal["explicit", "grader", "implicit"]
+    source: str
+    version: str | None
+    score: float | None
+    label: str | None
+    commented: bool
+
+
+class RunRating(Rating):
+    """A rating as it was stored."""
+
+    object: Literal["run.feedback"]
+    run: str
+
+
+class Ratings(Shape):
+    """What callers said, what graders found, and what callers did."""
+
+    explicit: list[Rating]
+    grader: list[Rating]
+    implicit: list[Rating]
+
+
 class WholeRun(Shape):
     """A run with everything that is known of it but its content."""
 
@@ -335,6 +363,7 @@ class WholeRun(Shape):
     total_usage: Figures
     cost_usd: float
     end: dict[str, Any]
+    feedback: Ratings
 
 
 class RunEvent(Shape):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app.store import feedback
 from app.store.tables import CATALOGS, CONTENTS, RUNS
 
 
@@ -25,9 +26,10 @@ def read(conn: Connection, run: str, refs: Sequence[str]) -> dict[str, bytes]:
 
 
 def erase(conn: Connection, run: str) -> bool:
-    """Forget all content of a run, and its salt with it; False if there is no such run."""
+    """Forget all content of a run, its salt and the comments on it; False if there is no such run."""
     known = conn.execute(update(RUNS).where(RUNS.c.id == run).values(salt=None)).rowcount
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
+    feedback.silence(conn, run)
     return bool(known)
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from app.core.feedback import Feedback
 from app.core.journal import Draft, Event
 from app.core.notices import Notice
 
@@ -342,7 +343,8 @@ class Store(Protocol):
         ...
 
     async def erase(self, run: str) -> bool:
-        """Forget all content of a run, and its salt; the journal stays. False if there is no such run."""
+        """Forget all content of a run, its salt and the comments on it; the journal stays. False if there is no such
+        run."""
         ...
 
     async def run(self, run: str) -> RunRow:
@@ -424,6 +426,22 @@ class Store(Protocol):
 
     async def forget_notices(self, before: float, limit: int) -> int:
         """Delete at most `limit` notices of turns that ended before then and that are due since; how many."""
+        ...
+
+    async def rate(self, given: Feedback) -> Feedback:
+        """Store a rating of a run; of two with one id the first is kept, and returned. Raises `NotFound`, and
+        `Conflict` where a run has been rated too often."""
+        ...
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        """All ratings of a run, oldest first."""
+        ...
+
+    async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
+        """Ratings of all runs in the order of (at, id), behind the last that was seen: for whoever learns from them.
+
+        Clocks differ: look again some seconds back, and take a rating that was seen before for the same one.
+        """
         ...
 
     async def key(self, public_id: str) -> KeyRow | None:

@@ -9,9 +9,10 @@ from zlib import crc32
 
 from sqlalchemy import Connection
 
+from app.core.feedback import Feedback
 from app.core.notices import Notice
 from app.errors import StoreUnavailable
-from app.store import claims, content, keys, notices, runs
+from app.store import claims, content, feedback, keys, notices, runs
 from app.store.commit import pack
 from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
@@ -190,6 +191,15 @@ class SqlStore:
         if not await self._read(partial(notices.count, most=1)):
             return 0
         return await self._write(partial(notices.forget, before=before, limit=limit))
+
+    async def rate(self, given: Feedback) -> Feedback:
+        return await self._write(partial(feedback.add, given=given))
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        return await self._read(partial(feedback.of, run=run))
+
+    async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
+        return await self._read(partial(feedback.after, last=last, limit=limit))
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.vigil.sound:

@@ -138,6 +138,25 @@ NOTICES = Table(
 )
 Index("notices_by_due", NOTICES.c.due)
 
+FEEDBACK = Table(
+    "feedback",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("key", Text, nullable=False),  # empty where a program found it
+    Column("at", Double, nullable=False),
+    Column("kind", Text, nullable=False),  # explicit, grader or implicit
+    Column("source", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("score", Double),
+    Column("label", Text, nullable=False),
+    Column("comment", Text, nullable=False),  # empty once the run's content is erased
+    sqlite_with_rowid=False,
+)
+Index("feedback_by_run", FEEDBACK.c.run)
+Index("feedback_by_time", FEEDBACK.c.at, FEEDBACK.c.id)
+
 # Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
 CATALOGS = Table(
     "catalogs",

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 
 from app.core.bill import bill
 from app.core.chat import Message, Task, Text, Usage, task_to_json
+from app.core.feedback import Feedback
 from app.core.journal import Draft, Event, Kind
 from app.core.pool import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.position import Position
@@ -184,6 +185,7 @@ class ShelfStore:
         self.rows: list[RunRow] = []
         self.shelf: dict[str, bytes] = {}
         self.claims: dict[str, Once] = {}
+        self.ratings: dict[str, Feedback] = {}
         self.fault: Exception | None = None
         self.lookups = 0
         self.queries: list[RunQuery] = []
@@ -232,6 +234,14 @@ class ShelfStore:
     async def remember(self, once: Once, now: float) -> Once:
         self._check()
         return self.claims.setdefault(once.id, once)
+
+    async def rate(self, given: Feedback) -> Feedback:
+        self._check()
+        return self.ratings.setdefault(given.id, given)
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        self._check()
+        return tuple(one for one in self.ratings.values() if one.run == run)
 
     async def ready(self) -> None:
         self._check()

@@ -31,10 +31,12 @@ NEEDS = {
     ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
     ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
     ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},
+    ("POST", "/v1/runs/{run}/feedback"): {"runs:write"},
 }
 BODIES = {
     "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
     "/v1/messages": ask() | {"max_tokens": 64},
+    "/v1/runs/{run}/feedback": {"thumbs": "up"},
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
 }
 """What a POST route is sent that does not take a chat."""

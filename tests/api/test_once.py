@@ -267,6 +267,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
     "/v1/responses/{response}/cancel": {},
     "/v1/runs/{run}/cancel": {},
+    "/v1/runs/{run}/feedback": {"score": 0.5},
 }
 """A request to each POST route. `{run}` stands for a run that has ended."""
 

@@ -1,0 +1,53 @@
+"""Ratings of runs, as rows. They are only ever added; their comments are erased with the content of the run."""
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.core.feedback import Feedback
+from app.errors import Conflict, NotFound
+from app.store.tables import FEEDBACK, RUNS
+
+MOST = 200
+"""Ratings of one run; whoever sends more has a loop somewhere."""
+
+
+def add(conn: Connection, given: Feedback) -> Feedback:
+    """Store a rating; one of that id that is there already stays, and is returned."""
+    if conn.execute(select(RUNS.c.id).where(RUNS.c.id == given.run).with_for_update()).one_or_none() is None:
+        raise NotFound()
+    row = FEEDBACK.c
+    kept = conn.execute(select(FEEDBACK).where(row.id == given.id)).one_or_none()
+    if kept is not None:
+        return _feedback(kept)
+    if conn.execute(select(func.count()).select_from(FEEDBACK).where(row.run == given.run)).scalar_one() >= MOST:
+        raise Conflict(
+            f"The run has {MOST} ratings already, which is the most that are kept.", code="too_much_feedback"
+        )
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    conn.execute(insert(FEEDBACK).values(asdict(given)).on_conflict_do_nothing())
+    return given
+
+
+def of(conn: Connection, run: str) -> tuple[Feedback, ...]:
+    """All ratings of a run, oldest first."""
+    query = select(FEEDBACK).where(FEEDBACK.c.run == run).order_by(FEEDBACK.c.at, FEEDBACK.c.id)
+    return tuple(_feedback(row) for row in conn.execute(query))
+
+
+def after(conn: Connection, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
+    """The next ratings of any run behind the (at, id) of the last one that was seen."""
+    place = tuple_(FEEDBACK.c.at, FEEDBACK.c.id)
+    query = select(FEEDBACK).where(place > tuple_(*last)).order_by(FEEDBACK.c.at, FEEDBACK.c.id).limit(limit)
+    return tuple(_feedback(row) for row in conn.execute(query))
+
+
+def silence(conn: Connection, run: str) -> None:
+    """Erase the comments on a run."""
+    conn.execute(update(FEEDBACK).where(FEEDBACK.c.run == run).values(comment=""))
+
+
+def _feedback(row: Row[Any]) -> Feedback:
+    return Feedback(**row._mapping)

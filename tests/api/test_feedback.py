@@ -1,0 +1,141 @@
+"""Feedback over the real wiring: what is taken, from whom, once; and where it is shown."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gateway.auth import mint
+from app.store.protocol import RunQuery
+from app.wiring import House
+from tests.api.house import calling, open_house, pool_text
+from tests.stubs import Hang, ProviderStub
+
+ASKED = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened) as running:
+        yield running
+
+
+async def answered(client: httpx.AsyncClient) -> str:
+    """A run that has ended."""
+    return str((await client.post("/v1/chat/completions", json=ASKED)).headers["x-baton-run"])
+
+
+async def rate(client: httpx.AsyncClient, run: str, key: str = "", **body: Any) -> httpx.Response:
+    headers = {"idempotency-key": key} if key else {}
+    return await client.post(f"/v1/runs/{run}/feedback", json=body, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "score", "label"),
+    [
+        ({"score": 0.75}, 0.75, None),
+        ({"score": 1}, 1.0, None),
+        ({"thumbs": "up"}, 1.0, None),
+        ({"thumbs": "down", "label": "wrong_unit"}, 0.0, "wrong_unit"),
+        ({"label": "off-topic", "score": None}, None, "off-topic"),
+    ],
+)
+async def test_a_score_a_thumb_or_a_label(
+    opened: House, client: httpx.AsyncClient, body: dict[str, Any], score: float | None, label: str | None
+) -> None:
+    run = await answered(client)
+    reply = await rate(client, run, source="widget", version="2.1", comment="Hm.", **body)
+    assert reply.status_code == 200, reply.text
+    told = reply.json()
+    assert told["object"] == "run.feedback"
+    assert (told["score"], told["label"], told["kind"], told["source"], told["version"], told["commented"]) == (
+        score,
+        label,
+        "explicit",
+        "widget",
+        "2.1",
+        True,
+    )
+    assert "Hm." not in reply.text
+    shown = (await client.get(f"/v1/runs/{run}")).json()["feedback"]
+    assert shown == {"explicit": [{k: told[k] for k in shown["explicit"][0]}], "grader": [], "implicit": []}
+    [kept] = await opened.means.store.feedback(run)
+    assert (kept.tenant, kept.comment) == ("acme", "Hm.")
+    assert 'baton_feedback_total{kind="explicit",tier="baton-mini"} 1.0' in opened.means.telemetry.exposition().decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "score", None),
+        ({"comment": "Nice."}, "score", None),
+        ({"score": 1.5}, "score", "decimal_above_max_value"),
+        ({"score": -1}, "score", "integer_below_min_value"),
+        ({"score": "high"}, "score", "invalid_type"),
+        ({"score": True}, "score", "invalid_type"),
+        ({"score": 1, "thumbs": "up"}, "thumbs", None),
+        ({"thumbs": "sideways"}, "thumbs", "invalid_value"),
+        ({"label": "has space"}, "label", "invalid_value"),
+        ({"label": "x", "comment": "y" * 4_001}, "comment", "string_above_max_length"),
+        ({"score": 1, "source": ""}, "source", "invalid_value"),
+        ({"score": 1, "stars": 5}, "stars", "unknown_parameter"),
+    ],
+)
+async def test_what_rates_nothing_is_refused(
+    opened: House, client: httpx.AsyncClient, body: dict[str, Any], param: str, code: str | None
+) -> None:
+    run = await answered(client)
+    reply = await rate(client, run, **body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param), reply.text
+    assert code is None or error["code"] == code
+    assert await opened.means.store.feedback(run) == ()
+
+
+async def test_the_same_request_rates_once_and_another_rates_again(opened: House, client: httpx.AsyncClient) -> None:
+    run = await answered(client)
+    replies = await asyncio.gather(*(rate(client, run, "one", thumbs="up") for _ in range(5)))
+    assert {reply.content for reply in replies} == {replies[0].content}
+    assert len(await opened.means.store.feedback(run)) == 1
+    assert (await rate(client, run, "one", thumbs="down")).status_code == 409
+    assert (await rate(client, run, "two", thumbs="down")).status_code == 200
+    assert (await rate(client, run, thumbs="down")).status_code == 200
+    assert [one.score for one in await opened.means.store.feedback(run)] == [1.0, 0.0, 0.0]
+
+
+async def test_another_tenants_run_is_not_there(opened: House, client: httpx.AsyncClient) -> None:
+    run = await answered(client)
+    key, row = mint(opened.gate.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
+    assert await opened.gate.store.add_key(row)
+    reply = await client.post(f"/v1/runs/{run}/feedback", json={"score": 0}, headers={"authorization": f"Bearer {key}"})
+    assert reply.status_code == 404
+    assert await opened.means.store.feedback(run) == ()
+
+
+async def test_a_run_that_goes_on_cannot_be_rated_yet(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Hang())
+    going = asyncio.create_task(client.post("/v1/chat/completions", json=ASKED))
+    await stub.wait_for(1, "alpha")
+    [row] = await opened.means.store.runs(RunQuery())
+    reply = await rate(client, row.id, "one", score=1)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "run_not_ended")
+    await client.post(f"/v1/runs/{row.id}/cancel")
+    await going
+    assert (await rate(client, row.id, "one", score=1)).status_code == 200, "a refusal was not kept"

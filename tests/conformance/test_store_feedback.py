@@ -1,0 +1,63 @@
+"""Every promise of the store seam about ratings; both databases."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core.feedback import Feedback
+from app.errors import Conflict, NotFound
+from app.store.feedback import MOST
+from app.store.protocol import Store
+from tests.conformance.entries import admitted
+
+GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.25, "too_long", "It rambles.")
+
+
+async def test_a_rating_is_kept_as_it_is(store: Store) -> None:
+    await store.append(admitted("run"))
+    bare = Feedback("fb_2", "run", "tenant", "", 4.0, "implicit", "abandoned", "signs-1", label="abandoned")
+    for one in (GOOD, bare):
+        assert await store.rate(one) == one
+    assert await store.feedback("run") == (bare, GOOD)
+    assert await store.feedback("other") == ()
+
+
+async def test_of_two_with_one_id_the_first_counts(store: Store) -> None:
+    await store.append(admitted("run"))
+    await store.rate(GOOD)
+    assert await store.rate(replace(GOOD, at=9.0, score=1.0)) == GOOD
+    assert await store.feedback("run") == (GOOD,)
+
+
+async def test_a_run_that_is_not_there_is_not_rated(store: Store) -> None:
+    with pytest.raises(NotFound):
+        await store.rate(GOOD)
+
+
+async def test_ratings_come_in_order_behind_the_last_one(store: Store) -> None:
+    for run in ("a", "b"):
+        await store.append(admitted(run))
+    given = [replace(GOOD, id=f"fb_{n}", run="ab"[n % 2], at=float(n // 2)) for n in range(6)]
+    for one in reversed(given):
+        await store.rate(one)
+    assert await store.feedback_after((0.0, ""), 4) == tuple(given[:4])
+    assert await store.feedback_after((given[3].at, given[3].id), 4) == tuple(given[4:])
+    assert await store.feedback_after((given[5].at, given[5].id), 4) == ()
+
+
+async def test_a_run_is_not_rated_for_ever(store: Store) -> None:
+    await store.append(admitted("run"))
+    for n in range(MOST):
+        await store.rate(replace(GOOD, id=f"fb_{n}"))
+    with pytest.raises(Conflict):
+        await store.rate(replace(GOOD, id="fb_more"))
+    assert (await store.rate(replace(GOOD, id="fb_7"))).id == "fb_7", "what is there is found"
+
+
+async def test_comments_are_erased_with_the_content(store: Store) -> None:
+    for run in ("run", "other"):
+        await store.append(admitted(run))
+        await store.rate(replace(GOOD, id=f"fb_{run}", run=run))
+    await store.erase("run")
+    assert [one.comment for one in await store.feedback("run")] == [""]
+    assert [one.comment for one in await store.feedback("other")] == [GOOD.comment]
