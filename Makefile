@@ -10,8 +10,9 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
 
-test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n auto --maxprocesses 4 --dist loadfile
+JOBS ?= 3
+test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite. Tests wait a lot: JOBS may exceed the cores.
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.

@@ -59,6 +59,11 @@ def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[
     return guarded
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes take the longest: begun last, one of them would run alone on one core at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("integration", "tests"))
+
+
 @pytest.fixture(autouse=True)
 def network_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Sockets reach loopback and Unix paths only. A blocked attempt fails the test even if its error was swallowed.

@@ -61,9 +61,9 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
 async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     stub: ProviderStub, opened: House, streams: bool
 ) -> None:
-    """The run's two seconds are far below what beta may take by itself."""
+    """The run's five seconds are far below what beta may take by itself."""
     stub.always("beta", Hang())
-    limits = narrowed(opened, "baton-mini", seconds=2.0)
+    limits = narrowed(opened, "baton-mini", seconds=5.0)
     wanted = plan(("beta", "", ["user"]))
     ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
     outcome = await finish(await opened.drivers.start(ordered))

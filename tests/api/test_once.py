@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 async def ended(opened: House, run: str) -> RunRow:
     """The run's row once it has ended."""
-    for _ in range(200):
-        row = await opened.gate.store.run(run)
-        if row.ended_at is not None:
-            return row
-        await asyncio.sleep(0.02)
-    raise AssertionError("the run goes on and on")
+    async with asyncio.timeout(20):
+        while (row := await opened.gate.store.run(run)).ended_at is None:  # noqa: ASYNC110 - rows have no event
+            await asyncio.sleep(0.02)
+    return row
+
+
+async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
+    """Ask, and leave as soon as a worker has been called."""
+    asked = asyncio.create_task(asking)
+    await stub.wait_for(1, within=20)
+    asked.cancel()
+    with suppress(asyncio.CancelledError):
+        await asked
 
 
 async def runs(opened: House) -> list[str]:
@@ -160,9 +168,7 @@ async def test_a_key_that_is_none_is_refused(opened: House, bad: str) -> None:
 async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(first_delay=0.6))
     async with calling(opened, await key_of(opened)) as client:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await post(client, body(), "one")
+        await leave(stub, post(client, body(), "one"))
         again = await post(client, body(), "one")
         assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
         assert Kind.CANCEL_ASKED not in kinds(await events(opened, again.headers["x-baton-run"]))
@@ -183,18 +189,16 @@ async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, o
 async def test_what_becomes_of_a_run_whose_client_leaves(
     stub: ProviderStub, opened: House, policy: str | None, key: str | None, ends: str, streams: bool
 ) -> None:
-    stub.always("alpha", Reply(first_delay=0.7))
+    stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
     async with calling(opened, await key_of(opened)) as client:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await post(client, body(stream=streams, baton={"on_disconnect": policy}), key)
-        left = asyncio.get_running_loop().time()
+        await leave(stub, post(client, body(stream=streams, baton={"on_disconnect": policy}), key))
         (run,) = await runs(opened)
         row = await ended(opened, run)
         assert row.state == ends
-        if ends == "cancelled":
-            assert asyncio.get_running_loop().time() - left < 2
-            assert stub.requests[0].disconnected_at is not None
+        if ends == "cancelled":  # long before the worker would have answered, who hears of it
+            async with asyncio.timeout(10):
+                while stub.requests[0].disconnected_at is None:  # noqa: ASYNC110 - a record has no event
+                    await asyncio.sleep(0.01)
     journal = await events(opened, run)
     assert journal[0].body["on_disconnect"] == ("cancel" if ends == "cancelled" else "finish")
 

@@ -322,21 +322,28 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
 
 
 async def test_of_two_processes_one_delivers(
-    stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str]
+    stub: ProviderStub,
+    receiver: Receiver,
+    tmp_path: Path,
+    database: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     runs = []
     async with AsyncExitStack() as stack:
         houses = [
             await stack.enter_async_context(opened_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
         ]
-        for _ in range(6):
-            runs += await asyncio.gather(*map(run_of, houses))
+        async with asyncio.timeout(20):  # which of them gets a notice is chance; both get some in the end
+            while len(runs) < 12 or not all(outcomes(one)[0] for one in houses):
+                runs += await asyncio.gather(*map(run_of, houses))
         await none_left(houses[0])
-        await asyncio.sleep(0.3)
+        await soon(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
         counted = [outcomes(one) for one in houses]
-    assert sorted(event.data.id for event in receiver.events()) == sorted(f"resp_{run}" for run in runs)
-    assert [sum(column) for column in zip(*counted, strict=True)] == [12, 0, 0]
-    assert all(delivered for delivered, *_ in counted), "both take part"
+    # A busy machine may keep a process from writing down that it has delivered; it says so, and that one comes again.
+    unkept = sum("could not be kept" in message for message in caplog.messages)
+    assert {event.data.id for event in receiver.events()} == {f"resp_{run}" for run in runs}
+    assert len(receiver.came) <= len(runs) + unkept
+    assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unkept, 0, 0]
 
 
 async def test_a_slow_receiver_holds_up_nobody_else(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
