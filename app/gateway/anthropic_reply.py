@@ -77,7 +77,7 @@ def described(error: BatonError, request_id: str) -> dict[str, Any]:
 
 def _head(state: RunState) -> dict[str, Any]:
     return {
-        "id": f"msg_{state.run}",
+        "id": f"msg_{state.run}" + (f"_{state.turn.number}" if state.turn.number else ""),
         "type": "message",
         "role": "assistant",
         "model": state.admitted.tier,

@@ -148,6 +148,22 @@ def heard(events: list[dict[str, Any]]) -> str:
     return "".join(event.get("delta", "") for event in events)
 
 
+async def test_the_words_of_a_second_attempt_are_numbered_above_the_first(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Fail(status=500))
+    stub.script("beta", Reply(chunks=("Fo", "ur", ".")))
+    events = exact_events((await client.post("/v1/responses", json=ASKED | {"stream": True})).text)
+    assert kinds(events) == [*BEGIN, *TEXT, "completed"]
+    assert events[2]["sequence_number"] > 2**32
+    last = events[-1]["response"]
+    for place in (1, 2, 4, len(events) - 2):
+        query = {"stream": "true", "starting_after": str(events[place]["sequence_number"])}
+        rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
+        assert rest[-1] == events[-1]
+        assert heard(rest) == heard(events[place + 1 :])
+
+
 async def test_every_option_is_told_back_in_its_form(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     stub.always("alpha", Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"))
     asked = ASKED | {"tools": [ADD], "text": {"format": FORM, "verbosity": "low"}, "reasoning": {"effort": "low"}}

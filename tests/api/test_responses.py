@@ -107,6 +107,20 @@ async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: House) -> 
     assert (await client.get(path)).json() == first
 
 
+async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: House) -> None:
+    calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
+    stub.script("alpha", calls)
+    response = await made(client, tools=[ADD])
+    secret = await made(client, store=False)
+    theirs, sent = await foreigner(opened), len(stub.requests)
+    for item, headers in (*((item, theirs) for item in response["output"]), (secret["output"][0], {})):
+        asked = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
+        reply = await client.post("/v1/responses", json=ASKED | asked, headers=headers)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (404, "input[0].id", "item_not_found")
+    assert len(stub.requests) == sent
+
+
 async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClient) -> None:
     chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
     run = (await client.post("/v1/chat/completions", json=chat)).json()["baton"]["run"]

@@ -115,6 +115,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(
     ]
     last = await _asked(client, streamed, tools=[ADD], messages=turns)
     assert (last.stop_reason, last.content[0].to_dict()["text"]) == ("end_turn", "Four.")
+    assert last.id == f"{first.id}_1"  # the same run, another message
     assert stub.of("alpha")[-1].json["messages"][-1]["content"] == "4"
 
 
