@@ -1,0 +1,197 @@
+"""F-30: callers go away at every moment, go silent, or read slowly; what they began is accounted for."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.faults.accounts import Account, account, settle
+from tests.faults.line import Hole, Line, Refuse, Slow, line
+from tests.faults.points import at, case
+from tests.faults.scene import LEASE, Scene, ask, scene
+from tests.processes import KEY, asking, within
+from tests.stubs import Hang, Reply
+
+pytestmark = pytest.mark.timeout(120)
+STOPPED = 2.0
+"""Seconds within which a worker's call is closed once nobody waits for it."""
+SLACK = 3.0
+"""Seconds that this machine may take for it on top."""
+READERS, SIZE = 20, 400_000
+"""Slow readers, and the characters of the answer that each of them reads."""
+EACH = 2**20
+"""Bytes that a gateway may need for one of them."""
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("callers"), dispatchers=1) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    return shared
+
+
+@pytest.fixture
+def wire(house: Scene) -> Iterator[Line]:
+    """A line to the gateway."""
+    with line(house.gateway.port) as made:
+        yield made
+
+
+def sent(port: int, *, streams: bool, **extension: Any) -> socket.socket:
+    """A connection on which a request has been sent."""
+    body = json.dumps(
+        {"model": "baton-mini", "messages": asking("Go on."), "stream": streams, "baton": extension}
+    ).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    peer = socket.create_connection(("127.0.0.1", port), timeout=20)
+    peer.sendall(head.encode() + body)
+    return peer
+
+
+def read_until(peer: socket.socket, word: bytes) -> bytes:
+    found = b""
+    while word not in found:
+        data = peer.recv(1 << 16)
+        assert data, found[-500:]
+        found += data
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """When a caller goes, and what its worker is doing then."""
+
+    name: str
+    streams: bool
+    until: bytes = b""
+    """The caller leaves when it has read this; empty: as soon as the worker was asked."""
+    ci: bool = False
+
+
+WORDS = tuple(f"word{n} " for n in range(40))
+LEAVINGS = (
+    Leaving("before any header", streams=False, ci=True),
+    Leaving("after the headers of a stream", streams=True),
+    Leaving("in the middle of a stream", streams=True, until=b"word5", ci=True),
+    Leaving("just before the end of a stream", streams=True, until=b"word39"),
+)
+
+
+def leaving(one: Leaving, policy: str) -> object:
+    ends = "it is cancelled, and so is its call" if policy == "cancel" else "it is finished all the same"
+    place = f"caller leaves {one.name}, policy {policy}"
+    return case(one, policy, family="F-30", place=place, expectation=ends, ci=one.ci, name=place)
+
+
+@pytest.mark.parametrize(
+    ("one", "policy"), [leaving(one, policy) for policy in ("cancel", "finish") for one in LEAVINGS]
+)
+def test_a_run_whose_caller_is_gone(house: Scene, one: Leaving, policy: str, record_property: Record) -> None:
+    house.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if one.until else Reply(chunks=WORDS, first_delay=6.0))
+    with closing(sent(house.gateway.port, streams=one.streams, on_disconnect=policy)) as peer:
+        if one.until:
+            read_until(peer, one.until)
+        house.asked("alpha")
+    left = time.time()
+    run = house.latest()
+    within(30, lambda: house.ended(run), "the run ends")
+    assert settle(house) == []
+    found = account(house, run)
+    took = found.row["ended_at"] - left
+    record_property("measured", f"{found.row['state']} {took:.1f} s later")
+    if policy == "finish":
+        assert (found.row["state"], found.outcomes()) == ("succeeded", [["ok"]])
+    elif "end" in one.name:
+        assert found.row["state"] in ("succeeded", "cancelled")
+    else:
+        assert (found.row["state"], found.outcomes()) == ("cancelled", [["cancelled"]])
+        assert took < STOPPED + SLACK
+        assert house.stub.requests("alpha")[0]["disconnected_at"] is not None
+    nothing_is_held(found)
+
+
+def nothing_is_held(run: Account) -> None:
+    """The reservation was released."""
+    assert (run.row["held_usd"], run.row["held_tokens"]) == (0, 0)
+
+
+@at("F-30", "a hundred callers leave at once", "each run is cancelled; the gateway serves on", ci=True)
+def test_many_callers_leave_at_once(house: Scene) -> None:
+    house.stub.always("alpha", Hang())
+    peers = [sent(house.gateway.port, streams=bool(n % 2)) for n in range(100)]
+    within(20, lambda: house.open_runs() == len(peers), "all are admitted")
+    for peer in peers:
+        peer.close()
+    assert settle(house, 30) == []
+    states = house.rows("SELECT state, count(*) FROM runs GROUP BY state")
+    assert {row[0]: row[1] for row in states} == {"cancelled": len(peers)}
+    house.stub.always("alpha", Reply())
+    assert ask(house.gateway, "baton-mini").status == 200
+
+
+@at("F-30", "caller's line goes dead in the middle of a stream", "the run ends; nothing is held for it")
+def test_a_half_open_caller_holds_nothing(house: Scene, wire: Line) -> None:
+    house.stub.always("alpha", Reply(chunks=WORDS, gap=0.05))
+    with closing(sent(wire.port, streams=True)) as peer:
+        read_until(peer, b"word3")
+        wire.set(Hole())
+        within(30, lambda: house.ended(house.latest()), "the run ends")
+        assert settle(house) == []
+        run = account(house, house.latest())
+        assert run.row["state"] in ("succeeded", "cancelled")
+        nothing_is_held(run)
+    wire.set(Refuse())
+    within(20, lambda: connections(house) == 0, "its connection is closed")
+
+
+def connections(house: Scene) -> int:
+    """How many callers are connected to the gateway."""
+    found = psutil.Process(house.gateway.pid).net_connections("tcp")
+    return sum(one.laddr.port == house.gateway.port and one.status == psutil.CONN_ESTABLISHED for one in found)
+
+
+@at("F-30", "callers who read slowly", "others unaffected; no more than 1 MiB for each of them", ci=True)
+def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Record) -> None:
+    house.stub.always("alpha", Reply(chunks=("Hello.",)))
+    for _ in range(3):
+        assert ask(house.gateway, "baton-mini").status == 200
+    chunk = "x" * 1_000
+    house.stub.always("alpha", Reply(chunks=(chunk,) * (SIZE // len(chunk))))
+    process = psutil.Process(house.gateway.pid)
+    before = process.memory_info().rss
+    wire.set(Slow(2_000))
+    peers = [sent(wire.port, streams=True) for _ in range(READERS)]
+    try:
+        most = 0
+        until = time.monotonic() + 4 * LEASE
+        while time.monotonic() < until:
+            most = max(most, process.memory_info().rss - before)
+            time.sleep(0.1)
+        within(20, lambda: house.open_runs() == 0, "their runs end, however slowly they read")
+        most = max(most, process.memory_info().rss - before)
+        house.stub.always("alpha", Reply(chunks=("Hello.",)))
+        other = ask(house.gateway, "baton-mini")
+        assert (other.status, other.text) == (200, "Hello.")
+        assert other.seconds < 5
+    finally:
+        for peer in peers:
+            peer.close()
+    record_property("measured", f"{most / READERS / 1024:.0f} KiB for each of {READERS}, of {SIZE // 1024} KiB answers")
+    assert most / READERS < EACH
+    wire.set(Refuse())
+    assert settle(house) == []
