@@ -38,6 +38,7 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.gate import Gate, Rates
 from app.gateway.ingress import Bounds
 from app.health import Health
+from app.learn.provider import WorldProvider
 from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider
 from app.pulse import Pulse
@@ -58,8 +59,8 @@ class Pool:
     def __init__(self, loaded: Loaded, health: Health) -> None:
         """`health` follows the pool that is in force."""
         self.health = health
-        self._retired: list[Adapter] = []
-        self._adapters: dict[str, Adapter] = {}
+        self._retired: list[Adapter | WorldProvider] = []
+        self._adapters: dict[str, Adapter | WorldProvider] = {}
         self._conductors: dict[ConductorSpec, Conductor] = {}
         self.loaded = loaded
         self.install(loaded)
@@ -117,8 +118,9 @@ class Pool:
             await opened.close()
 
 
-def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> Adapter:
-    return adapter(spec, secret.get_secret_value() if secret is not None else None)
+def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> Adapter | WorldProvider:
+    made = adapter(spec, secret.get_secret_value() if secret is not None else None)
+    return WorldProvider(spec, made) if spec.format == "rehearsal" and "world" in spec.options else made
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ world ...... workers with hidden skill, price and pace; pools drawn at random
 plans ...... the grammar of plans, as tokens, as JSON and as a core workflow; plans without what cannot help
 outcome .... the exact expectation of a plan, and what it costs
 actors ..... the same workers as they answer messages, for the real executor
+provider ... those workers behind the provider seam, for the whole service
 search ..... every plan that could be best; baselines ... what a trained conductor is held against
 reward ..... malformed < wrong < right, with cost gated on being right
 train_* .... the only modules that import torch
