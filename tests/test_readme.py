@@ -117,7 +117,7 @@ def told(lines: list[str]) -> str:
 
 
 def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
-    ask, _ = blocks("sh", CALLERS)
+    ask, _, _ = blocks("sh", CALLERS)
     lines = terminal.paste("bash", "-ec", text=ask).splitlines()
     end = lines.index("data: [DONE]")
     first, again, rest = lines[:5], lines[5:end], lines[end + 1 :]
@@ -136,10 +136,20 @@ def test_the_client_may_ask_as_often_as_it_likes(terminal: Terminal) -> None:
 
 
 def test_a_run_is_stopped_by_its_id(terminal: Terminal) -> None:
-    _, stop = blocks("sh", CALLERS)
+    _, stop, _ = blocks("sh", CALLERS)
     listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
     stopped = json.loads(terminal.paste("bash", "-ec", text=f"RUN={listed[0]['id']}\n{stop}"))
     assert (stopped["id"], stopped["state"]) == (listed[0]["id"], "succeeded")
+
+
+def test_a_run_is_rated_by_its_id(terminal: Terminal) -> None:
+    _, _, rate = blocks("sh", CALLERS)
+    listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
+    rated = json.loads(terminal.paste("bash", "-ec", text=f"RUN={listed[0]['id']}\n{rate}"))
+    assert (rated["run"], rated["score"], rated["label"]) == (listed[0]["id"], 0.0, "wrong_unit")
+    shown = terminal.paste(sys.executable, "-m", "app", "runs", "show", text=listed[0]["id"])
+    assert "explicit, by user: 0 of 1, wrong_unit" in shown
+    assert "Miles, not kilometres." in shown
 
 
 def test_the_commands_explain_it(terminal: Terminal) -> None:
