@@ -99,10 +99,11 @@ class Attempt:
         deadline: float,
         spare: bool,
         facts: Mapping[str, object],
+        extra: bool = False,
     ) -> None:
         """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
         something else could be done if this worker hangs; `facts` are what else belongs into the intent: what it
-        takes to compose the request again, and why this worker.
+        takes to compose the request again, and why this worker; `extra` is the choice's.
         """
         self.call = call
         self.step = step
@@ -114,6 +115,7 @@ class Attempt:
         self._salt = salt
         self._deadline = deadline
         self._spare = spare
+        self._extra = extra
         self._facts = facts
         self._given: Deadlines | None = None
         self.catalog = means.catalog()
@@ -174,8 +176,12 @@ class Attempt:
         try:
             yield
         except BaseException:
-            self._means.health.forgo(self.worker)
+            self.forgo()
             raise
+
+    def forgo(self) -> None:
+        """There is no call."""
+        self._means.health.forgo(self.worker, extra=self._extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it."""
@@ -229,7 +235,7 @@ class Attempt:
             if given is None or not own.fair(given, self._seconds, silence):
                 self.verdict = "silent"
         asked = self.error.retry_after if self.error is not None else None
-        self._means.health.settle(self.call, self.worker, self.verdict, self._began, asked)
+        self._means.health.settle(self.call, self.worker, self.verdict, self._began, asked, extra=self._extra)
 
     @property
     def output(self) -> str:

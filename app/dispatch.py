@@ -145,7 +145,7 @@ class Execution:
             attempt = self._attempt(course, choice)
             await self._means.pin(attempt.catalog)
         except BaseException:
-            self._means.health.forgo(choice.worker)
+            self._means.health.forgo(choice.worker, extra=choice.extra)
             raise
         self._begun = course, attempt
         return attempt
@@ -325,6 +325,7 @@ class Execution:
             salt=self._salt,
             deadline=state.deadline,
             spare=course.candidates.spare,
+            extra=choice.extra,
             facts={"template": TEMPLATE, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
         )
 

@@ -239,4 +239,4 @@ class Dispatcher:
     def _forgo(self, attempt: Attempt) -> None:
         self._begun -= 1
         self._freed.set()
-        self._means.health.forgo(attempt.worker)
+        attempt.forgo()

@@ -30,6 +30,8 @@ class Choice:
     worker: Worker | None
     passed_over: tuple[tuple[str, str], ...] = ()
     despite: str = ""
+    extra: bool = False
+    """Whether it is not the step's first call."""
 
     @property
     def called(self) -> Worker:
@@ -134,7 +136,7 @@ class Health:
         for worker, place in offers:
             if worker.name == picked.worker:
                 self._begin(worker, place, now)
-                return Choice(worker, picked.passed_over, picked.despite)
+                return Choice(worker, picked.passed_over, picked.despite, extra=place != "first")
         return Choice(None, picked.passed_over)
 
     def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
@@ -153,9 +155,9 @@ class Health:
             self._begin(worker, "first", now)
         return objection
 
-    def forgo(self, worker: Worker) -> None:
+    def forgo(self, worker: Worker, *, extra: bool = False) -> None:
         """The call that was about to be made is not made."""
-        self._breakers[_key(worker)] = breaker.forgone(self._of(_key(worker)))
+        self._breakers[_key(worker)] = breaker.forgone(self._of(_key(worker)), extra=extra)
 
     def _begin(self, worker: Worker, place: Place, now: float) -> None:
         self._breakers[_key(worker)] = breaker.begun(self._of(_key(worker)), place, now)
@@ -170,12 +172,15 @@ class Health:
 
     # -- after a call
 
-    def settle(self, call: str, worker: Worker, verdict: Verdict, began: float, asked: float | None) -> None:
-        """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds."""
+    def settle(
+        self, call: str, worker: Worker, verdict: Verdict, began: float, asked: float | None, *, extra: bool = False
+    ) -> None:
+        """A call of our own has ended; `began` is a tick, `asked` what Retry-After said, in seconds, and `extra` as in
+        `Choice`."""
         if len(self._ours) >= REMEMBERED:
             del self._ours[next(iter(self._ours))]
         self._ours[call] = None
-        self._hear(worker, verdict, began, asked)
+        self._hear(worker, verdict, began, asked, extra)
 
     def overhear(self, call: str, name: str, finished: Mapping[str, Any]) -> None:
         """The body of a `call.finished` came by; one of another process is as good as our own."""
@@ -185,11 +190,11 @@ class Health:
             verdict: Verdict = "good" if finished["outcome"] == "ok" else finished.get("blamed", "silent")
             self._hear(worker, verdict, self._tick() - finished["seconds"], finished.get("retry_after"))
 
-    def _hear(self, worker: Worker, verdict: Verdict, began: float, asked: float | None) -> None:
+    def _hear(self, worker: Worker, verdict: Verdict, began: float, asked: float | None, extra: bool = False) -> None:
         now, before = self._tick(), self._of(_key(worker))
         if verdict == "good":
             self.sign(worker)
-        after = breaker.heard(before, verdict, began=began, now=now, chance=self._chance(), asked=asked)
+        after = breaker.heard(before, verdict, began=began, now=now, chance=self._chance(), asked=asked, extra=extra)
         self._keep(worker, before, after, now)
 
     def _keep(self, worker: Worker, before: Breaker, after: Breaker, now: float) -> None:

@@ -21,9 +21,9 @@ from typing import Literal
 from app.core.state import NO_TIME
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
+"""What a call says of its worker; `silent`: nothing."""
 OUT = "out"
 """The reason of an ejection after probes that found nobody alive."""
-"""What a call says of its worker; `silent`: nothing."""
 State = Literal["closed", "half_open", "open"]
 Place = Literal["first", "retry", "replacement"]
 """A step's first call; once more with the same worker; with another one in its stead."""
@@ -83,6 +83,8 @@ class Breaker:
     """In a row."""
     unanswered: int = 0
     """Attempts beyond a step's first that came here since its last success."""
+    scouts: int = 0
+    """Attempts beyond a step's first that have not ended yet."""
     slices: tuple[Slice, ...] = ()
     seconds: tuple[float, ...] = ()
     """What its latest successes took."""
@@ -113,7 +115,7 @@ class Breaker:
 
     def scouted(self, now: float) -> bool:
         """Whether scouts are out and have not reported anything bad, so that waiting for their news is worth it."""
-        return self.state(now) == "closed" and self.failures == 0 < self.unanswered
+        return self.state(now) == "closed" and self.failures == 0 < self.scouts
 
     @property
     def hopeless(self) -> float:
@@ -128,18 +130,31 @@ def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
     if not breaker.reason and not extra:
         return replace(breaker, slices=slices)
     probed = now + PROBE if breaker.state(now) == "half_open" else breaker.probed
-    return replace(breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra)
+    return replace(
+        breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra, scouts=breaker.scouts + extra
+    )
 
 
-def forgone(breaker: Breaker) -> Breaker:
-    """The call that was about to be made is not made: the next one may be the probe."""
-    return replace(breaker, probed=NEVER)
+def forgone(breaker: Breaker, *, extra: bool = False) -> Breaker:
+    """The call that was about to be made is not made: the next one may be the probe. `extra`: it was not to be its
+    step's first."""
+    return replace(_back(breaker) if extra else breaker, probed=NEVER)
 
 
 def heard(
-    breaker: Breaker, verdict: Verdict, *, began: float, now: float, chance: float, asked: float | None = None
+    breaker: Breaker,
+    verdict: Verdict,
+    *,
+    began: float,
+    now: float,
+    chance: float,
+    asked: float | None = None,
+    extra: bool = False,
 ) -> Breaker:
-    """A call that began at `began` has ended. `asked`: the seconds that the provider wants to be left alone for."""
+    """A call that began at `began` has ended. `asked`: the seconds that the provider wants to be left alone for;
+    `extra`: it was not its step's first."""
+    if extra:
+        breaker = _back(breaker)
     if breaker.reason and began >= breaker.until:
         breaker = forgone(breaker)
     if verdict == "rate_limited" and asked:
@@ -169,6 +184,10 @@ def sounded(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
     if breaker.reason == OUT:
         return replace(breaker, until=now + PULSE)
     return _eject(breaker, OUT, now, now + PULSE, breaker.ejections + 1)
+
+
+def _back(breaker: Breaker) -> Breaker:
+    return replace(breaker, scouts=max(breaker.scouts - 1, 0))
 
 
 def _succeeded(breaker: Breaker, began: float, now: float) -> Breaker:

@@ -76,6 +76,15 @@ async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStu
     assert len(stub.of("alpha")) <= 1.2 * 30
 
 
+async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, opened: House) -> None:
+    """However often it comes: nobody waits for good news of workers that have said all they will."""
+    stub.always("*", Fail(status=400))
+    for _ in range(6):
+        outcome = await asyncio.wait_for(run(opened), 5.0)
+        assert outcome.ended.state.state == "failed"
+    assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
+
+
 async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):

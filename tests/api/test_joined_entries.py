@@ -106,7 +106,7 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         async def failing(entry: Entry) -> Appended:
             raise StoreUnavailable(retry_after=1.0)
 
-        opened.means.health.forgo = lambda worker: forgone.append(worker.name)  # type: ignore[method-assign]
+        opened.means.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
         opened.means.store.append = failing  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
             await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))

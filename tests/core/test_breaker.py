@@ -238,6 +238,22 @@ def test_low_traffic_may_retry_a_few_times(place: Place) -> None:
     assert known.affords(place, WINDOW + 6.0), "and again, a window later"
 
 
+def test_nobody_waits_for_scouts_that_came_back_without_a_word() -> None:
+    """They were refused for what was asked of them, or not sent at all: that is no news, and there will be none."""
+    known = Breaker()
+    for _ in range(MINIMUM):
+        known = begun(known, "replacement", 0.0)
+    for left in range(MINIMUM, 0, -1):
+        assert known.scouted(1.0), f"{left} are out"
+        known = (
+            heard(known, "silent", began=0.0, now=1.0, chance=0.0, extra=True)
+            if left > 1
+            else forgone(known, extra=True)
+        )
+    assert not known.scouted(1.0)
+    assert not known.affords("replacement", 1.0), "they have cost what they have cost"
+
+
 def test_a_success_of_a_scout_lets_others_follow_but_buys_no_retry() -> None:
     known = Breaker()
     for _ in range(MINIMUM):
