@@ -11,8 +11,8 @@ the answer has been told once it has been heard, in characters (code points):
 So the numbers of one stream never fall, and of two callers with the same number neither has heard more. The attempt is
 part of it because two attempts may say different things: whoever was told words that are not the answer's cannot go on.
 
-Pieces of tool calls have no number of their own: whoever takes a stream up again drops those that it has and gets all
-of them anew.
+Pieces of tool calls have no number of their own: words may follow them, so how much of both was told by then is not
+to be found in the journal. Whoever takes a stream up again drops those that it has and gets all of them anew.
 """
 
 from dataclasses import dataclass

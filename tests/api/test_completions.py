@@ -123,4 +123,8 @@ async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: House, 
     async with gateway.client(key) as client:
         reply = await client.post("/v1/embeddings", json={"model": "baton-mini", "input": "x"})
     assert reply.status_code == 404
-    assert "embeddings provider" in reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "unknown_url", None)
+    assert error["message"] == (
+        "Baton does not offer this API: a run has an answer and no vector: ask an embeddings provider directly."
+    )

@@ -11,11 +11,11 @@ import pytest
 from app.core.journal import Kind
 from app.wiring import House
 from tests.api import callers
-from tests.api.callers import calling, key_of, listening, post, stream
+from tests.api.callers import Heard, calling, key_of, listening, post, stream
 from tests.api.house import events, kinds, open_house, pool_text
 from tests.api.talks import calling as wanting
 from tests.api.talks import look
-from tests.stubs import ProviderStub, Reply
+from tests.stubs import ProviderStub, Reply, Stall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
@@ -113,6 +113,38 @@ async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client:
         async for _ in its:
             pass
     assert (heard.text, heard.done) == ("".join(words), True)
+    assert len(stub.requests) == 2
+
+
+def pieces(heard: Heard) -> list[dict[str, Any]]:
+    """What was heard of tool calls."""
+    choices = [choice for chunk in heard.chunks for choice in chunk["choices"]]
+    return [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
+
+
+async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """Pieces of calls have no number: who comes back behind the words gets no word twice and all calls anew, under the
+    same ids, while the worker still speaks and after its end."""
+    following, _ = await waiting(stub, client)
+    script = wanting(look("b"), words="Hm. ", fault=Stall(after=2, seconds=1.0))
+    stub.script("alpha", script)
+    request = {"json": following | {"stream": True}, "headers": {"idempotency-key": "second"}}
+    async with listening(client, "POST", "/v1/chat/completions", **request) as (heard, events):
+        async for _ in events:
+            if len(pieces(heard)) == 2:
+                break
+    begun = pieces(heard)
+    behind = str(heard.numbers[-1])
+    assert (heard.text, int(behind) % 2**32, len(begun[1]["function"]["arguments"])) == ("Hm. ", 4, 5)
+    for _ in ("while it speaks", "afterwards"):
+        rest = await stream(client, following, "second", last_event_id=behind)
+        head, *more = pieces(rest)
+        assert (rest.text, head["id"], head["function"]["name"]) == ("", begun[0]["id"], "look")
+        arguments = "".join(piece["function"]["arguments"] for piece in (head, *more))
+        assert (arguments, rest.done) == ('{"q": "b"}', True)
+        assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert len(stub.requests) == 2
 
 
