@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz lint soak bench learn test-vllm lock
+.PHONY: run test faults fuzz simulate lint soak bench learn test-vllm lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -20,6 +20,10 @@ faults: .venv/dev.stamp  ## The service's own processes and servers, broken on p
 
 fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
 	BATON_TEST_FUZZ=10000 $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
+
+SEEDS ?= 10000
+simulate: .venv/dev.stamp  ## Ten thousand simulated worlds over all cores; `python -m tests.simulation SEED` tells one's story.
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

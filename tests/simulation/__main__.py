@@ -1,0 +1,43 @@
+"""Play seeds: one and tell its story, or many over all cores and say what came of them.
+
+    python -m tests.simulation SEED                           the story of one world, and what was wrong with it
+    python -m tests.simulation --seeds 10000 [--first N] [--minutes M]
+
+Exit code 1 if a promise was broken.
+"""
+
+import argparse
+import sys
+
+from tests.simulation.crowd import many
+from tests.simulation.play import play
+
+
+def tell(seed: int) -> int:
+    """One seed's story."""
+    report = play(seed, keep_trace=True)
+    print(*report.lines, sep="\n")
+    print(f"history {report.trace}")
+    print(*(report.violations or ["every promise was kept"]), sep="\n")
+    return bool(report.violations)
+
+
+def main() -> int:
+    """See the module docstring."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation")
+    parser.add_argument("seed", nargs="?", type=int)
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=24 * 60.0)
+    given = parser.parse_args()
+    if (given.seed is None) == (not given.seeds):
+        parser.error("say one seed, or --seeds and how many")
+    if given.seed is not None:
+        return tell(given.seed)
+    total = many(given.first, given.seeds, given.minutes)
+    print(*total.lines(), sep="\n")
+    return bool(total.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""The product's offline auditor over a world's database: a second judge, which was written by others."""
+
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, TypeVar, cast
+
+from app.audit.check import Auditor
+from app.providers.protocol import Provider
+from app.store.archive import Archive
+from tests.simulation.loop import EPOCH
+from tests.simulation.seam import Seam
+from tests.simulation.workers import SimProvider
+from tests.simulation.world import World
+
+T = TypeVar("T")
+
+
+def contradictions(world: World) -> list[str]:
+    """What the auditor finds in the journals, in its words."""
+    machine = world.loop.outside
+    seam = Seam("auditor", machine, world.faults, world, Random(0))
+    provider = cast(Provider, SimProvider(world.workers, seam))
+    auditor = Auditor(EPOCH + world.loop.time(), lambda _spec: provider, patient=False)
+    report = _at_once(auditor.audit(Archive(world.database.conn.engine)))
+    return [f"audit.{one.rule}: {one.run} seq {one.seq}: {one.what}" for one in report.violations]
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits: SQLite is read in place."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise AssertionError("the auditor waited for something")

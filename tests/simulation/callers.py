@@ -1,0 +1,176 @@
+"""Who asks for runs, and what they are told.
+
+A `Visit` is one request as its caller means it; each time that it is sent is a `Hearing`, served as the gateway's
+handlers would. A request with an Idempotency-Key may be sent again, to any process, and must hear the same run.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from app.core.chat import Message, Task, Text
+from app.core.pool import Catalog, Limits
+from app.errors import BatonError, Conflict
+from app.gateway.cancel import ask
+from app.order import Driven, Ended, Order, Said, Told
+from app.store.protocol import TAKEN, Once
+from tests.simulation.faults import Faults
+from tests.simulation.plans import callers_plan
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+
+GRACE = 30.0
+"""Seconds beyond a run's time limit after which the gateway gives it up."""
+TIERS = ("single", "chain", "fan_out", "self_consistency", "model", "model", "model")
+FOR_EVER = 1e11
+
+Mood = Coroutine[Any, Any, None]
+
+
+@dataclass
+class Hearing:
+    """One connection. `told` are the words of the answer, in the order in which they came."""
+
+    place: str
+    """The process that it went to."""
+    run: str = ""
+    refused: str = ""
+    told: str = ""
+    ended: list[Ended] = field(default_factory=list)
+    left: bool = False
+    """Whether the caller went away before the end."""
+    gave_up: bool = False
+    over: bool = False
+    """Whether the gateway's handler has come to its end."""
+
+    async def listen(self, driven: Driven, seconds: float, pause: float = 0.0) -> None:
+        """Hear a run to its end."""
+        self.run = driven.run
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.ended:
+                    self._hear(await driven.line.take(10.0))
+                    if pause:
+                        await asyncio.sleep(pause)
+        except TimeoutError:
+            self.gave_up = True
+        self._hear(await driven.line.take(0.0))  # after the end there must be nothing
+
+    def _hear(self, batch: list[Told]) -> None:
+        for told in batch:
+            if isinstance(told, Said):
+                self.told += told.text
+            elif isinstance(told, Ended):
+                self.ended.append(told)
+
+
+@dataclass
+class Visit:
+    """A request and its story."""
+
+    number: int
+    order: Order
+    cancels_after: float | None = None
+    leaves_after: float | None = None
+    repeats_after: float | None = None
+    pause: float = 0.0
+    hearings: list[Hearing] = field(default_factory=list)
+
+    async def serve(self, process: "Process", hearing: Hearing) -> None:
+        """What a gateway does for this request, from admission to the last chunk."""
+        drivers = process.running
+        try:
+            driven = await self._begin(process)
+        except BatonError as error:
+            hearing.refused = type(error).__name__
+            hearing.over = True
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                listening = group.create_task(hearing.listen(driven, self.order.limits.seconds + GRACE, self.pause))
+                moods = [group.create_task(mood) for mood in self._moods(process, hearing, listening)]
+                await asyncio.wait([listening])
+                for mood in moods:
+                    mood.cancel()
+        finally:
+            if not hearing.ended:
+                drivers.leave(driven)
+            hearing.over = True
+
+    async def _begin(self, process: "Process") -> Driven:
+        """As `gateway/once.py` does it."""
+        once, store, drivers = self.order.once, process.store, process.running
+        if once is None:
+            return await drivers.start(self.order)
+        found = await store.once(once.id, process.clock.now())
+        if found is None:
+            try:
+                return await drivers.start(self.order)
+            except Conflict as conflict:
+                if conflict.public_code != TAKEN:
+                    raise
+                found = await store.once(once.id, process.clock.now())
+        if found is None:
+            raise Conflict(code=TAKEN)
+        return await drivers.attach(found.run, once=once.id)
+
+    def _moods(self, process: "Process", hearing: Hearing, listening: asyncio.Task[None]) -> Iterator[Mood]:
+        """What its first connection does besides listening."""
+        first = self.hearings[0] is hearing
+        if self.cancels_after is not None and first:
+            yield self._cancel(process, hearing)
+        if self.leaves_after is not None and first:
+            yield self._leave(hearing, listening)
+
+    async def _cancel(self, process: "Process", hearing: Hearing) -> None:
+        await asyncio.sleep(self.cancels_after or 0.0)
+        try:
+            row = await process.store.run(hearing.run)
+            await ask(process.store, process.queue, row, "caller", process.clock.now())
+        except BatonError:
+            return  # a 503: this caller does not insist
+
+    async def _leave(self, hearing: Hearing, listening: asyncio.Task[None]) -> None:
+        await asyncio.sleep(self.leaves_after or 0.0)
+        hearing.left = True
+        listening.cancel()
+
+
+def visit(number: int, catalog: Catalog, faults: Faults, chance: Random) -> Visit:
+    """One more request, as varied as callers are."""
+    tier = catalog.tiers[chance.choice(TIERS)]
+    limits = Limits(
+        steps=chance.randint(1, 5),
+        fan_out=chance.randint(1, 4),
+        attempts=chance.randint(1, 4),
+        output_tokens=200,
+        usd=chance.randint(2_000, 10_000) if faults.hit("caller.brings_little_money") else 2_000_000,
+        seconds=chance.choice((8.0, 20.0, 30.0)),
+    )
+    repeats = 6.0 * chance.random() if faults.hit("caller.repeats") else None
+    keyed = repeats is not None or chance.random() < 0.3
+    order = Order(
+        task=Task((Message("user", (Text(f"<user:{number}> What is it?"),)),)),
+        tier=tier,
+        model=tier.name,
+        effort=tier.effort,
+        limits=limits,
+        tenant="tenant",
+        key="key",
+        plan=callers_plan(tier.pool, f"c{number}", limits.steps, chance) if chance.random() < 0.15 else None,
+        streams=chance.random() < 0.5,
+        stream_steps=chance.random() < 0.3,
+        preview=chance.random() < 0.04,
+        once=Once(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
+    )
+    return Visit(
+        number,
+        order,
+        cancels_after=4.0 * chance.random() if faults.hit("caller.cancels") else None,
+        leaves_after=4.0 * chance.random() if faults.hit("caller.leaves") else None,
+        repeats_after=repeats,
+        pause=2.0 * chance.random() if faults.hit("caller.reads_slowly") else 0.0,
+    )

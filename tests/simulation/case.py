@@ -1,0 +1,75 @@
+"""The evidence about one run: its rows, its journal as it was committed, what workers received and callers heard."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.callers import Hearing, Visit
+from tests.simulation.witness import ENDINGS, Fact
+from tests.simulation.workers import Received
+from tests.simulation.world import World
+
+COLUMNS = (
+    *("id", "state", "seq", "deadline", "ended_at", "degraded"),
+    *("held_usd", "held_tokens", "spent_usd", "spent_tokens"),
+)
+
+
+@dataclass
+class Case:
+    """The evidence about one run."""
+
+    run: str
+    row: dict[str, Any]
+    facts: list[Fact]
+    texts: dict[str, str]
+    received: list[Received]
+    visit: Visit | None
+    hearings: list[Hearing]
+    """Everybody who heard of it, the last of whom asked when all was over."""
+    world: World
+
+    def bodies(self, *kinds: str) -> list[dict[str, Any]]:
+        """The bodies of all events of these kinds."""
+        return [fact.body for fact in self.facts if fact.kind in kinds]
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing went wrong in this world."""
+        return self.world.calm
+
+    def only(self, *kinds: str) -> bool:
+        """Whether nothing happened but faults whose names begin like that."""
+        return all(site.startswith(kinds) for site in self.world.faults.hits)
+
+    @property
+    def end(self) -> Fact | None:
+        """Its first terminal event."""
+        return next((fact for fact in self.facts if fact.kind in ENDINGS), None)
+
+    @property
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Outcomes by call."""
+        return {body["call"]: body for body in self.bodies("call.finished")}
+
+
+def cases_of(world: World) -> Iterator[Case]:
+    """All runs of a world."""
+    heard = [(hearing, visit) for visit in world.visits for hearing in visit.hearings if hearing.run]
+    visits = {hearing.run: visit for hearing, visit in heard}
+    for values in world.database.rows(f"SELECT {', '.join(COLUMNS)} FROM runs ORDER BY id"):
+        row = dict(zip(COLUMNS, values, strict=True))
+        run = row["id"]
+        row["tickets"] = len(world.database.rows("SELECT step FROM tickets WHERE run = ?", run))
+        texts = dict(world.database.rows("SELECT ref, body FROM contents WHERE run = ?", run))
+        yield Case(
+            run=run,
+            row=row,
+            facts=world.witness.facts.get(run, []),
+            texts={ref: body.decode() for ref, body in texts.items()} | {"": ""},
+            received=[call for call in world.workers.received if call.run == run],
+            visit=visits.get(run),
+            hearings=[hearing for hearing, _ in heard if hearing.run == run]
+            + [world.recalls[one] for one in (run,) if one in world.recalls],
+            world=world,
+        )

@@ -1,0 +1,99 @@
+"""Many seeds over all cores, and what came of them together."""
+
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from tests.simulation.faults import SITES
+from tests.simulation.play import play
+from tests.simulation.report import Report
+
+AT_ONCE = 25
+"""Seeds that one core is given at a time."""
+MOST_SHOWN = 20
+"""Failing seeds that are shown with their first violation; the others by their numbers, ten times as many of them."""
+WIDTH = 220
+
+
+@dataclass
+class Sum:
+    """What came of many seeds."""
+
+    seeds: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    failed: dict[int, list[str]] = field(default_factory=dict)
+    hits: Counter[str] = field(default_factory=Counter)
+    places: set[tuple[str, str]] = field(default_factory=set)
+    states: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, report: Report) -> None:
+        """Count one more."""
+        self.seeds += 1
+        self.calls += report.calls
+        self.seconds += report.seconds
+        self.hits += report.hits
+        self.places |= report.places
+        self.states += report.states
+        self.outcomes += report.outcomes
+        if report.violations:
+            self.failed[report.seed] = report.violations
+
+    def take(self, other: "Sum") -> None:
+        """Count what others have counted."""
+        self.seeds += other.seeds
+        self.calls += other.calls
+        self.seconds += other.seconds
+        self.hits += other.hits
+        self.places |= other.places
+        self.states += other.states
+        self.outcomes += other.outcomes
+        self.failed |= other.failed
+
+    def lines(self) -> Iterator[str]:
+        """What there is to say."""
+        hours = self.seconds / 3600
+        yield f"{self.seeds:,} seeds, {self.states.total():,} runs, {self.calls:,} calls, {hours:,.1f} virtual hours"
+        yield f"runs      {_counts(self.states)}"
+        yield f"outcomes  {_counts(self.outcomes)}"
+        yield f"faults    {self.hits.total():,} of {len(self.hits)} kinds at {len(self.places)} places"
+        for start in range(0, len(SITES), 4):
+            yield "          " + "  ".join(f"{site} {self.hits[site]:,}" for site in SITES[start : start + 4])
+        for seed, violations in sorted(self.failed.items())[:MOST_SHOWN]:
+            yield f"seed {seed}: {violations[0]}"[:WIDTH]
+        if more := sorted(self.failed)[MOST_SHOWN : 11 * MOST_SHOWN]:
+            yield f"and seeds {', '.join(map(str, more))}"
+        yield f"{len(self.failed)} failed" + (
+            ": python -m tests.simulation SEED tells the story" if self.failed else ""
+        )
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counter.items()))
+
+
+def many(first: int, count: int, minutes: float) -> Sum:
+    """So many seeds from `first` on, or as many as the minutes allow."""
+    total, end = Sum(), time.monotonic() + 60 * minutes
+    cores = os.cpu_count() or 1
+    starts = iter(range(first, first + count, AT_ONCE))
+    going: set[Future[list[Report]]] = set()
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+        while True:
+            while len(going) < 2 * cores and time.monotonic() < end and (start := next(starts, None)) is not None:
+                going.add(pool.submit(_some, range(start, min(start + AT_ONCE, first + count))))
+            if not going:
+                return total
+            done, going = wait(going, return_when=FIRST_COMPLETED)
+            for future in done:
+                for report in future.result():
+                    total.add(report)
+
+
+def _some(seeds: Sequence[int]) -> list[Report]:
+    return [play(seed) for seed in seeds]

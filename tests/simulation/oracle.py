@@ -1,0 +1,318 @@
+"""Whether the promises were kept, judged from the tables, from what workers received and from what callers were told.
+
+Nothing here uses the product's folding, deciding or accounting: it reads rows and counts. Every check is a function
+from one run's evidence to sentences that say what is wrong. Some promises hold only where certain faults did not
+happen: then the check asks for `case.only`.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+
+from app.core.journal import OUTCOMES
+from tests.simulation.case import Case, cases_of
+from tests.simulation.loop import EPOCH
+from tests.simulation.witness import ENDINGS
+from tests.simulation.world import PATIENCE, World
+
+HARM = ("process.", "crash at ", "freeze at ")
+PROMPTLY, QUIESCE = 4.0, 8.0
+"""In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
+LAST_WORDS = ("step.skipped", "step.failed")
+TOKEN = re.compile(r"<(?:user|out|sub|evil):[^<>]*>")
+
+
+Check = Callable[[Case], Iterator[str]]
+
+
+def judge(world: World) -> list[str]:
+    """Everything that is wrong with a world that has come to rest."""
+    cases = list(cases_of(world))
+    found = [
+        f"oracle.{check.__name__}: {case.run}: {sentence}"
+        for case in cases
+        for check in CHECKS
+        for sentence in check(case)
+    ]
+    found += [f"oracle.strangers: {sentence}" for sentence in _strangers(world, cases)]
+    found += [f"oracle.liveness: {sentence}" for sentence in _liveness(world)]
+    return found
+
+
+def the_journal_has_no_gaps(case: Case) -> Iterator[str]:
+    numbers = [fact.seq for fact in case.facts]
+    if numbers != list(range(1, len(numbers) + 1)) or case.row["seq"] != len(numbers):
+        yield f"its events are numbered {numbers}, its row says {case.row['seq']}"
+    if [fact.kind for fact in case.facts[:1]] != ["run.admitted"]:
+        yield "it does not begin with its admission"
+    if len(case.bodies("run.admitted")) != 1:
+        yield "it was admitted more than once"
+
+
+def it_ends_once(case: Case) -> Iterator[str]:
+    places = [place for place, fact in enumerate(case.facts) if fact.kind in ENDINGS]
+    if len(places) != 1:
+        yield f"it has {len(places)} ends"
+        return
+    after = {fact.kind for fact in case.facts[places[0] + 1 :]}
+    if after - {"call.finished"}:
+        yield f"after its end came {sorted(after)}"
+    kind = case.facts[places[0]].kind.removeprefix("run.")
+    if case.row["state"] != kind or case.row["ended_at"] is None:
+        yield f"its journal ends with {kind}, its row says {case.row['state']}"
+
+
+def it_ends_in_time(case: Case) -> Iterator[str]:
+    ends = [fact.at for fact in case.facts if fact.kind in ENDINGS]
+    deadline = case.row["deadline"] - EPOCH
+    limit = deadline + (PATIENCE if not case.calm else 5.0)
+    if ends and ends[0] > limit + 20.0:  # a clock may have been wrong by that much
+        yield f"it ended {ends[0] - deadline:.0f} s after its deadline"
+
+
+def each_intent_has_one_outcome(case: Case) -> Iterator[str]:
+    intended = [fact for fact in case.facts if fact.kind == "call.intended"]
+    finished = [fact for fact in case.facts if fact.kind == "call.finished"]
+    opened = {fact.body["call"]: fact.seq for fact in intended}
+    for call, count in Counter(fact.body["call"] for fact in intended).items():
+        if count > 1:
+            yield f"{call} was intended {count} times"
+    closed = Counter(fact.body["call"] for fact in finished)
+    for call in opened:
+        if closed[call] != 1:
+            yield f"{call} has {closed[call]} outcomes"
+    for fact in finished:
+        if opened.get(fact.body["call"], fact.seq) >= fact.seq:
+            yield f"{fact.body['call']} has an outcome before its intent"
+        if fact.body["outcome"] not in OUTCOMES:
+            yield f"{fact.body['outcome']} is no outcome"
+
+
+def no_step_runs_after_it_is_done(case: Case) -> Iterator[str]:
+    done: set[int] = set()
+    for fact in case.facts:
+        n = fact.body.get("n")
+        if fact.kind == "step.done":
+            if n in done:
+                yield f"step {n} was done twice"
+            done.add(n)
+        elif fact.kind in ("call.intended", "step.queued") and n in done:
+            yield f"step {n} was begun again after it was done"
+
+
+def attempts_are_counted(case: Case) -> Iterator[str]:
+    allowed = case.facts[0].body["limits"]["attempts"]
+    tried = Counter(body["n"] for body in case.bodies("call.intended") if body["n"] is not None)
+    for n, count in tried.items():
+        if count > allowed:
+            yield f"step {n} had {count} attempts of {allowed}"
+    numbers = defaultdict(list)
+    for body in case.bodies("call.intended"):
+        numbers[body["n"]].append(body["attempt"])
+    for n, given in numbers.items():
+        if n is not None and given != list(range(1, len(given) + 1)):
+            yield f"the attempts of step {n} are numbered {given}"
+
+
+def one_plan_is_made(case: Case) -> Iterator[str]:
+    words = [fact.kind.removeprefix("plan.") for fact in case.facts if fact.kind.startswith("plan.")]
+    shape = " ".join(word for word in words if word != "step")
+    if not re.fullmatch(r"(opened rejected ?)*(opened( accepted)?)?", shape):
+        yield f"its proposals went: {shape}"
+    planned = [body["n"] for body in case.bodies("plan.step")]
+    if planned != list(range(len(planned))):
+        yield f"its steps are numbered {planned}"
+    opened = len(case.bodies("plan.opened"))
+    calls = sum(body["n"] is None for body in case.bodies("call.intended"))
+    if calls > opened:
+        yield f"{calls} planning calls were made for {opened} proposals"
+    for body in case.bodies("plan.step"):
+        if "<evil" in case.texts.get(body["subtask"], ""):
+            yield f"step {body['n']} was planned by a worker's output"
+
+
+def the_books_balance(case: Case) -> Iterator[str]:
+    row = case.row
+    if row["held_usd"] or row["held_tokens"]:
+        yield f"{row['held_usd']} micro-dollars and {row['held_tokens']} tokens are still held"
+    usd = sum(body["usd"] for body in case.bodies("call.finished"))
+    usages = [body["usage"] for body in case.bodies("call.finished")]
+    tokens = sum(usage["input"] + usage["output"] for usage in usages)
+    if (row["spent_usd"], row["spent_tokens"]) != (usd, tokens):
+        yield f"its row spent {row['spent_usd']} micro-dollars, {row['spent_tokens']} tokens; its calls {usd}, {tokens}"
+
+
+def calls_are_what_was_intended(case: Case) -> Iterator[str]:
+    """A call that was received and one that was intended are the same call if they have the same bytes."""
+    outcomes = case.outcomes
+    intents = defaultdict(list)
+    for body in case.bodies("call.intended"):
+        intents[body["request"]].append(body)
+    received = Counter(call.request for call in case.received)
+    for request, bodies in intents.items():
+        results = [outcomes.get(body["call"], {}).get("outcome") for body in bodies]
+        sure = sum(result in ("ok", "truncated") for result in results)
+        if not sure <= received[request] <= len(bodies):
+            yield f"{len(bodies)} calls were intended, {results} came of them, {received[request]} were received"
+
+
+def what_was_billed_was_counted(case: Case) -> Iterator[str]:
+    outcomes = case.outcomes
+    counted: Counter[str] = Counter()
+    for body in case.bodies("call.intended"):
+        counted[body["request"]] += outcomes.get(body["call"], {}).get("usd", 0)
+    billed: Counter[str] = Counter()
+    for call in case.received:
+        billed[call.request] += call.worker.price.cost(call.billed)
+    for request, usd in billed.items():
+        if usd > counted[request]:
+            yield f"a worker billed {usd} micro-dollars, {counted[request]} were counted"
+
+
+def steps_see_what_is_granted(case: Case) -> Iterator[str]:
+    """Token j is in request k if and only if j was granted to k; a planning call sees the task and no answers."""
+    steps = {body["n"]: body for body in case.bodies("plan.step")}
+    outputs = {body["n"]: case.texts.get(body["output"], "") for body in reversed(case.bodies("step.done"))}
+    mine = f"<user:{case.visit.number}>" if case.visit else ""
+    intents = {body["request"]: body for body in case.bodies("call.intended")}
+    for call in case.received:
+        n = intents[call.request]["n"]
+        seen = set(TOKEN.findall(json.loads(call.body)[2].__repr__()))
+        if n is None:
+            wrong = {token for token in seen if not token.startswith(("<user", "<sub"))}
+            if wrong or (mine and mine not in seen):
+                yield f"the conductor saw {sorted(seen)}"
+            continue
+        granted = [m for m in steps[n]["access"] if m != "user" and outputs.get(m)]
+        expected = set(TOKEN.findall(case.texts.get(steps[n]["subtask"], "")))
+        expected |= {mine} if "user" in steps[n]["access"] else set()
+        for m in granted:
+            expected |= set(TOKEN.findall(outputs[m] + case.texts.get(steps[m]["subtask"], "")))
+        if mine and seen != expected:
+            yield f"step {n} saw {sorted(seen)}, was granted {sorted(expected)}"
+
+
+def answers_are_the_workers(case: Case) -> Iterator[str]:
+    """What the journal has as a step's output was said by a worker in this run, in whole."""
+    said = {call.text for call in case.received}
+    for body in case.bodies("step.done"):
+        text = case.texts.get(body["output"], "")
+        if text not in said or len(text) != body["chars"]:
+            yield f"step {body['n']} is done with words that no worker said"
+
+
+def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
+    answer = next((case.texts.get(body["answer"], "") for body in case.bodies("run.succeeded") if "answer" in body), "")
+    for hearing in case.hearings:
+        if len(hearing.ended) > 1:
+            yield f"a caller was told of {len(hearing.ended)} ends"
+        for ended in hearing.ended:
+            if ended.error is None and (case.row["state"] != "succeeded" or hearing.told != answer):
+                yield f"a caller was told {hearing.told!r}; the journal says {case.row['state']} {answer!r}"
+            if ended.error is not None and case.calm:
+                yield f"nothing went wrong, and a caller was told {ended.error!r}"
+        if hearing.told and not any(call.text.startswith(hearing.told) for call in case.received):
+            yield f"a caller was told {hearing.told!r}, which no single call said"
+
+
+def it_is_told_again(case: Case) -> Iterator[str]:
+    """Whoever asks when all is over hears the whole answer, or what went wrong (N-6)."""
+    recall = case.world.recalls.get(case.run)
+    if recall is None or not recall.ended:
+        yield "nobody could be told of it in the end"
+    elif (recall.ended[0].error is None) != (case.row["state"] == "succeeded"):
+        yield f"in the end a caller was told {recall.ended[0].error!r}, and the run is {case.row['state']}"
+
+
+def a_wish_is_heard(case: Case) -> Iterator[str]:
+    """Who asks for the end of a run gets it, as soon as nothing is broken any more."""
+    asked = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
+    if asked and case.end is not None:
+        waited = case.end.at - max(asked[0], case.world.healed)
+        if waited > PROMPTLY * case.world.lease + QUIESCE:
+            yield f"it went on for {waited:.1f} s after it was cancelled"
+
+
+def no_run_is_forgotten(case: Case) -> Iterator[str]:
+    """No run waits for its deadline while there is nothing that keeps it, unless workers are to blame."""
+    end = case.end
+    if end is None or end.kind != "run.expired" or not case.only("store.", "queue.", "caller.", *HARM):
+        return
+    before = [fact for fact in case.facts if fact.seq < end.seq and fact.kind not in LAST_WORDS]
+    opened = {fact.body["call"] for fact in before if fact.kind == "call.intended"}
+    opened -= {fact.body["call"] for fact in before if fact.kind == "call.finished"}
+    idle = end.at - max(before[-1].at, case.world.healed)
+    if not opened and idle > PROMPTLY * case.world.lease + QUIESCE:
+        yield f"nothing happened in the last {idle:.1f} s before it expired"
+
+
+def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
+    """While only the database is away, or the queue, what is known of a call is kept until it can be written."""
+    if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", *HARM):
+        return
+    authors = {fact.body["call"]: fact.author for fact in case.facts if fact.kind == "call.intended"}
+    for call, outcome in case.outcomes.items():
+        if outcome["outcome"] == "unknown" and authors.get(call) not in case.world.harmed:
+            yield f"{call} is unknown, and nothing ever happened to {authors.get(call)}"
+
+
+def no_ticket_is_left(case: Case) -> Iterator[str]:
+    if case.row["tickets"]:
+        yield f"{case.row['tickets']} tickets are left"
+
+
+def nothing_is_degraded_without_a_fault(case: Case) -> Iterator[str]:
+    if case.calm and (case.row["state"] != "succeeded" or case.row["degraded"]):
+        yield f"nothing went wrong, and it is {case.row['state']}, degraded: {bool(case.row['degraded'])}"
+
+
+CHECKS: tuple[Check, ...] = (
+    the_journal_has_no_gaps,
+    it_ends_once,
+    it_ends_in_time,
+    each_intent_has_one_outcome,
+    no_step_runs_after_it_is_done,
+    attempts_are_counted,
+    one_plan_is_made,
+    the_books_balance,
+    calls_are_what_was_intended,
+    what_was_billed_was_counted,
+    steps_see_what_is_granted,
+    answers_are_the_workers,
+    the_caller_is_told_the_truth,
+    it_is_told_again,
+    a_wish_is_heard,
+    no_run_is_forgotten,
+    an_outcome_is_lost_only_with_its_process,
+    no_ticket_is_left,
+    nothing_is_degraded_without_a_fault,
+)
+
+
+def _strangers(world: World, cases: list[Case]) -> Iterator[str]:
+    stored = Counter(run for (run,) in world.database.rows("SELECT run FROM events"))
+    if stored != Counter({run: len(facts) for run, facts in world.witness.facts.items()}):
+        yield "the events that are stored are not those that were committed"
+    for visit in world.visits:
+        runs = {hearing.run for hearing in visit.hearings if hearing.run}
+        if len(runs) > 1 and visit.order.once is not None:
+            yield f"one request with one key began {sorted(runs)}"
+        for run in sorted(runs - {case.run for case in cases}):
+            yield f"{run} was accepted and is not there"
+
+
+def _liveness(world: World) -> Iterator[str]:
+    for process in world.living():
+        if process.broke is not None:
+            yield f"{process.name} broke: {process.broke!r}"
+        if not process.ended:
+            yield f"{process.name} does not stop"
+            continue
+        left = [task for task in process.seam.machine.tasks if not task.done()]
+        if left:
+            yield f"{process.name} has stopped, and {len(left)} of its tasks have not"
+    for visit in world.visits:
+        for hearing in visit.hearings:
+            if hearing.gave_up:
+                yield f"a caller of {hearing.run} waited in vain"

@@ -1,0 +1,235 @@
+"""One process of the service in a world: a gateway's drivers, a dispatcher, or both, put together as `serving` does.
+
+`means` is the one place where the product's `Means` is made.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+from typing import Any
+
+from app.attempt import Means
+from app.clock import Clock
+from app.conductor.fixed import FixedConductor
+from app.conductor.model import ModelConductor
+from app.conductor.protocol import Conductor
+from app.core.pool import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.snapshot import sealed
+from app.dispatcher import Dispatcher
+from app.drivers import Drivers
+from app.health import Health
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import Store
+from app.store.sql import SqlStore
+from app.telemetry import Telemetry
+from tests.simulation.callers import Hearing, Visit
+from tests.simulation.loop import EPOCH, VirtualLoop
+from tests.simulation.seam import Seam
+from tests.simulation.workers import PLANNER, SimProvider
+
+DRAIN = 25.0
+POOL = ("ada", "bob", "cyd")
+SHAPES = ("single", "chain", "fan_out", "self_consistency")
+
+
+@cache
+def catalog() -> Catalog:
+    """Three workers, one that conducts, and a tier for each way to plan."""
+    card = Card(max_output=2_000)
+    workers = {
+        name: Worker(name, "sim", name, Price(place * 1_000_000, place * 4_000_000, 500_000), card)
+        for place, name in enumerate((*POOL, PLANNER), 1)
+    }
+    effort = {"medium": Limits()}
+    tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
+    tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)
+    endpoint = ProviderSpec("sim", "rehearsal", options={"positional": "true"})
+    return sealed(Catalog({"sim": endpoint}, workers, tiers, {}, ""))
+
+
+class Quiet(Telemetry):
+    """Counts nothing, and leaves the product's log lines to the world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: dict[str, float] = {}
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        self.counted[name] = self.counted.get(name, 0) + by
+
+    def observe(self, name: str, seconds: float, *labels: str) -> None:
+        return
+
+    def gauge(self, name: str, value: float) -> None:
+        return
+
+
+@dataclass
+class Setting:
+    """What all processes of a world share."""
+
+    loop: VirtualLoop
+    catalog: Catalog
+    lease: float
+    chance: Random
+    telemetry: Telemetry
+    names: int = 0
+
+    def name(self, prefix: str) -> str:
+        """A fresh id."""
+        self.names += 1
+        return f"{prefix}_{self.names:05d}"
+
+
+def conductor(tier: Tier) -> Conductor:
+    """The tier's policy."""
+    if tier.conductor.worker is not None:
+        return ModelConductor(tier.conductor.worker, positional=True, logprobs=False, temperature=0.0)
+    return FixedConductor(tier.conductor)
+
+
+@dataclass
+class Watch:
+    """A machine's own clocks: the wall's may be `wrong`, and the monotonic one stood still for `lag` seconds."""
+
+    loop: VirtualLoop
+    wrong: float = 0.0
+    lag: float = 0.0
+
+    def wall(self) -> float:
+        """Seconds since 1970, as this machine believes."""
+        return EPOCH + self.loop.time() + self.wrong
+
+    def tick(self) -> float:
+        """Seconds that never go back."""
+        return self.loop.time() - self.lag
+
+
+def means(setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider) -> Means:
+    """What drivers and dispatchers of one process work with."""
+    return Means(
+        store=store,
+        queue=queue,
+        catalog=lambda: setting.catalog,
+        provider=lambda _name: provider,
+        conductor=conductor,
+        health=Health(setting.telemetry, tick=watch.tick, chance=setting.chance.random),
+        telemetry=setting.telemetry,
+        now=clock.now,
+        tick=watch.tick,
+        name=setting.name,
+        chance=setting.chance.random,
+        salt=lambda: setting.chance.randbytes(16),
+        lease=setting.lease,
+        code="simulated",
+    )
+
+
+@dataclass
+class Process:
+    """A running process. `gateway` and `dispatcher` are its roles."""
+
+    setting: Setting
+    seam: Seam
+    watch: Watch
+    store: SqlStore
+    queue: StepQueue
+    provider: SimProvider
+    gateway: bool
+    dispatcher: bool
+    slots: int
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    drivers: Drivers | None = None
+    broke: BaseException | None = None
+    ended: bool = False
+    clock: Clock = field(init=False)
+    _requests: asyncio.TaskGroup | None = None
+    _serving: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.watch.wall, self.watch.tick, self.store.clock)
+
+    @property
+    def name(self) -> str:
+        """Its address, which no other process ever had."""
+        return self.seam.name
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request can be sent to it."""
+        gone = self.ended or self.stopping.is_set() or self.seam.machine.dead
+        return self._requests is not None and not gone
+
+    async def run(self) -> None:
+        """From start to an orderly stop."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.store.vigil.keep())
+                for lane in self.store.lanes:
+                    group.create_task(lane.run())
+                try:
+                    await self._serve()
+                finally:
+                    await self.store.close()
+        except Exception as error:
+            self.broke = error
+        self.ended = True
+
+    async def _serve(self) -> None:
+        given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
+        drivers = self.drivers = Drivers(given, home=self.name, bound=50)
+        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=DRAIN, known=drivers.known)
+        runs_end, steps_end = asyncio.Event(), asyncio.Event()
+        await self.clock.look()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.clock.keep(self.stopping))
+            driving = group.create_task(drivers.run(runs_end))
+            working = group.create_task(dispatcher.run(steps_end)) if self.dispatcher else None
+            await self._answer_requests()
+            steps_end.set()
+            if working is not None:
+                await asyncio.wait([working])
+            runs_end.set()
+            await asyncio.wait([driving])
+
+    async def _answer_requests(self) -> None:
+        """Until the process is told to stop; then requests get the drain time."""
+        async with asyncio.TaskGroup() as group:
+            self._requests = group if self.gateway else None
+            try:
+                await self.stopping.wait()
+            finally:
+                self._requests = None
+            if self._serving:
+                await asyncio.wait(self._serving, timeout=DRAIN)
+            for task in self._serving:
+                task.cancel()
+
+    @property
+    def running(self) -> Drivers:
+        """Its drivers; it must serve."""
+        if self.drivers is None:
+            raise AssertionError(f"{self.name} does not serve")
+        return self.drivers
+
+    def take(self, visit: Visit) -> None:
+        """A request comes in over the wire."""
+        if self._requests is not None:
+            hearing = Hearing(self.name)
+            visit.hearings.append(hearing)
+            work: Coroutine[Any, Any, None] = visit.serve(self, hearing)
+            task = self.seam.machine.context.copy().run(self._requests.create_task, work)
+            self._serving.append(task)
+
+    def recall(self, run: str, hearing: Hearing) -> None:
+        """Somebody asks for a run that is over."""
+        if self._requests is not None:
+            task = self.seam.machine.context.copy().run(self._requests.create_task, self._tell(run, hearing))
+            self._serving.append(task)
+
+    async def _tell(self, run: str, hearing: Hearing) -> None:
+        driven = await self.running.attach(run)
+        await hearing.listen(driven, 5.0)
+        hearing.over = True

@@ -1,0 +1,66 @@
+"""What keeps a world to itself: chance, the collector and the log, taken from everybody else for a while."""
+
+import gc
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from app.store import sql
+from tests.simulation import database as databases
+
+LOGGERS = ("baton", "app.clock", "app.store.lanes", "app.store.vigil")
+
+
+class Log(logging.Handler):
+    """What the product logs as broken, for the world to judge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors += leaves(record.exc_info[1])
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a tree of them."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    else:
+        yield error
+
+
+@contextmanager
+def alone(seed: int, log: Log) -> Iterator[None]:
+    """The standard library's chance is the world's, garbage is collected later, and only `log` hears."""
+    state, enabled = random.getstate(), gc.isenabled()
+    random.seed(seed)
+    gc.disable()  # when that happens is no matter of the seed, and async generators notice it
+    try:
+        with patch.object(sql, "Statements", databases.statements), _heard_by(log):
+            yield
+    finally:
+        random.setstate(state)
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _heard_by(log: Log) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    kept = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(log)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, kept, strict=True):
+            logger.removeHandler(log)
+            logger.setLevel(level)
+            logger.propagate = propagate

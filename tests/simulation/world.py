@@ -1,0 +1,310 @@
+"""A world: processes, workers, callers and what befalls them, from one seed; and how it comes to rest.
+
+0 s ............ processes start; callers come; faults happen
+FAULTS_END ..... at the latest: no more faults; what is dead is replaced, what is frozen goes on, servers answer
+at rest ........ every run has ended, no ticket is left; at the latest 60 s after the last deadline
+the end ........ every process is told to stop, and must
+"""
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Callable
+
+from app.errors import BatonError
+from app.stepqueue.protocol import Ticket
+from app.store.sql import SqlStore
+from tests.simulation.bell import Bell, Server
+from tests.simulation.callers import Hearing, Visit, visit
+from tests.simulation.database import Database, SimRunner
+from tests.simulation.faults import AS_SEEDED, Faults, Weather
+from tests.simulation.loop import Machine, Stuck, VirtualLoop
+from tests.simulation.process import Process, Quiet, Setting, Watch, catalog
+from tests.simulation.report import Report
+from tests.simulation.seam import Seam
+from tests.simulation.stage import Log, alone
+from tests.simulation.witness import Witness
+from tests.simulation.workers import Broken, SimProvider, Workers
+
+FAULTS_END = 12.0
+PATIENCE = 60.0
+"""Seconds after the last deadline in which everything must have come to rest."""
+STOPPING = 90.0
+"""Seconds in which a healthy process must have stopped."""
+TURNS = 400_000
+LAYOUTS = (
+    ((True, True),),
+    ((True, True), (True, True)),
+    ((True, False), (False, True)),
+    ((True, False), (False, True), (False, True)),
+    ((True, False), (True, False), (False, True), (False, True)),
+)
+"""(gateway, dispatcher) for each process."""
+
+
+class World:
+    """One seed. `run` plays it and gives the report; the oracle's findings are added by `play`."""
+
+    def __init__(self, seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.report = Report(seed)
+        self.chance = random.Random(f"world {seed}")
+        self.faults = Faults(weather.rates(seed), random.Random(f"faults {seed}"))
+        self.calm = not self.faults.rates
+        self.loop = VirtualLoop(f"loop {seed}", TURNS)
+        self.witness = Witness(self.loop.time, self.note)
+        self.database = Database()
+        self.workers = Workers(self.witness, random.Random(f"workers {seed}"), self.loop.time)
+        self.lease = self.chance.choice((2.0, 3.0, 5.0))
+        self.queue = Server(self.loop, self.lease)
+        self.setting = Setting(self.loop, catalog(), self.lease, self.chance, Quiet())
+        self.visits: list[Visit] = []
+        self.recalls: dict[str, Hearing] = {}
+        """Who asked for each run once more in the end."""
+        self.processes: list[Process] = []
+        self.harmed: set[str] = set()
+        """Processes that were killed, frozen, drained or given another time."""
+        self.healed = 0.0
+        self._replaced: set[str] = set()
+        self._frozen: dict[str, tuple[float, bool]] = {}
+        self._keep_trace = keep_trace
+        self._hash = hashlib.sha256()
+        self._log = Log()
+        self._latest_deadline = 0.0
+        self._stopping = False
+
+    # -- telling
+
+    def note(self, *what: object) -> None:
+        """One line of the trace."""
+        line = f"{self.loop.time():.6f} {' '.join(map(str, what))}"
+        self._hash.update(line.encode())
+        if self._keep_trace:
+            self.report.lines.append(line)
+
+    def run(self) -> Report:
+        """Play the world to its end."""
+        self.loop.set_exception_handler(lambda _loop, context: self._unhandled(context))
+        with alone(self.seed, self._log):
+            try:
+                self.loop.run_until_complete(self._live())
+            except Stuck as stuck:
+                self.witness.object(f"stuck: {stuck}")
+            for process in self.processes:
+                process.seam.closed = True
+            self.faults.on = False
+            if left := self.loop.bury():
+                self.witness.object(f"{left} tasks could not be cancelled")
+        self.loop.close()
+        return self._close()
+
+    def _close(self) -> Report:
+        report = self.report
+        for error in self._log.errors:
+            if not isinstance(error, BatonError | Broken | asyncio.CancelledError):
+                self.witness.object(f"an error was logged that is nobody's fault but ours: {error!r}")
+        report.violations += [f"witness: {sentence}" for sentence in dict.fromkeys(self.witness.objections)]
+        report.trace = self._hash.hexdigest()
+        report.hits, report.places = self.faults.hits, self.faults.places
+        report.seconds, report.turns = self.loop.time(), self.loop.turns
+        report.calls = len(self.workers.received)
+        return report
+
+    def _unhandled(self, context: dict[str, object]) -> None:
+        self.witness.object(f"unhandled: {context.get('message')}: {context.get('exception')!r}")
+
+    # -- the story
+
+    async def _live(self) -> None:
+        layout = self.chance.choice(LAYOUTS)
+        for number, roles in enumerate(layout):
+            self.start(f"p{number}", *roles)
+        async with asyncio.TaskGroup() as group:
+            callers = group.create_task(self._callers())
+            troubles = group.create_task(self._troubles())
+            await self._until(lambda: callers.done() and not self._busy(), FAULTS_END)
+            troubles.cancel()
+        self._heal()
+        await self._rest()
+        await self._recall()
+        await self._stop()
+
+    def start(self, name: str, gateway: bool, dispatcher: bool, incarnation: int = 0) -> Process:
+        """A new process; `name` is the place where it runs."""
+        machine = self.loop.machine(f"{name}.{incarnation}")
+        seam = Seam(machine.name, machine, self.faults, self, self.chance)
+        store = SqlStore(SimRunner(self.database, self.witness, seam), 1, self.lease, 5.0)
+        watch = Watch(self.loop)
+        if self.faults.hit("process.clock_starts_wrong"):
+            watch.wrong = self.chance.choice((-300.0, -5.0, 5.0, 300.0))
+        provider = SimProvider(self.workers, seam)
+        slots = self.chance.choice((1, 2, 8))
+        process = Process(
+            self.setting, seam, watch, store, Bell(self.queue, seam), provider, gateway, dispatcher, slots
+        )
+        self.processes.append(process)
+        self.note("start", machine.name)
+        self.loop.spawn(machine, process.run())
+        return process
+
+    async def _callers(self) -> None:
+        for number in range(self.chance.randint(1, 4)):
+            await asyncio.sleep(1.5 * self.chance.random())
+            guest = visit(number, self.setting.catalog, self.faults, self.chance)
+            await self._until(lambda: any(process.serves for process in self.processes))
+            process = self.chance.choice([process for process in self.processes if process.serves])
+            self.visits.append(guest)
+            self._latest_deadline = max(self._latest_deadline, self.loop.time() + guest.order.limits.seconds)
+            self.note("visit", number, process.name)
+            process.take(guest)
+            if guest.repeats_after is not None:
+                self._later(guest.repeats_after, self._repeat, guest)
+
+    def _repeat(self, guest: Visit) -> None:
+        """The same request again, to whoever serves."""
+        serving = [process for process in self.processes if process.serves]
+        if serving and not self.healed:
+            self._latest_deadline = max(self._latest_deadline, self.loop.time() + guest.order.limits.seconds)
+            self.chance.choice(serving).take(guest)
+
+    def _later(self, seconds: float, act: Callable[..., object], *given: object) -> None:
+        self.loop.call_later(seconds, act, *given, context=self.loop.outside.context.copy())
+
+    async def _rest(self) -> None:
+        """Until nothing is left to do, or it took too long."""
+        await self._until(lambda: not self._busy(), self._latest_deadline + PATIENCE)
+
+    def _busy(self) -> bool:
+        rows = self.database.rows
+        if rows("SELECT 1 FROM runs WHERE ended_at IS NULL OR held_usd + held_tokens > 0 LIMIT 1"):
+            return True
+        if rows("SELECT 1 FROM tickets LIMIT 1"):
+            return True
+        up = {process.name for process in self.living()}
+        return any(one.place in up and not one.over for guest in self.visits for one in guest.hearings)
+
+    async def _recall(self) -> None:
+        """Every run is asked for once more, anywhere."""
+        await self._until(lambda: any(process.serves for process in self.processes), self.loop.time() + PATIENCE)
+        serving = [process for process in self.processes if process.serves]
+        for (run,) in self.database.rows("SELECT id FROM runs WHERE ended_at IS NOT NULL ORDER BY id"):
+            if serving:
+                process = self.chance.choice(serving)
+                self.recalls[run] = Hearing(process.name)
+                process.recall(run, self.recalls[run])
+        await self._until(lambda: all(one.over for one in self.recalls.values()), self.loop.time() + PATIENCE)
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        for process in self.living():
+            process.stopping.set()
+        await self._until(lambda: all(process.ended for process in self.living()), self.loop.time() + STOPPING)
+
+    async def _until(self, over: Callable[[], bool], latest: float = math.inf) -> None:
+        """Look now and then, as somebody outside would."""
+        while not over() and self.loop.time() < latest:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+
+    def living(self) -> list[Process]:
+        """Processes that nobody killed."""
+        return [process for process in self.processes if not process.seam.machine.dead]
+
+    # -- troubles
+
+    async def _troubles(self) -> None:
+        """What comes from outside, about twice a second."""
+        while True:
+            await asyncio.sleep(0.25 + 0.5 * self.chance.random())
+            now = self.loop.time()
+            if self.faults.hit("store.outage"):
+                self.database.down_until = now + self.chance.choice((0.5, 3.0, 8.0))
+            if self.faults.hit("queue.outage"):
+                self.queue.down_until = now + self.chance.choice((0.5, 3.0, 8.0))
+            if self.faults.hit("queue.flushed"):
+                self.queue.flush()
+            if self.faults.hit("queue.forged_tickets"):
+                self._forge()
+            if self.faults.hit("queue.deaf"):
+                for hearers in self.queue.hearers.values():
+                    for hearer in hearers:
+                        hearer.deaf_until = now + 2.0 * self.chance.random()
+            self._trouble_processes()
+
+    def _trouble_processes(self) -> None:
+        up = [process for process in self.living() if not process.seam.machine.held and not process.ended]
+        if not up:
+            return
+        process = self.chance.choice(up)
+        if self.faults.hit("process.killed"):
+            self.crash(process.seam.machine)
+        elif self.faults.hit("process.frozen"):
+            self.freeze(process.seam.machine)
+        elif self.faults.hit("process.drained"):
+            self.harmed.add(process.name)
+            process.stopping.set()
+            self._replace(process)
+
+    def _forge(self) -> None:
+        runs = [run for (run,) in self.database.rows("SELECT id FROM runs ORDER BY id")] or ["run_none"]
+        for _ in range(self.chance.randint(1, 4)):
+            run = self.chance.choice((*runs, "run_none"))
+            step, seq = self.chance.randint(-1, 6), self.chance.choice((0, 1, 3, 9, 10**9))
+            self.queue.add(Ticket(run, step, "nowhere", "nobody", seq, self.chance.choice((-1, 0, 1, 5))))
+
+    def crash(self, machine: Machine) -> None:
+        """It is gone, and another one comes in its place, sooner or later."""
+        self.harmed.add(machine.name)
+        self.loop.hold(machine)
+        machine.dead = True
+        self.note("crash", machine.name)
+        for hearers in self.queue.hearers.values():
+            hearers[:] = [hearer for hearer in hearers if hearer.seam.machine is not machine]
+        self._replace(self._process(machine))
+
+    def _process(self, machine: Machine) -> Process:
+        return next(process for process in self.processes if process.seam.machine is machine)
+
+    def freeze(self, machine: Machine) -> None:
+        """It stands still, for a part of a lease or for several."""
+        self.harmed.add(machine.name)
+        self.loop.hold(machine)
+        seconds = self.lease * self.chance.choice((0.3, 1.2, 2.0, 4.0))
+        self.note("freeze", machine.name, seconds)
+        still = self.faults.hit("process.clock_stands_still")
+        self._frozen[machine.name] = self.loop.time(), still
+        self._later(seconds, self._thaw, machine)
+
+    def _thaw(self, machine: Machine) -> None:
+        if machine.held and not machine.dead:
+            self.note("thaw", machine.name)
+            since, still = self._frozen.pop(machine.name)
+            if still:  # a virtual machine that was suspended
+                self._process(machine).watch.lag += self.loop.time() - since
+            self.loop.let_go(machine)
+
+    def _replace(self, process: Process) -> None:
+        """Once, although it may be drained and killed."""
+        if process.name in self._replaced:
+            return
+        self._replaced.add(process.name)
+        place, _, incarnation = process.name.partition(".")
+        roles = (process.gateway, process.dispatcher, int(incarnation) + 1)
+        seconds = 0.1 + 3.0 * self.chance.random()
+        self._later(seconds, self._restart, place, *roles)
+
+    def _restart(self, place: str, gateway: bool, dispatcher: bool, incarnation: int) -> None:
+        if not self._stopping:
+            self.start(place, gateway, dispatcher, incarnation)
+
+    def _heal(self) -> None:
+        """No more faults: what is frozen goes on; what was killed is being replaced already."""
+        self.faults.on = False
+        self.healed = self.loop.time()
+        self.note("heal")
+        self.database.down_until = self.queue.down_until = 0.0
+        for process in self.living():
+            self._thaw(process.seam.machine)
+        for hearers in self.queue.hearers.values():
+            for hearer in hearers:
+                hearer.deaf_until = 0.0
