@@ -74,6 +74,9 @@ class Means:
     lease: float
     code: str
     """Version of this code, kept with each run."""
+    timed: Callable[[], bool] = lambda: True
+    """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
+    is judged by it."""
     notifies: bool = False
     """Whether the operator's webhook is told of the ends of background responses."""
 

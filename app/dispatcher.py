@@ -92,6 +92,9 @@ class Dispatcher:
             self._freed.clear()
             await self._freed.wait()
         queue, pause = self._means.queue, POLL * (0.5 + self._means.chance())
+        if not self._means.timed():
+            await asyncio.sleep(pause)
+            return []
         try:
             if found := await queue.take(free, IDLE_WAIT if queue.sound else pause):
                 return found

@@ -107,6 +107,8 @@ class Drivers:
         """
         if self._group is None or len(self._drivers) >= self._bound:
             raise Overloaded(retry_after=1.0)
+        if not self._means.timed():  # which nobody knows before the database has been there
+            raise StoreUnavailable(retry_after=1.0)
         came = returned(order.task.messages)
         driven = await self._go_on(order, came) if came is not None else None
         return driven or await self._begin(order)
@@ -413,6 +415,8 @@ class Drivers:
                 async with asyncio.timeout(self._means.lease * (0.5 + self._means.chance())):
                     await self._sweep_now.wait()
             self._sweep_now.clear()
+            if not self._means.timed():
+                continue
             try:
                 await self._renew()  # a process that stood still must not take over what it drives itself
                 await self._undecided.call_off()

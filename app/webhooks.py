@@ -90,7 +90,7 @@ class Webhooks:
                 task.cancel()
 
     async def _take(self) -> tuple[Notice, ...]:
-        room, now = SLOTS - len(self._going), self._means.now()
+        room, now = SLOTS - len(self._going) if self._means.timed() else 0, self._means.now()
         try:
             await self._count()
             return await self._means.store.take_notices(now, now + CLAIM, room) if room else ()

@@ -164,6 +164,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             salt=lambda: fresh.bytes(16),
             lease=settings.lease_seconds,
             code=version("baton"),
+            timed=lambda: clock.set,
             notifies=settings.webhook_url is not None,
         )
         drivers = Drivers(means, home=home, bound=settings.concurrent_runs)

@@ -63,6 +63,7 @@ async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
     settings = loaded.settings.model_copy(update={"concurrent_runs": 1})
     async with house(replace(loaded, settings=settings)) as opened:
         over = asyncio.Event()
+        await opened.clock.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.drivers.run(over))
             try:

@@ -98,6 +98,7 @@ async def open_house(
     }
     async with house(configure(base | dict(environ or {}))) as opened:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
+        await opened.clock.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.drivers.run(drivers_end))
             group.create_task(opened.webhooks.run(drivers_end))

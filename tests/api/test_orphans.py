@@ -68,6 +68,30 @@ async def until_relieved(opened: House, run: str) -> None:
             await asyncio.sleep(0.02)
 
 
+async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await abandoned(stub, tmp_path)
+    clock, away = SqlStore.clock, True
+
+    async def asked(store: SqlStore) -> float:
+        if away:
+            raise StoreUnavailable
+        return await clock(store)
+
+    monkeypatch.setattr(SqlStore, "clock", asked)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        with pytest.raises(StoreUnavailable):
+            await opened.drivers.start(order(opened, "baton-mini"))
+        before = await opened.means.store.due(run, 0)
+        await asyncio.sleep(4 * LEASE)
+        assert (await opened.means.store.run(run)).epoch == 1
+        assert await opened.means.store.due(run, 0) == before
+        away = False
+        await opened.clock.look()
+        assert (await at_its_end(opened, run, 20.0)).state == "succeeded"
+
+
 async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandoned(stub, tmp_path)
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
