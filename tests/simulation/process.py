@@ -124,6 +124,7 @@ def means(setting: Setting, watch: Watch, clock: Clock, store: Store, queue: Ste
         salt=lambda: setting.chance.randbytes(16),
         lease=setting.lease,
         code="simulated",
+        timed=lambda: clock.set,
     )
 
 
@@ -181,6 +182,7 @@ class Process:
         given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
         dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=DRAIN, known=drivers.known)
+        drivers.beside = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.look()
         async with asyncio.TaskGroup() as group:

@@ -28,6 +28,8 @@ CREATE TRIGGER saw_rewriting AFTER UPDATE ON events BEGIN
     INSERT INTO witness (what, run, seq) VALUES ('rewritten', NEW.run, NEW.seq); END;
 CREATE TRIGGER saw_deletion AFTER DELETE ON events BEGIN
     INSERT INTO witness (what, run, seq) VALUES ('rewritten', OLD.run, OLD.seq); END;
+CREATE TRIGGER saw_new_ticket AFTER INSERT ON tickets WHEN NEW.holder IS NOT NULL BEGIN
+    INSERT INTO witness (what, run, seq, who) VALUES ('ticket', NEW.run, NEW.step, NEW.holder); END;
 CREATE TRIGGER saw_ticket AFTER UPDATE ON tickets BEGIN
     INSERT INTO witness (what, run, seq, who)
     VALUES ('ticket', NEW.run, NEW.step, COALESCE(NEW.holder, OLD.holder)); END;
