@@ -1,0 +1,26 @@
+"""The table in README.md says which test breaks what, and is made from the tests; no fault is without one."""
+
+import re
+import subprocess
+import sys
+
+from tests.faults.table import families, written
+from tests.processes import ROOT
+
+WANTED = [f"F-{number:02}" for number in (*range(1, 13), 14, 15, 16, 19, *range(21, 34), 37)]
+POINTS = 60
+"""Fewest distinct injection points."""
+
+
+def test_the_table_is_that_of_the_tests_and_no_fault_is_missing() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tests.faults.table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    table = told[told.index("| fault |") :]
+    assert table == written(), "run `python -m tests.faults.table --write`"
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| F-")]
+    assert [name for name in WANTED if name not in {one for row in rows for one in families(row[1].strip())}] == []
+    assert all(row[5].strip() for row in rows), "each says what it expects"
+    count = re.search(r"^(\d+) distinct injection points", table, re.M)
+    assert count is not None
+    assert POINTS <= int(count[1]) <= sum(int(row[3]) for row in rows)
