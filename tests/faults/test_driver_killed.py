@@ -12,7 +12,7 @@ from app.core.journal import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, LEASE, TREE, Scene, ask, caller, scene
-from tests.processes import asking, within
+from tests.processes import KEY, asking, within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(120)
@@ -143,6 +143,60 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
         answer = one.read(f"/v1/runs/{run.id}/steps/0")["output"]
     assert answer == "".join(words)
     assert answer.startswith(heard)
+
+
+BACK = (
+    Moment("after the admission", "append.after[run.admitted]"),
+    Moment("in the middle of the answer", "tell.after[delta]"),
+    Moment("before the end was committed", "append.before[run.succeeded]"),
+    Moment("before the final chunk", "append.after[run.succeeded]"),
+)
+
+
+def back(moment: Moment, streams: bool) -> object:
+    place = f"gateway killed {moment.name}, {'streamed' if streams else 'whole'}, asked again with its key"
+    expectation = "one run; whoever comes back gets the same bytes, each time"
+    ci = streams and "answer" in moment.name
+    return case(moment, streams, family="F-07", place=place, expectation=expectation, ci=ci, name=place)
+
+
+@pytest.mark.parametrize(("moment", "streams"), [back(moment, streams) for streams in (False, True) for moment in BACK])
+def test_whoever_comes_back_gets_the_same_bytes(house: Scene, moment: Moment, streams: bool) -> None:
+    words = tuple(f"word{n} " for n in range(20))
+    house.stub.always("epsilon", Reply(chunks=words, gap=0.05))
+    if moment.order.startswith("tell"):  # by a dispatcher: the gateway dies as soon as it has heard something
+        calling = house.aside(sent, house, streams)
+        house.asked("epsilon")
+        house.gateway.kill()
+        assert calling.result(30) is None
+    else:
+        house.orders.lay(moment.order)
+        assert sent(house, streams) is None
+    within(10, lambda: not house.gateway.alive, "the gateway is dead")
+    house.mend()
+    first, again = sent(house, streams), sent(house, streams)
+    assert first is not None
+    assert first == again
+    assert settle(house, 30) == []
+    (run,) = accounts(house.database)
+    assert run.row["state"] == "succeeded"
+    assert "".join(words) in first if not streams else first.count('"content":"word') > 0
+    with caller(house.gateway) as one:
+        stored = one.read(f"/v1/runs/{run.id}/steps/4")["output"]
+    assert stored == "".join(words)
+
+
+def sent(house: Scene, streams: bool) -> str | None:
+    """What the same request with the same key brings, once it is over; None if the connection breaks."""
+    body = {"model": "baton-ultra", "messages": asking("Tell."), "stream": streams, **PLANNED}
+    headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "the same"}
+    url = f"{house.gateway.url}/v1/chat/completions"
+    try:
+        reply = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+    except httpx.TransportError:
+        return None
+    assert reply.status_code == 200, reply.text
+    return reply.text
 
 
 @at("F-08", "driver killed, and its successor too", "a third one finishes; every attempt declared")
