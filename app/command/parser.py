@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     _runs(commands)
     _audit(commands)
     _plan(commands)
+    _grade(commands)
     _train(commands)
     return root
 
@@ -163,6 +164,31 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
     train.add_argument("--threads", type=_count, default=1, help="of torch")
     train.add_argument("--dear", action="store_true", help="weigh cost by 0.60 and wait by 0.35, not 0.30 and 0.10")
     train.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
+
+
+def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:
+    grade = _command(
+        commands,
+        "grade",
+        "grade",
+        "rate journaled runs by rules, and note what their callers did; it is stored beside what callers said",
+    )
+    grade.add_argument("--tasks", metavar="FILE", help='JSON lines: {"question": "...", "grader": {"kind": ...}}')
+    grade.add_argument(
+        "--grader",
+        action="append",
+        default=[],
+        metavar="JSON",
+        help='a rule for every run, such as {"kind": "numeric", "expected": 42}; kinds: exact, numeric, choice, regex, '
+        "schema; repeatable",
+    )
+    grade.add_argument("--signs", action="store_true", help="note who cancelled, left, or asked the same again")
+    grade.add_argument("--run", help="only this run: its id, a prefix of one, or last")
+    grade.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
+    for name in ("tier", "tenant"):
+        grade.add_argument(f"--{name}", help=f"only runs of this {name}")
+    grade.add_argument("--dry-run", action="store_true", help="store nothing")
+    grade.add_argument("--json", action="store_true", help="every rating, as JSON")
 
 
 def _count(text: str) -> int:

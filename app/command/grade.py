@@ -1,0 +1,232 @@
+"""`baton grade`: rate journaled runs by rules, and note what their callers did; both beside what callers said.
+
+What it stores has a fixed id for each run, rule and version, so it may be run again and again, over the same runs too.
+Only answers are graded: a run that failed, was stopped or was only planned has none, and an outage is no wrong answer.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from app.command import loop, storage, terminal
+from app.config import Settings, read
+from app.core import grading
+from app.core.chat import Message, task_from_json
+from app.core.feedback import SIGNS, Feedback, derived, repeats, sign
+from app.core.grading import Grader
+from app.core.journal import Event, Kind
+from app.errors import ConfigInvalid
+from app.store.protocol import RunQuery, RunRow, Store
+
+PAGE = 200
+MOST_LINES, LINE_BYTES = 1_000_000, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A grader, as it was written, and the question that it is for; None: it is for every run."""
+
+    grader: Grader
+    written: str
+    question: str | None
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of it."""
+
+    ratings: list[Feedback] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Runs that were not rated, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A run that has ended, with its conversation; None where that was erased."""
+
+    row: RunRow
+    events: Sequence[Event]
+    messages: tuple[Message, ...] | None
+
+    @property
+    def question(self) -> str | None:
+        """What the user said last."""
+        said = [message.text for message in self.messages or () if message.role == "user"]
+        return _plain(said[-1]) if said else None
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Rate, store and tell."""
+    settings = read(environ)
+    terminal.log_to_stderr("warning")
+    rules = _rules(asked)
+    if not rules and not asked.signs:
+        raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
+    found = loop.run(_rate(settings, asked, rules, now()))
+    if asked.json:
+        print(orjson.dumps([_shown(one) for one in found.ratings], option=orjson.OPT_INDENT_2).decode())
+    else:
+        _tell(found, stored=not asked.dry_run)
+    return 0
+
+
+# -- rules
+
+
+def _rules(asked: argparse.Namespace) -> list[Rule]:
+    """All of them; raises `ConfigInvalid` with every fault."""
+    faults: list[str] = []
+    rules = [rule for text in asked.grader for rule in _rule(text, "--grader", None, faults)]
+    if asked.tasks is not None:
+        rules += _read(Path(asked.tasks), faults)
+    if faults:
+        raise ConfigInvalid(faults)
+    return rules
+
+
+def _read(path: Path, faults: list[str]) -> list[Rule]:
+    """A file of JSON lines: `{"question": "...", "grader": {...}}`; other fields are for others."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        faults.append(f"{path}: cannot be read; name a file of JSON lines")
+        return []
+    rules: list[Rule] = []
+    for number, line in enumerate(lines[:MOST_LINES], 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            task = json.loads(line[:LINE_BYTES])
+        except (ValueError, RecursionError):
+            task = None
+        if not isinstance(task, dict) or not isinstance(task.get("question"), str):
+            faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
+            continue
+        rules += _rule(json.dumps(task.get("grader")), place, _plain(task["question"]), faults)
+    return rules
+
+
+def _rule(text: str, place: str, question: str | None, faults: list[str]) -> Iterator[Rule]:
+    try:
+        spec = json.loads(text)
+        yield Rule(grading.grader(spec), json.dumps(spec, sort_keys=True), question)
+    except json.JSONDecodeError:
+        faults.append(f"{place}: is not JSON; correct it")
+    except ValueError as error:
+        faults.append(f"{place}: {error}")
+
+
+def _plain(text: str) -> str:
+    """A question without differences in spacing."""
+    return " ".join(text.split())
+
+
+# -- runs
+
+
+async def _rate(settings: Settings, asked: argparse.Namespace, rules: Sequence[Rule], now: float) -> Found:
+    found = Found()
+    by_question: dict[str | None, list[Rule]] = {}
+    for rule in rules:
+        by_question.setdefault(rule.question, []).append(rule)
+    async with storage.opened(settings) as store:
+        later: dict[str, Told] = {}
+        async for told in _runs(store, asked, now):
+            if rules:
+                await _graded(store, told, by_question, found, now)
+            if asked.signs:
+                found.ratings += _signs(told, later.get(told.row.key), now)
+                later[told.row.key] = told
+        for one in found.ratings if not asked.dry_run else ():
+            await store.rate(one)
+    return found
+
+
+async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIterator[Told]:
+    """The runs that are asked for, newest first, those that go on left out."""
+    if asked.run is not None:
+        yield await _told(store, await storage.find(store, asked.run))
+        return
+    since = now - asked.since if asked.since else None
+    before: tuple[float, str] | None = None
+    while rows := await store.runs(
+        RunQuery(tenant=asked.tenant, tier=asked.tier, since=since, before=before, limit=PAGE)
+    ):
+        for row in rows:
+            if row.ended_at is not None:
+                yield await _told(store, row)
+        before = (rows[-1].created_at, rows[-1].id)
+
+
+async def _told(store: Store, row: RunRow) -> Told:
+    events = (await store.journal(row.id)).events
+    task = str(events[0].body["task"])
+    bodies = await store.contents(row.id, [task])
+    return Told(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
+
+
+async def _graded(
+    store: Store, told: Told, rules: Mapping[str | None, Sequence[Rule]], found: Found, now: float
+) -> None:
+    """Grade a run's answer by the rules for its question, and by those for every run."""
+    row = told.row
+    fitting = [*rules.get(None, ()), *(rules.get(told.question, ()) if told.question is not None else ())]
+    answers = [str(event.body.get("answer") or "") for event in told.events if event.kind is Kind.SUCCEEDED]
+    if not fitting:
+        found.skipped["no rule is for its question" if told.messages is not None else "its content was erased"] += 1
+    elif not answers or told.events[0].body["preview"]:
+        found.skipped[f"it has no answer ({row.state})"] += 1
+    else:
+        bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}
+        if answers[0] not in bodies:
+            found.skipped["its content was erased"] += 1
+            return
+        for rule in fitting:
+            grade = rule.grader.grade(bodies[answers[0]].decode("utf-8", "replace"))
+            about = {"score": grade.score, "by": rule.written}
+            found.ratings.append(derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about))
+
+
+def _signs(told: Told, later: Told | None, now: float) -> Iterator[Feedback]:
+    """What the caller did with a run; `later` is the next one of the same key."""
+    row = told.row
+    seen = [sign(told.events)]
+    if later is not None and told.messages is not None and later.messages is not None and row.ended_at is not None:
+        again = repeats(told.messages, later.messages, later.row.created_at - row.ended_at)
+        seen += ["regenerated"] if again and row.state == "succeeded" else []
+    for name in filter(None, seen):
+        yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
+
+
+# -- telling
+
+
+def _shown(one: Feedback) -> dict[str, Any]:
+    named = ("id", "run", "kind", "source", "version", "score", "label")
+    return {name: getattr(one, name) for name in named}
+
+
+def _tell(found: Found, *, stored: bool) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("kind", "source", "version", "runs", "mean score"):
+        table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")
+    groups: dict[tuple[str, str, str], list[Feedback]] = {}
+    for one in found.ratings:
+        groups.setdefault((one.kind, one.source, one.version), []).append(one)
+    for names, ratings in sorted(groups.items()):
+        scores = [one.score for one in ratings if one.score is not None]
+        table.add_row(*names, str(len(ratings)), f"{sum(scores) / len(scores):.3f}" if scores else "-")
+    console = terminal.out()
+    console.print(table if groups else "Nothing was found.")
+    for reason, count in sorted(found.skipped.items()):
+        console.print(f"not graded: {count}, because {reason}", markup=False)
+    if not stored and groups:
+        console.print("Nothing was stored (--dry-run).")
