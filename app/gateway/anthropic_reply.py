@@ -41,7 +41,7 @@ def message(ended: Ended) -> bytes:
     """A whole message."""
     content: list[dict[str, Any]] = []
     if ended.answer:
-        content.append({"type": "text", "text": ended.answer, "citations": None})
+        content.append({"type": "text", "text": ended.answer})
     content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in ended.calls]
     return orjson.dumps(
         _head(ended.state)
@@ -124,7 +124,7 @@ class Events:
         frames = b""
         if said.text:
             if self._open != "text":
-                frames += self._start("text", {"type": "text", "text": "", "citations": None})
+                frames += self._start("text", {"type": "text", "text": ""})
             frames += self._numbered(said.at, self._delta({"type": "text_delta", "text": said.text}))
         for delta in said.calls:
             if self._open != str(delta.index):
