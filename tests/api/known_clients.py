@@ -316,6 +316,12 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
         "tools[0].type",
         "should be 'function'",
     ),
+    "codex, namespaces of tools": (
+        RESPONSES,
+        {"input": "Hi", "tools": [{"type": "namespace", "name": "agents", "description": "x", "tools": []}]},
+        "tools[0].type",
+        "should be 'function'",
+    ),
     "claude code, hosted search": (
         MESSAGES,
         {"max_tokens": 9, "messages": [HI], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
