@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from app.learn import world
-from app.learn.plans import Plan, hands, kinds, needs
+from app.learn.plans import Plan, PlanStep, hands, kinds, needs
 from app.learn.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting
 
 
@@ -35,34 +35,74 @@ def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
     return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
 
 
+class _Part(NamedTuple):
+    """What a step's odds and price depend on beside its worker."""
+
+    role: str
+    works: bool
+    crowd: int
+    hands: tuple[int, ...]
+    """Of a check: the steps that have had a hand in what is checked."""
+    seen: tuple[tuple[int, ...], ...]
+    """For each combination of the earlier bits, those that it works on."""
+    written: int
+    read: int
+    """Tokens; of reading without the question."""
+    user: bool
+    sees: tuple[int, ...]
+
+
+@lru_cache(20_000)
+def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_Part, ...], bool]:
+    """The parts of all plans of this shape, and whether they answer at all."""
+    plan = tuple(PlanStep(0, role, user, sees) for role, user, sees in shape)
+    yields = kinds(plan)
+    used = [needs(plan, place, yields) for place in range(len(plan))]
+    written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
+    parts = tuple(
+        _Part(
+            step.role,
+            yields[place] != "nothing",
+            len(step.sees) - len(used[place]),
+            tuple(hands(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
+            tuple(tuple(bits >> n & 1 for n in used[place]) for bits in range(1 << place)),
+            written[place],
+            sum(written[n] for n in step.sees),
+            step.user,
+            step.sees,
+        )
+        for place, step in enumerate(plan)
+    )
+    return parts, yields[-1] == "answer"
+
+
+def _parts(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
+    return _layout(tuple([step[1:] for step in plan]))
+
+
 @lru_cache(200_000)
 def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
     """The chance that the plan's answer is right."""
-    yields = kinds(plan)
-    if yields[-1] != "answer":
+    parts, answers = _parts(plan)
+    if not answers:
         return 0.0
-    return sum(_right(plan, yields, kind, trait, pool) for trait in TRAITS) / len(TRAITS)
+    return sum([_right(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
 
 
-def _right(plan: Plan, yields: list[str], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
-    used_by = [needs(plan, place, yields) for place in range(len(plan))]
+def _right(
+    plan: Plan, parts: tuple[_Part, ...], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]
+) -> float:
     odds = [1.0]
     """The chance of each combination of bits so far; bit n is step n's."""
-    for place, step in enumerate(plan):
-        if yields[place] == "nothing":
+    for step, part in zip(plan, parts, strict=True):
+        if not part.works:
             odds += [0.0] * len(odds)
             continue
-        used = used_by[place]
-        crowd = len(step.sees) - len(used)
-        own = step.role == "check" and any(plan[n].worker == step.worker for n in hands(used_by, yields, used[0]))
+        own = any([plan[n].worker == step.worker for n in part.hands])
         worker = pool[step.worker]
-        chances = [
-            chance(worker, kind, trait, step.role, tuple(bits >> n & 1 for n in used), own, crowd)
-            for bits in range(len(odds))
-        ]
-        odds = [p * (1 - c) for p, c in zip(odds, chances, strict=True)] + [
-            p * c for p, c in zip(odds, chances, strict=True)
-        ]
+        known = {seen: chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
+        good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
+        odds = [p - g for p, g in zip(odds, good, strict=True)] + good
     return sum(odds[len(odds) // 2 :])
 
 
@@ -81,13 +121,11 @@ def chance(
 
 def bill(plan: Plan, level: int, pool: tuple[Profile, ...]) -> tuple[float, float]:
     """Dollars of all calls, and seconds on the critical path to the last step."""
-    yields = kinds(plan)
-    written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
     ends: list[float] = []
     dollars = 0.0
-    for place, step in enumerate(plan):
+    for step, part in zip(plan, _parts(plan)[0], strict=True):
         worker = pool[step.worker]
-        read = (QUESTION + PER_LEVEL * level if step.user else 0) + sum(written[n] for n in step.sees)
-        dollars += world.usd(worker, read, written[place])
-        ends.append(max((ends[n] for n in step.sees), default=0.0) + world.seconds(worker, written[place]))
+        read = part.read + (QUESTION + PER_LEVEL * level if part.user else 0)
+        dollars += world.usd(worker, read, part.written)
+        ends.append(max([ends[n] for n in part.sees], default=0.0) + world.seconds(worker, part.written))
     return dollars, max(ends)

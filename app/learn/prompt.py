@@ -59,13 +59,16 @@ def pad() -> int:
 def tokens(text: str, pool: Pool, order: Sequence[int], noise: Random | None = None, share: float = 0.0) -> list[int]:
     """The prompt for a task: ordinal n stands for the worker `pool[order[n]]`.
 
-    With `noise`, each word of the task is taken for an unknown one with the chance `share`.
+    With `noise`, each word of the task is taken for an unknown one with a chance of up to `share`, drawn anew for each
+    task; digits and signs stay.
     """
     ids = _ids()
     unknown = ids["<unknown>"]
-    task = [ids.get(word, unknown) for word in WORD.findall(text.lower())][:MOST_WORDS]
-    if noise is not None:
-        task = [unknown if noise.random() < share else one for one in task]
+    hidden = noise.random() * share if noise is not None else 0.0
+    task = [
+        unknown if noise is not None and word.isalpha() and noise.random() < hidden else ids.get(word, unknown)
+        for word in WORD.findall(text.lower())[:MOST_WORDS]
+    ]
     cards = [one for ordinal, place in enumerate(order) for one in (*_card(pool[place]), FIRST_WORKER + ordinal)]
     return [*task, ids["<pool>"], *cards]
 

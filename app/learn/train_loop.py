@@ -35,15 +35,15 @@ class Recipe:
     heads: int = 2
     drill_steps: int = 250
     drill_rate: float = 1e-3
-    warm_steps: int = 700
+    warm_steps: int = 900
     warm_lessons: int = 64
     warm_draws: int = 32
-    steps: int = 200
+    steps: int = 120
     lessons: int = 64
     group: int = 8
     standard: float = 0.5
-    unknown: float = 0.1
-    """The share of a task's words that training hides, so that unseen phrasings are no surprise."""
+    unknown: float = 0.7
+    """The largest share of a task's words that training hides, so that unseen phrasings are no surprise."""
     warm_rate: float = 1.5e-3
     rate: float = 1e-3
     entropy: float = 0.01

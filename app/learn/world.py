@@ -60,6 +60,10 @@ class Profile:
     pace: float
     """Output tokens per second."""
 
+    def __hash__(self) -> int:
+        """Of what pools differ in: training looks workers up a hundred thousand times a second."""
+        return hash((self.name, self.price))
+
 
 @cache
 def profiles() -> Mapping[str, Profile]:
