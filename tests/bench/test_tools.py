@@ -13,6 +13,7 @@ import pytest
 from app.config.poolfile import parse
 
 from . import load as generator
+from . import talk
 from .held import held
 from .load import Load, percentiles, run
 from .processes import DidNotStart, Running, bare, cpu_seconds, started, upstream
@@ -66,6 +67,18 @@ def test_runs_as_a_process_and_measures_cpu(workers: Running) -> None:
     assert report.requests > 5
     assert 0 < cpu_seconds([workers]) - before < 20
     assert workers.rss_bytes() > 2**20
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_talk_goes_on_with_every_call_and_times_what_brings_a_result(
+    workers: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(talk, "TURNS", 3)
+    times = talk.turns(Target("direct", workers.url, (workers,)), "caller", 0.01, stream=stream)
+    assert len(times) == 3
+    assert min(times) >= 20
+    with pytest.raises(talk.Lost):
+        talk.turns(Target("direct", workers.url, (workers,)), "fast", 0.01, stream=stream)
 
 
 def test_bare_relays_both_ways(workers: Running) -> None:
