@@ -138,7 +138,7 @@ class WireTool(Wire):
 
     type: Literal["custom"] | None = None
     name: Name
-    description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
+    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheMark | None = None

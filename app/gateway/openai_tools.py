@@ -23,7 +23,7 @@ class Function(Wire):
     """What a function is called, does and takes."""
 
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
+    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 

@@ -27,7 +27,7 @@ class FunctionTool(Wire):
 
     type: Literal["function"]
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=16_384)] | None = None
+    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     output_schema: dict[str, Any] | None = None

@@ -179,7 +179,9 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
                     ],
                 },
             ],
-            "tools": [{"name": "Bash", "description": "Runs.", "input_schema": CLOSED, "eager_input_streaming": True}],
+            "tools": [
+                {"name": "Bash", "description": "Runs. " * 4_000, "input_schema": CLOSED, "eager_input_streaming": True}
+            ],
             "metadata": {"user_id": '{"device_id":"1","session_id":"2"}'},
             "thinking": {"type": "adaptive"},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
