@@ -414,8 +414,10 @@ def _schedule(state: RunState) -> tuple[Command, ...]:
 def _await(state: RunState) -> tuple[Command, ...]:
     """Once nothing goes on by itself any more."""
     waiting = tuple(step.n for step in state.current if step.state == "awaiting_tool")
+    if not waiting:
+        return ()
     needed = state.answering is not None and not state.answering.settled
-    return (Await(waiting),) if waiting and needed and not state.open_calls and not _busy(state) else ()
+    return (Await(waiting),) if needed and not state.open_calls and not _busy(state) else ()
 
 
 def _busy(state: RunState) -> bool:
@@ -423,10 +425,10 @@ def _busy(state: RunState) -> bool:
 
 
 def _finish(state: RunState) -> tuple[Command, ...]:
-    if state.accepted and not state.current:  # the empty plan
-        return _succeed(state.previous)
     answering = state.answering
-    if answering is None or not answering.settled or _busy(state):
+    if answering is None:
+        return _succeed(state.previous) if state.accepted else ()  # the empty plan takes the answer before
+    if not answering.settled or _busy(state):
         return ()  # a step that waits for tools, and those that wait for it, are not needed once the answer is there
     answer = state.answer(state.round)
     if answer is None:

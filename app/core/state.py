@@ -223,7 +223,8 @@ class RunState:
     def answering(self) -> StepState | None:
         """The step whose output is the present round's answer; known once a proposal is accepted, and none if it is
         the empty plan."""
-        return self.current[-1] if self.accepted and self.current else None
+        current = self.current if self.accepted else ()
+        return current[-1] if current else None
 
     @property
     def round(self) -> int:
