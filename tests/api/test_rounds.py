@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.core import drafts
+from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.journal import Event, Kind
 from app.core.progress import Propose, fold
 from app.core.state import DRIVER_LOST
@@ -20,7 +21,7 @@ from app.planner import faults
 from app.wiring import House
 from tests.api.house import Outcome, calling, events, finish, kinds, narrowed, open_house, order, plan_text, pool_text
 from tests.core.play import admission, numbered
-from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall
+from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall, ToolCall
 from tests.stubs import Usage as Used
 
 EMPTY = '{"steps": []}'
@@ -381,3 +382,31 @@ def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     seen = Step("ada", "Mend it", Access(False, (), previous=True))
     assert faults(state, seen, 0) == ["step 0: access lists a previous answer, and there is none"]
     assert faults(state, replace(seen, access=Access()), 0) == []
+
+
+async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: House) -> None:
+    """The first round's answer needs a tool of the caller's; what came back is seen by nobody else."""
+    call = ToolCall("look", '{"q": "a"}', "their-1")
+    for worker in SAYS:
+        stub.script(worker, Reply(tool_calls=(call,), finish="tool"))
+    one = plan_text((0, "Answer it", ["user"]))
+    plans(stub, one)
+    said = [Message("user", (Text("What is it?"),))]
+    box = Toolbox((Tool("look", "Looks something up."),))
+    first = await run(opened, task=Task(tuple(said), toolbox=box))
+    assert first.ended.finish == "tool_calls"
+    stub.clear()
+    for worker in SAYS:
+        stub.always(worker, Reply(chunks=(SAYS[worker],)))
+    plans(stub, plan_text((1, "Mend it", ["previous"])), EMPTY)
+    [called] = first.ended.calls
+    said += [Message("assistant", (), calls=(called,)), Message("tool", (Text("It is A."),), call_id=called.id)]
+    last = await run(opened, task=Task(tuple(said), toolbox=box))
+    state = last.ended.state
+    journal = await events(opened, state.run)
+    assert (state.run, state.state, state.turn.number, state.rounds) == (first.ended.state.run, "succeeded", 1, 2)
+    assert last.ended.answer == SAYS[worker_of(journal, 1)]
+    mender = worker_of(journal, 1)
+    assert "It is A." not in asked(stub, mender), "a step sees its own transcript and what its access list grants"
+    assert SAYS[worker_of(journal, 0)] in asked(stub, mender)
+    assert "It is A." not in asked(stub, "planner")
