@@ -92,7 +92,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Cancel whatever is left, on held machines too; how many tasks would not end. The seams must refuse by now."""
         for machine in self._machines:
             self.let_go(machine)
-        self._bound = self.turns + 200_000
+        self._bound = self.turns + 50_000
         asyncio._set_running_loop(self)
         try:
             left = self._cancel_all(rounds=20)

@@ -17,7 +17,7 @@ from tests.simulation.witness import ENDINGS
 from tests.simulation.world import PATIENCE, World
 
 HARM = ("process.", "crash at ", "freeze at ")
-PROMPTLY, QUIESCE = 4.0, 8.0
+PROMPTLY, QUIESCE = 3.0, 6.0
 """In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
 LAST_WORDS = ("step.skipped", "step.failed")
 TOKEN = re.compile(r"<(?:user|out|sub|evil):[^<>]*>")
@@ -33,11 +33,19 @@ def judge(world: World) -> list[str]:
         f"oracle.{check.__name__}: {case.run}: {sentence}"
         for case in cases
         for check in CHECKS
-        for sentence in check(case)
+        for sentence in _found(check, case)
     ]
     found += [f"oracle.strangers: {sentence}" for sentence in _strangers(world, cases)]
     found += [f"oracle.liveness: {sentence}" for sentence in _liveness(world)]
     return found
+
+
+def _found(check: Check, case: Case) -> Iterator[str]:
+    """What a check says; evidence that it cannot even read is evidence too."""
+    try:
+        yield from check(case)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        yield f"its evidence makes no sense: {error!r}"
 
 
 def the_journal_has_no_gaps(case: Case) -> Iterator[str]:
@@ -229,7 +237,8 @@ def a_wish_is_heard(case: Case) -> Iterator[str]:
     """Who asks for the end of a run gets it, as soon as nothing is broken any more."""
     asked = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
     if asked and case.end is not None:
-        waited = case.end.at - max(asked[0], case.world.healed)
+        broken_until = 0.0 if case.only("caller.", "worker.", "conductor.") else case.world.healed
+        waited = case.end.at - max(asked[0], broken_until)
         if waited > PROMPTLY * case.world.lease + QUIESCE:
             yield f"it went on for {waited:.1f} s after it was cancelled"
 

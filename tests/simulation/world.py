@@ -32,7 +32,7 @@ PATIENCE = 60.0
 """Seconds after the last deadline in which everything must have come to rest."""
 STOPPING = 90.0
 """Seconds in which a healthy process must have stopped."""
-TURNS = 400_000
+TURNS = 15_000
 LAYOUTS = (
     ((True, True),),
     ((True, True), (True, True)),

@@ -1,0 +1,371 @@
+"""Bugs that are put into the product on purpose, one at a time, and who must find each.
+
+A bug is a small patch that takes one promise away; its weather is what lets that matter. `test_zoo.py` plays seeds
+until somebody objects, and the same seeds without the bug, where nobody may.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+import pytest
+from sqlalchemy import Connection, update
+
+from app import conduct, dispatch
+from app.attempt import Attempt
+from app.audience import Audience
+from app.candidates import Candidates
+from app.core.journal import Event
+from app.core.pool import Deadlines
+from app.core.state import RunState
+from app.core.workflow import Access
+from app.dispatch import Execution
+from app.dispatcher import Dispatcher
+from app.errors import LeaseLost, RunOverBudget
+from app.orphans import Orphans
+from app.outcomes import Outcomes
+from app.store import commit, lanes, runs
+from app.store.commit import pack
+from app.store.protocol import Appended, Entry, Ledger, Move
+from app.store.sql import SqlStore
+from app.store.tables import RUNS
+
+Patch = pytest.MonkeyPatch
+CALM: Mapping[str, float] = {}
+KILLS = {"process.killed": 0.3, "crash at store.committed": 0.03, "crash at worker.piece": 0.03}
+ZOMBIES = {"process.frozen": 0.9, "worker.slow": 0.5}
+SLEEPERS = {"freeze at worker.received": 0.7}
+COMMITS = {"store.commit.unanswered_written": 0.15, "store.commit.unanswered_not_written": 0.15}
+LOST_WRITES = {"store.write.down": 0.3, "crash at store.write": 0.05}
+POOR = {"caller.brings_little_money": 0.9}
+CANCELS = {"caller.cancels": 0.9, "worker.slow": 0.9}
+LATE = {**CANCELS, "queue.tell.lost": 1.0}
+TORN = {"crash at worker.piece": 0.3}
+ERRORS = {"worker.unavailable": 0.6}
+OUTAGES = {"store.outage": 0.3}
+HANGS = {"worker.hangs_at_first": 0.5}
+DEADLY = {"crash at worker.received": 1.0}
+LOST_RINGS = {"queue.ring.lost": 0.9}
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is taken away, how, in which weather, and who must notice (any of them)."""
+
+    name: str
+    put_in: Callable[[Patch], None]
+    weather: Mapping[str, float]
+    noticed_by: tuple[str, ...]
+
+
+# -- the store
+
+
+def no_epoch_fence(patch: Patch) -> None:
+    check = commit._check_order
+
+    def lax(run: Any, entry: Entry) -> None:
+        check(run, replace(entry, epoch=run.epoch) if entry.epoch is not None else entry)
+
+    patch.setattr(commit, "_check_order", lax)
+
+
+def no_claim_fence(patch: Patch) -> None:
+    def anybodys(desk: Any, run: str, move: Move, _at: float) -> Any:
+        ticket = desk._tickets.get((run, move.step))
+        if ticket is None or ticket.gone:
+            raise LeaseLost
+        return ticket
+
+    patch.setattr(commit._Desk, "_ticket", anybodys)
+
+
+def acknowledge_before_the_commit(patch: Patch) -> None:
+    append = SqlStore.append
+
+    async def hasty(store: SqlStore, entry: Entry) -> Appended:
+        if entry.new is None:
+            return await append(store, entry)
+        written = store.lanes[0].put(pack(entry))
+        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+        bodies = [orjson.loads(orjson.dumps(draft.body)) for draft in entry.events]
+        pairs = enumerate(zip(entry.events, bodies, strict=True), 1)
+        return Appended(tuple(Event(entry.run, seq, draft.kind, entry.at, body) for seq, (draft, body) in pairs))
+
+    patch.setattr(SqlStore, "append", hasty)
+
+
+def believe_an_unanswered_commit(patch: Patch) -> None:
+    patch.setattr(lanes, "landed", lambda conn, outcomes: True)
+
+
+def repeat_an_unanswered_commit(patch: Patch) -> None:
+    patch.setattr(lanes, "landed", lambda conn, outcomes: False)
+
+
+def take_over_without_raising_the_epoch(patch: Patch) -> None:
+    adopt = runs.adopt
+
+    def quiet(conn: Connection, **given: Any) -> Any:
+        rows = adopt(conn, **given)
+        conn.execute(update(RUNS).where(RUNS.c.id.in_([row.id for row in rows])).values(epoch=RUNS.c.epoch - 1))
+        return tuple(replace(row, epoch=row.epoch - 1) for row in rows)
+
+    patch.setattr(runs, "adopt", quiet)
+
+
+def ring_without_an_outbox_row(patch: Patch) -> None:
+    file = commit._Desk._file
+    patch.setattr(commit._Desk, "_file", lambda desk, run, entry: file(desk, run, replace(entry, outbox=())))
+
+
+def write_after_the_end(patch: Patch) -> None:
+    def lax(run: Any, entry: Entry) -> None:
+        if entry.epoch is not None and entry.epoch != run.epoch:
+            raise LeaseLost
+
+    patch.setattr(commit, "_check_order", lax)
+
+
+def end_twice(patch: Patch) -> None:
+    write_after_the_end(patch)
+    ending = conduct.ending
+    patch.setattr(conduct, "ending", lambda state, command: (*ending(state, command), ending(state, command)[-1]))
+
+
+def overspend(patch: Patch) -> None:
+    balance = commit._balance
+
+    def rich(run: Any, entry: Entry) -> tuple[int, int, int, int]:
+        try:
+            return balance(run, entry)
+        except RunOverBudget:
+            usd, tokens = entry.hold.usd - entry.release.usd, entry.hold.tokens - entry.release.tokens
+            spent = run.spent_usd + entry.spent.usd, run.spent_tokens + entry.spent.tokens
+            return run.held_usd + usd, run.held_tokens + tokens, *spent
+
+    patch.setattr(commit, "_balance", rich)
+
+
+def release_the_budget_early(patch: Patch) -> None:
+    balance = commit._balance
+
+    def holds_nothing(run: Any, entry: Entry) -> tuple[int, int, int, int]:
+        return balance(run, replace(entry, hold=Ledger(), release=Ledger()))
+
+    patch.setattr(commit, "_balance", holds_nothing)
+
+
+def refund_twice(patch: Patch) -> None:
+    balance = commit._balance
+
+    def generous(run: Any, entry: Entry) -> tuple[int, int, int, int]:
+        usd, tokens, *spent = balance(run, entry)
+        return max(usd - entry.release.usd, 0), max(tokens - entry.release.tokens, 0), spent[0], spent[1]
+
+    patch.setattr(commit, "_balance", generous)
+
+
+def bill_twice(patch: Patch) -> None:
+    balance = commit._balance
+
+    def greedy(run: Any, entry: Entry) -> tuple[int, int, int, int]:
+        held_usd, held_tokens, usd, tokens = balance(run, entry)
+        return held_usd, held_tokens, usd + entry.spent.usd, tokens + entry.spent.tokens
+
+    patch.setattr(commit, "_balance", greedy)
+
+
+# -- a step
+
+
+def skip_the_intent(patch: Patch) -> None:
+    async def silent(self: Execution, attempt: Attempt, openers: Any) -> None:
+        await self._append(self._entry((*openers, *self._outcomes())))
+        self._settled = ()
+
+    patch.setattr(Execution, "_intend", silent)
+
+
+def call_again_after_the_outcome(patch: Patch) -> None:
+    stream = Attempt.stream
+
+    async def twice(self: Attempt) -> AsyncIterator[list[Any]]:
+        async for pieces in stream(self):
+            yield pieces
+        async for _ in self._provider.stream(self._request, self._body, self._deadlines()):
+            pass
+
+    patch.setattr(Attempt, "stream", twice)
+
+
+def do_a_step_again_when_it_is_done(patch: Patch) -> None:
+    move = commit._Desk._move
+
+    def kept(desk: Any, run: Any, ticket: Any, given: Move) -> None:
+        move(desk, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
+
+    patch.setattr(commit._Desk, "_move", kept)
+    patch.setattr(Execution, "_idle", lambda _self, state: state.ended)
+
+
+def use_an_attempt_number_again(patch: Patch) -> None:
+    made = Execution._attempt
+
+    def first(self: Execution, *given: Any) -> Attempt:
+        attempt = made(self, *given)
+        attempt._number = 1
+        return attempt
+
+    patch.setattr(Execution, "_attempt", first)
+
+
+def try_without_end(patch: Patch) -> None:
+    init = Candidates.__init__
+    patch.setattr(Candidates, "__init__", lambda self, health, workers, attempts: init(self, health, workers, 99))
+
+
+def forget_lost_calls(patch: Patch) -> None:
+    patch.setattr(Execution, "_lost", lambda *_: ())
+
+
+def lose_an_outcome_in_an_outage(patch: Patch) -> None:
+    async def once(_self: Outcomes, _entry: Entry, append: Callable[[], Any]) -> None:
+        await append()
+
+    patch.setattr(Outcomes, "write", once)
+
+
+def bury_a_dead_letter_in_silence(patch: Patch) -> None:
+    fail = Execution._fail
+
+    async def silent(self: Execution, code: str, openers: Any, **facts: object) -> None:
+        if code != "dead_letter":
+            return await fail(self, code, openers, **facts)
+        await self._append(self._entry(openers, move=Move(self._ticket.step, "finish", claim=self._work.claim)))
+
+    patch.setattr(Execution, "_fail", silent)
+
+
+def _seeing(patch: Patch, wider: Callable[[RunState, int, Access], Access]) -> None:
+    look = dispatch.look
+
+    async def peeping(store: Any, state: RunState, n: int, *given: Any) -> Any:
+        step = replace(state.steps[n], access=wider(state, n, state.steps[n].access))
+        return await look(store, replace(state, steps={**state.steps, n: step}), n, *given)
+
+    patch.setattr(dispatch, "look", peeping)
+
+
+def see_a_step_that_is_not_listed(patch: Patch) -> None:
+    def all_before(state: RunState, n: int, access: Access) -> Access:
+        return Access(access.user, tuple(m for m in range(n) if m in state.steps))
+
+    _seeing(patch, all_before)
+
+
+def see_the_conversation_unasked(patch: Patch) -> None:
+    _seeing(patch, lambda _state, _n, access: Access(True, access.steps))
+
+
+# -- a run
+
+
+def ignore_expiry(patch: Patch) -> None:
+    decide = conduct.decide
+    patch.setattr(conduct, "decide", lambda state, _now: decide(state, 0.0))
+    patch.setattr(Execution, "_left", lambda *_: 1e6)
+    patch.setattr(Attempt, "_deadlines", lambda _self: Deadlines(1e6, 1e6, 1e6, 1e6))
+
+
+def ignore_a_cancellation(patch: Patch) -> None:
+    decide = conduct.decide
+    patch.setattr(conduct, "decide", lambda state, now: decide(replace(state, cancel_asked=False), now))
+
+
+def leave_orphans_alone(patch: Patch) -> None:
+    async def nothing(_self: Orphans, _room: int) -> None:
+        return
+
+    patch.setattr(Orphans, "_take_over", nothing)
+
+
+def wait_for_the_bell_alone(patch: Patch) -> None:
+    async def none(*_: object) -> Any:
+        return ()
+
+    patch.setattr(Dispatcher, "_take_from_outbox", none)
+    patch.setattr(SqlStore, "overdue", none)
+
+
+def drop_the_last_words(patch: Patch) -> None:
+    patch.setattr(Audience, "_end", lambda _self, listener, ended: listener.line.push(ended))
+
+
+def tell_a_reply_twice(patch: Patch) -> None:
+    end = Audience._end
+
+    def again(self: Audience, listener: Any, ended: Any) -> None:
+        listener.chars = 0
+        end(self, listener, ended)
+
+    patch.setattr(Audience, "_end", again)
+
+
+def go_on_with_other_words(patch: Patch) -> None:
+    patch.setattr(Audience, "_objection", lambda *_: None)
+
+
+def log_in_vain(patch: Patch) -> None:
+    """Something breaks in a driver; the next one repairs it, and nobody else would notice."""
+    ring = conduct.Driver.ring
+
+    async def breaks(self: Any, outbox: Any) -> None:
+        await ring(self, outbox)
+        raise KeyError(self.state.run)
+
+    patch.setattr(conduct.Driver, "ring", breaks)
+
+
+BUGS = (
+    Bug("no epoch fence", no_epoch_fence, ZOMBIES, ("witness",)),
+    Bug("no claim fence", no_claim_fence, SLEEPERS, ("witness",)),
+    Bug("acknowledge before the commit", acknowledge_before_the_commit, LOST_WRITES, ("oracle.strangers",)),
+    Bug("believe an unanswered commit", believe_an_unanswered_commit, COMMITS, ("oracle.strangers", "witness")),
+    Bug("repeat an unanswered commit", repeat_an_unanswered_commit, COMMITS, ("witness",)),
+    Bug("take over without raising the epoch", take_over_without_raising_the_epoch, ZOMBIES, ("witness",)),
+    Bug(
+        "ring without an outbox row", ring_without_an_outbox_row, CALM, ("oracle.nothing_is_degraded_without_a_fault",)
+    ),
+    Bug("write after the end", write_after_the_end, LATE, ("oracle.it_ends_once",)),
+    Bug("end twice", end_twice, CALM, ("oracle.it_ends_once",)),
+    Bug("overspend", overspend, POOR, ("witness",)),
+    Bug("release the budget early", release_the_budget_early, CALM, ("witness",)),
+    Bug("refund twice", refund_twice, CALM, ("witness",)),
+    Bug("bill twice", bill_twice, CALM, ("witness",)),
+    Bug("skip the intent", skip_the_intent, CALM, ("witness",)),
+    Bug("call again after the outcome", call_again_after_the_outcome, CALM, ("witness",)),
+    Bug("do a step again", do_a_step_again_when_it_is_done, CALM, ("oracle.no_step_runs_after_it_is_done",)),
+    Bug("use an attempt number again", use_an_attempt_number_again, ERRORS, ("oracle.attempts_are_counted",)),
+    Bug("try without end", try_without_end, ERRORS, ("oracle.attempts_are_counted",)),
+    Bug("forget lost calls", forget_lost_calls, KILLS, ("oracle.each_intent_has_one_outcome",)),
+    Bug(
+        "lose an outcome in an outage",
+        lose_an_outcome_in_an_outage,
+        OUTAGES,
+        ("oracle.an_outcome_is_lost_only_with_its_process",),
+    ),
+    Bug("bury a dead letter in silence", bury_a_dead_letter_in_silence, DEADLY, ("oracle.no_run_is_forgotten",)),
+    Bug("see a step that is not listed", see_a_step_that_is_not_listed, CALM, ("oracle.steps_see_what_is_granted",)),
+    Bug("see the conversation unasked", see_the_conversation_unasked, CALM, ("oracle.steps_see_what_is_granted",)),
+    Bug("ignore expiry", ignore_expiry, HANGS, ("oracle.it_ends_once", "oracle.it_ends_in_time")),
+    Bug("ignore a cancellation", ignore_a_cancellation, CANCELS, ("oracle.a_wish_is_heard",)),
+    Bug("leave orphans alone", leave_orphans_alone, KILLS, ("oracle.it_ends_once",)),
+    Bug("wait for the bell alone", wait_for_the_bell_alone, LOST_RINGS, ("oracle.no_run_is_forgotten",)),
+    Bug("drop the last words", drop_the_last_words, CALM, ("oracle.the_caller_is_told_the_truth",)),
+    Bug("tell a reply twice", tell_a_reply_twice, CALM, ("oracle.the_caller_is_told_the_truth",)),
+    Bug("go on with other words", go_on_with_other_words, TORN, ("oracle.the_caller_is_told_the_truth",)),
+    Bug("break and be mended", log_in_vain, CALM, ("witness",)),
+)
+"""All of them."""
