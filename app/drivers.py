@@ -329,7 +329,7 @@ class Drivers:
                 await driver.drive()
             error = None
             if driver.state.state == "awaiting_tool":
-                self._waiting.keep(driver.state)
+                self._waiting.keep(driver.salt, driver.state)
         except* BatonError as group:
             error = _first(group)
             self._means.telemetry.log(logging.WARNING, "a run is left to its next driver", run=run, error=error.code)

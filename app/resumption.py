@@ -35,17 +35,17 @@ class Waiting:
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
-        self._states: OrderedDict[str, RunState] = OrderedDict()
+        self._states: OrderedDict[str, tuple[bytes, RunState]] = OrderedDict()
 
-    def keep(self, state: RunState) -> None:
+    def keep(self, salt: bytes, state: RunState) -> None:
         """Take note of a run that waits."""
-        self._states[state.run] = state
+        self._states[state.run] = salt, state
         self._states.move_to_end(state.run)
         while len(self._states) > self._most:
             self._states.popitem(last=False)
 
-    def take(self, run: str) -> RunState | None:
-        """What is kept of a run; it is kept no longer."""
+    def take(self, run: str) -> tuple[bytes, RunState] | None:
+        """What is kept of a run, its salt first; it is kept no longer."""
         return self._states.pop(run, None)
 
 
@@ -96,14 +96,16 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting) -> 
     return Found(row, salt, state, standing, shares)
 
 
-async def _now(means: Means, row: RunRow, known: RunState | None) -> tuple[bytes, RunState]:
+async def _now(means: Means, row: RunRow, known: tuple[bytes, RunState] | None) -> tuple[bytes, RunState]:
     """The run's salt, and its state now: at least as far as its row has got."""
-    journal = await means.store.journal(row.id, upto=row.seq, after=known.seq if known is not None else 0)
     if known is None:
+        journal = await means.store.journal(row.id, upto=row.seq)
         return journal.salt, fold(journal.events)
-    for event in journal.events:
-        known = advance(known, event)
-    return journal.salt, known
+    salt, state = known
+    if state.seq < row.seq:
+        for event in (await means.store.journal(row.id, upto=row.seq, after=state.seq)).events:
+            state = advance(state, event)
+    return salt, state
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
