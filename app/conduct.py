@@ -92,9 +92,7 @@ class Driver:
         self.planning: Propose | None = None
         """A proposal that was opened with the admission and waits for `drive` to begin."""
         self.inbox: Mailbox[Heard] = Mailbox(INBOX)
-        self._planner = Planner(
-            means, task=task, salt=salt, conductor=conductor, append=self._append, tell=self.inbox.push
-        )
+        self._planner = Planner(means, task=task, salt=salt, conductor=conductor, tell=self.inbox.push)
         self.fresh = False
         """Whether its turn has just begun, so that no step runs yet."""
         self._let_go = False
@@ -104,7 +102,7 @@ class Driver:
         self._contents: Mapping[str, bytes] = {}
         """The answer among them, read before the end is written."""
         self._began = means.tick()
-        self._store = Patient(means.store, self._worth_waiting)
+        self._store = Patient(means.store)
 
     def _worth_waiting(self) -> float:
         return self.state.deadline + LATE - self._means.now()
@@ -121,7 +119,7 @@ class Driver:
         async with asyncio.TaskGroup() as group:
             try:
                 if self.planning is not None:
-                    self._planner.start(group, self.state, self.planning)
+                    self._planner.start(group, self.state, self.planning, self._append)
                 elif self.state.proposal is not None and self.state.proposal.state == "open":
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
@@ -146,7 +144,7 @@ class Driver:
         if isinstance(follows.pending, Finish):
             await self._finish(follows.pending)
         elif follows.pending is not None:
-            self._planner.start(group, self.state, follows.pending)
+            self._planner.start(group, self.state, follows.pending, self._append)
         elif self.state.state == "awaiting_tool" and not self._let_go:  # taken over in the middle of its wait
             until = self.state.turn.until
             await self._means.store.append(
@@ -161,7 +159,7 @@ class Driver:
             fresh: list[Draft] = []
             for command in commands:
                 if isinstance(command, Propose):
-                    opened, contents = await self._planner.open(follows.state, command)
+                    opened, contents = await self._planner.open(follows.state, command, self._append)
                     fresh += opened
                     follows.contents += contents
                     follows.pending = command if len(opened) == 1 else None
@@ -280,7 +278,7 @@ class Driver:
             seq=self.state.seq if ends else None,
         )
         if entry.move is None and entry.new is None and entry.lease is None:
-            appended = await self._store.append(whole, self.state.seq, within)
+            appended = await self._store.append(whole, self.state.seq, self._worth_waiting, within)
         else:  # what a dispatcher brings waits by itself, with a fence of its own; a caller who begins a turn does not
             appended = await self._means.store.append(whole)
         await self.committed(appended.events, follows.state)
@@ -375,7 +373,7 @@ class Driver:
 
     async def _catch_up(self) -> None:
         self._early.clear()
-        journal = await self._store.journal(self.state.run, after=self.state.seq)
+        journal = await self._store.journal(self.state.run, self.state.seq, self._worth_waiting)
         for event in journal.events:
             if event.seq == self.state.seq + 1:
                 self._advance(event)
@@ -443,7 +441,7 @@ class Driver:
             await self._quiesce()
         if command.step is not None:
             refs = ended.of_step(self.state.steps[command.step])
-            self._contents = await self._store.contents(self.state.run, refs)
+            self._contents = await self._store.contents(self.state.run, refs, self._worth_waiting)
         while not self.state.ended:
             try:
                 await self._end(command)

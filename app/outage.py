@@ -16,12 +16,13 @@ from app.errors import StoreUnavailable
 from app.store.protocol import Appended, Entry, Journal, Store
 
 T = TypeVar("T")
+Left = Callable[[], float]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two tries while the database is there but does not do what it is asked."""
 
 
-async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Callable[[], float]) -> T:
+async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Left) -> T:
     """What `call` returns once the database lets it; raises `StoreUnavailable` when no seconds are `left`."""
     pause = FIRST_PAUSE
     while True:
@@ -38,14 +39,12 @@ async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Callab
 
 
 class Patient:
-    """The store for the driver of one run."""
+    """The store for the driver of one run; `left` gives the seconds for which it is still worth waiting."""
 
-    def __init__(self, store: Store, left: Callable[[], float]) -> None:
-        """`left` gives the seconds for which it is still worth waiting."""
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._left = left
 
-    async def append(self, entry: Entry, seq: int, within: float = inf) -> Appended:
+    async def append(self, entry: Entry, seq: int, left: Left, within: float = inf) -> Appended:
         """Commit an entry of at least one event, once, and within so many seconds. `seq` is that of an event that was
         known before."""
         tries = 0
@@ -59,7 +58,7 @@ class Patient:
             landed = await self._landed(entry, seq) if tries > 1 else None
             return landed or await self._store.append(entry)
 
-        return await patiently(self._store, once, lambda: min(self._left(), until - loop.time()))
+        return await patiently(self._store, once, lambda: min(left(), until - loop.time()))
 
     async def _landed(self, entry: Entry, seq: int) -> Appended | None:
         events = (await self._store.journal(entry.run, after=seq)).events
@@ -70,13 +69,13 @@ class Patient:
                 return Appended(found)
         return None
 
-    async def journal(self, run: str, after: int) -> Journal:
+    async def journal(self, run: str, after: int, left: Left) -> Journal:
         """Its events from there on."""
-        return await patiently(self._store, partial(self._store.journal, run, after=after), self._left)
+        return await patiently(self._store, partial(self._store.journal, run, after=after), left)
 
-    async def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
+    async def contents(self, run: str, refs: Sequence[str], left: Left) -> dict[str, bytes]:
         """Those of the bodies that are still stored."""
-        return dict(await patiently(self._store, partial(self._store.contents, run, refs), self._left))
+        return dict(await patiently(self._store, partial(self._store.contents, run, refs), left))
 
 
 def _as_stored(draft: Draft, at: float) -> tuple[str, float, object]:

@@ -75,14 +75,14 @@ class Planner:
         task: Task,
         salt: bytes,
         conductor: Conductor,
-        append: Append,
         tell: Callable[[Planned], object],
     ) -> None:
+        """Whoever asks for a proposal brings what to journal its calls with. It is not kept: a driver that refers to
+        itself would wait for the collector when it has ended."""
         self._means = means
         self._task = task
         self._salt = salt
         self._conductor = conductor
-        self._append = append
         self._tell = tell
         self._running: asyncio.Task[None] | None = None
         self._stopped = False
@@ -93,7 +93,9 @@ class Planner:
         """The latest planning call."""
         self._text = ""
 
-    async def open(self, state: RunState, command: Propose) -> tuple[list[Draft], list[tuple[str, bytes]]]:
+    async def open(
+        self, state: RunState, command: Propose, append: Append
+    ) -> tuple[list[Draft], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them."""
         conductor = self._conductor_for(state, command)
         brief = self._brief(state, command, conductor)
@@ -103,7 +105,7 @@ class Planner:
         written = [drafts.opened(command, kind, names, conductor.instant)]
         contents: list[tuple[str, bytes]] = []
         if conductor.instant:
-            steps = [step async for step in conductor.propose(brief, partial(self._ask, brief))]
+            steps = [step async for step in conductor.propose(brief, partial(self._ask, append, brief))]
             for place, step in enumerate(steps):
                 draft, new = self.step(command, place, step, answer)
                 written.append(draft)
@@ -124,12 +126,12 @@ class Planner:
         """A text's address; empty for the empty text."""
         return address(self._salt, text.encode()) if text else ""
 
-    def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose) -> None:
+    def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `tell`."""
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        self._running = group.create_task(self._propose(state, command))
+        self._running = group.create_task(self._propose(state, command, append))
 
     @property
     def idle(self) -> bool:
@@ -145,14 +147,14 @@ class Planner:
             self._running.cancel()
         await asyncio.wait([self._running], timeout=STOP_WAIT)
 
-    async def _propose(self, state: RunState, command: Propose) -> None:
+    async def _propose(self, state: RunState, command: Propose, append: Append) -> None:
         conductor = self._conductor_for(state, command)
         self.call = ""
         error: BatonError | None = None
         try:
             with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
                 brief = await self._shown(state, command, self._brief(state, command, conductor))
-                async for step in conductor.propose(brief, partial(self._ask, brief)):
+                async for step in conductor.propose(brief, partial(self._ask, append, brief)):
                     self._tell(Planned(command.number, step))
         except BatonError as caught:
             error = caught
@@ -221,6 +223,7 @@ class Planner:
 
     async def _ask(
         self,
+        append: Append,
         brief: Brief,
         worker: str,
         messages: tuple[Message, ...],
@@ -256,7 +259,7 @@ class Planner:
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
             await patiently(self._means.store, partial(self._means.pin, attempt.catalog), self._left)
-            await self._append((attempt.intended(),), hold=attempt.hold)
+            await append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
@@ -265,7 +268,7 @@ class Planner:
         finally:
             self._text = attempt.reply.text
             outcome, content = (attempt.finished(),), attempt.contents
-            settled = partial(self._append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
+            settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
             await settled(within=outcomes.OUTCOME_PATIENCE)
 
     def _sees(self, state: RunState) -> Access:
