@@ -97,6 +97,11 @@ class Audience:
         """Whether anybody listens, here or in another process."""
         return bool(len(self)) or self._far_ones(now)
 
+    @property
+    def heard_afar(self) -> bool:
+        """Whether other processes may be listening."""
+        return bool(self._far)
+
     def _far_ones(self, now: float) -> bool:
         """Whether other processes listen."""
         self._far = {address: far for address, far in self._far.items() if far.until > now}

@@ -14,6 +14,7 @@ from typing import Protocol
 from app.core.journal import Draft, Event
 from app.core.state import RunState
 from app.errors import Conflict, RunOverBudget
+from app.stepqueue.protocol import Delta
 from app.store.protocol import Appended, Entry, Ledger, Outbox
 
 
@@ -33,6 +34,10 @@ class DriverBeside(Protocol):
 
     def heard(self, events: tuple[Event, ...]) -> None:
         """Take note of what was committed."""
+        ...
+
+    def relay(self, delta: Delta) -> bool:
+        """Pass on what a worker says, if it can be done at once; else it is to be told as from elsewhere."""
         ...
 
     async def join(self, entry: Entry) -> Appended:

@@ -61,7 +61,6 @@ INBOX = 4_096
 LATE = 15.0
 """Seconds beyond the deadline for which a driver waits for the database to take the run's end."""
 
-
 Heard = Live | Planned | CancelAsked | Moved
 
 
@@ -124,8 +123,9 @@ class Driver:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
                     await self._act(group)
-                    if not self._over:
-                        await self._hear(await self.inbox.take(self._patience()))
+                    known = self.state  # until there is another, or it is late, nothing else can follow
+                    while self.state is known and not self._over and (wait := self._patience()):
+                        await self._hear(await self.inbox.take(wait))
             finally:
                 await self._planner.stop()
         await self._tell_end()
@@ -343,10 +343,20 @@ class Driver:
         elif message.seq > self.state.seq:
             await self._catch_up()
 
+    def relay(self, delta: Delta) -> bool:
+        """Pass on what a dispatcher of this process hears, at once; False: it is for the inbox."""
+        if self.inbox or self.audience.heard_afar or delta.call not in self.state.calls:
+            return False
+        self._pass_on(delta)
+        return True
+
     async def _relay(self, delta: Delta) -> None:
-        """Pass on text of the answering step; what is not passed on comes at the end."""
         if delta.call not in self.state.calls:  # its intent is journaled, but the word of it got lost
             await self._catch_up()
+        self._pass_on(delta)
+
+    def _pass_on(self, delta: Delta) -> None:
+        """Text of the answering step; what is not passed on comes at the end."""
         first = not self.audience.chars
         if self.audience.hear(self.state, delta) and first:
             since = self._means.tick() - self._began

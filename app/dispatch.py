@@ -376,7 +376,9 @@ class Execution:
             async for pieces in attempt.stream():
                 behind, self._work.behind = self._work.behind, False
                 if attempt.live and (delta := relay.delta(pieces, behind=behind)) is not None:
-                    await self._tell(delta)
+                    beside = self._known(state.run)
+                    if beside is None or not beside.relay(delta):
+                        await self._tell(delta)
         except asyncio.CancelledError:
             self._settled = (attempt,)
             await self._withdraw()
