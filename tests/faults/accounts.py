@@ -74,7 +74,7 @@ def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
     try:
         within(seconds, lambda: not unsettled(scene), "everything ends")
     except Unexpected:
-        raise Unexpected(f"not within {seconds} s: these go on: {unsettled(scene)}") from None
+        raise Unexpected(f"not within {seconds} s: these go on: {unsettled(scene)}; {stuck(scene)}") from None
     wrong = [str(violation) for violation in asyncio.run(audited(scene.database))]
     return wrong + list(unaccounted(accounts(scene.database), scene.stub.requests()))
 
@@ -85,6 +85,16 @@ def unsettled(scene: Scene) -> list[str]:
         "SELECT id FROM runs WHERE ended_at IS NULL UNION ALL SELECT run || ' step ' || step::text FROM tickets LIMIT 9"
     )
     return [str(row[0]) for row in rows]
+
+
+def stuck(scene: Scene) -> list[str]:
+    """What the database knows of the first few runs that go on: who drives them, and what happened last."""
+    rows = scene.rows(
+        "SELECT id, state, driver, epoch, seq, round((lease_until - extract(epoch FROM now()))::numeric, 1) AS lease, "
+        "ARRAY(SELECT kind FROM events WHERE run = runs.id ORDER BY seq DESC LIMIT 4) AS latest "
+        "FROM runs WHERE ended_at IS NULL LIMIT 5"
+    )
+    return [str(dict(row)) for row in rows]
 
 
 def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) -> Iterator[str]:
