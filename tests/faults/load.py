@@ -53,7 +53,7 @@ class Flood:
         return max((answer.seconds for answer in self.answers), default=0.0)
 
     async def _flow(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a kept connection may close as it is used again
         headers = {"Authorization": f"Bearer {KEY}"}
         async with aiohttp.ClientSession(connector=connector, headers=headers) as session, asyncio.TaskGroup() as group:
             for number in range(self.callers):
