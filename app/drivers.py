@@ -360,7 +360,7 @@ class Drivers:
             self._drivers[message.run].inbox.put(message)
 
     async def _renew_for_ever(self) -> None:
-        suspects: set[str] = set()
+        suspects: set[tuple[str, int]] = set()
         pause = self._means.lease / 3
         while self._group is not None:  # as in the dispatcher, no cancellation is relied upon
             await asyncio.sleep(pause)
@@ -373,18 +373,20 @@ class Drivers:
                     pause = 0.0  # whoever comes back first keeps what is theirs
                 continue
             # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
-            for run in missing & suspects:
-                self._tasks[run].cancel()
+            for run, epoch in missing & suspects:
+                if self._drivers[run].epoch == epoch:  # not a new driver of ours, which may not even have begun
+                    self._tasks[run].cancel()
             suspects = missing - suspects
 
-    async def _renew(self) -> set[str]:
-        """Prolong every lease, also of runs that are just being admitted; returns those runs that are not ours."""
+    async def _renew(self) -> set[tuple[str, int]]:
+        """Prolong every lease, also of runs that are just being admitted; returns those that are not ours, as run and
+        epoch."""
         epochs = {run: driver.epoch for run, driver in self._drivers.items()}
         if not epochs:
             return set()
         kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
         self._wake(kept)
-        return {run for run in epochs.keys() - kept.keys() if run in self._tasks}
+        return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 
     async def _watch_for_ever(self) -> None:
         """While the queue is not sound nobody hears of anything: one query tells for all drivers who has to look."""

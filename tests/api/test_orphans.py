@@ -17,7 +17,7 @@ from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, pool_text
-from tests.stubs import Hang, ProviderStub
+from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
 SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
@@ -185,6 +185,43 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
         driven = await opened.drivers.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None
         assert (await opened.means.store.run(driven.run)).epoch == 2
+        assert len(opened.drivers) == 0
+
+
+async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_taken_it_over(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is cancelled before its first step never runs, and nobody would ever hear of it."""
+    stub.script("alpha", Reply(header_delay=4 * LEASE))
+    renew, asked = SqlStore.renew, 0
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        first = opened.drivers.known(driven.run)
+
+        async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+            """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
+            nonlocal asked
+            if epochs.get(driven.run) != 1:
+                return await renew(store, driver, epochs, until)
+            asked += 1
+            if asked == 2:
+                now = opened.means.now()
+                ours = [("baton-mini", opened.means.code)]
+                (row,) = await store.orphans(driver, now + 60.0, now + LEASE, 1, ours)
+                await opened.drivers._orphans._adopt(row)
+            return {}
+
+        monkeypatch.setattr(SqlStore, "renew", lapsing)
+        outcome = await finish(driven)
+        assert (outcome.ended.error, asked) == (None, 2)
+        row = await opened.means.store.run(driven.run)
+        assert (row.state, row.epoch) == ("succeeded", 2)
+        assert first is not opened.drivers.known(driven.run)
         assert len(opened.drivers) == 0
 
 
