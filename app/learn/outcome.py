@@ -80,7 +80,7 @@ def _parts(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
     return _layout(tuple([step[1:] for step in plan]))
 
 
-@lru_cache(200_000)
+@lru_cache(20_000)
 def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
     """The chance that the plan's answer is right."""
     parts, answers = _parts(plan)
@@ -106,7 +106,7 @@ def _right(
     return sum(odds[len(odds) // 2 :])
 
 
-@lru_cache(200_000)
+@lru_cache(50_000)
 def chance(
     worker: Profile, kind: tuple[int, int], trait: float, role: str, seen: tuple[int, ...], own: bool, crowd: int
 ) -> float:

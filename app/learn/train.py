@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from app.learn import prompt, reward, world
-from app.learn.baselines import FIXED, OPTIMUM, bests
+from app.learn.baselines import FIXED, OPTIMUM, bests, plans
 from app.learn.evaluate import Table, compare, drawn, exam
 from app.learn.families import FAMILIES
 from app.learn.lessons import SPLITS, Lesson
@@ -56,8 +56,8 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     while trainer.step < trainer.total:
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
-            plans = greedy(trainer.conductor, validation)
-            row = {"step": trainer.step, "plans": trainer.executed, **_validated(validation, plans, order.weights)}
+            chosen = greedy(trainer.conductor, validation)
+            row = {"step": trainer.step, "plans": trainer.executed, **_validated(validation, chosen, order.weights)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
             _save(order, trainer, rows)
             say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
@@ -65,16 +65,16 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     return _examined(order, trainer, rows, say)
 
 
-def _validated(lessons: list[Lesson], plans: list[Plan], weights: Weights) -> dict[str, float]:
+def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
     found = [
-        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, plans, strict=True)
+        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, chosen, strict=True)
     ]
     count = len(lessons)
     return {
         "validation": round(sum(one.reward for one in found) / count, 4),
         "accuracy": round(sum(one.right for one in found) / count, 4),
-        "steps": round(sum(map(len, plans)) / count, 3),
-        "different": len(set(plans)),
+        "steps": round(sum(map(len, chosen)) / count, 3),
+        "different": len(set(chosen)),
     }
 
 
@@ -82,7 +82,7 @@ def _restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> lis
     place = order.out / "checkpoint.pt"
     if not place.exists():
         return []
-    saved = torch.load(place, weights_only=False)
+    saved = torch.load(place, weights_only=True)
     trainer.restore(saved["trainer"])
     say(f"going on from step {trainer.step} of {trainer.total}")
     return list(saved["rows"])
@@ -115,17 +115,17 @@ def _examined(
     tables = []
     for split in SPLITS:
         lessons = exam(split, order.lessons, 1)
-        plans = greedy(trainer.conductor, lessons)
-        tables.append(compare(split, lessons, plans, order.weights, order.recipe.seed))
+        chosen = greedy(trainer.conductor, lessons)
+        tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed))
         say(f"\n{drawn(tables[-1])}")
-    _curve(order, rows)
+    _curve(order, rows, exam("held-out tasks", VALIDATION, -1))
     (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
     head = f"seed {order.recipe.seed}. {CAVEAT}"
     (order.out / "report.txt").write_text("\n\n".join([head, *map(drawn, tables)]) + "\n")
     return tuple(tables)
 
 
-def _curve(order: Order, rows: list[dict[str, Any]]) -> None:
+def _curve(order: Order, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (order.out / "curve.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
@@ -135,14 +135,12 @@ def _curve(order: Order, rows: list[dict[str, Any]]) -> None:
         pyplot = resolve_name("matplotlib.pyplot")
     except ModuleNotFoundError:
         return
-    found = bests(Setting(standard_pool(), order.weights))
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot([row["step"] for row in rows], [row["validation"] for row in rows], label="trained conductor")
-    for name, plans in ((OPTIMUM, found.optimum), (FIXED, (found.fixed[FIXED],) * len(world.CLASSES))):
-        setting = Setting(standard_pool(), order.weights)
-        worth = sum(outcome(plan, kind, setting).reward for plan, kind in zip(plans, world.CLASSES, strict=True))
-        axes.axhline(worth / len(world.CLASSES), linestyle="--", color="grey")
-        axes.annotate(name, (0, worth / len(world.CLASSES)), va="bottom")
+    for arm in (OPTIMUM, FIXED):
+        worth = _validated(validation, plans(arm, validation, order.weights, 0), order.weights)["validation"]
+        axes.axhline(worth, linestyle="--", color="grey")
+        axes.annotate(arm, (0, worth), va="bottom")
     axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
     axes.set_xlabel("step (dotted: end of the warm start)")
     axes.set_ylabel("reward on validation tasks")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,12 +33,12 @@ class Recipe:
     hidden: int = 64
     layers: int = 3
     heads: int = 2
-    drill_steps: int = 250
+    drill_steps: int = 400
     drill_rate: float = 1e-3
-    warm_steps: int = 900
+    warm_steps: int = 500
     warm_lessons: int = 64
     warm_draws: int = 32
-    steps: int = 120
+    steps: int = 300
     lessons: int = 64
     group: int = 8
     standard: float = 0.5
@@ -48,9 +48,19 @@ class Recipe:
     rate: float = 1e-3
     entropy: float = 0.01
     """The bonus for undecidedness; it falls to nothing with the learning rate."""
-    ramp: float = 0.25
+    ramp: float = 0.1
+    """The share of what follows the drills after which cost counts in full."""
     executions: int = 0
     """How often a plan is carried out for its reward; 0: its exact expectation."""
+
+
+class _Group(NamedTuple):
+    """The different plans that one prompt led to."""
+
+    prompt: list[int]
+    workers: int
+    plans: list[tuple[tuple[int, ...], float, int]]
+    """Tokens, advantage, and how often it was sampled."""
 
 
 class Trainer:
@@ -160,24 +170,27 @@ class Trainer:
         return self._logprobs(prompts, workers, padded)[0][:, 0]
 
     def _ramped(self) -> Weights:
-        return reward.ramped(self.weights, self.step / self.total, self.recipe.ramp)
+        done = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
+        return reward.ramped(self.weights, done, self.recipe.ramp)
 
     def _policy(self) -> dict[str, float]:
         recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
         weights = self._ramped()
         workers = torch.tensor([len(one.pool) for one in lessons])
+        prompts = self._prompts(lessons, hide=True)
         with torch.no_grad():
-            read = self.conductor.read(self._prompts(lessons), prompt.pad())
+            read = self.conductor.read(prompts, prompt.pad())
             written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
-        kept: list[tuple[Lesson, list[tuple[tuple[int, ...], float, int]]]] = []
+        kept: list[_Group] = []
         rewards: list[float] = []
-        for one, group in zip(lessons, written, strict=True):
+        for one, asked, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
             found = {plan: self._reward(one, from_tokens(_ended(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
-                kept.append((one, [(plan, found[plan] - mean, count) for plan, count in counted.items()]))
+                scored = [(plan, found[plan] - mean, count) for plan, count in counted.items()]
+                kept.append(_Group(asked, len(one.pool), scored))
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
@@ -186,20 +199,20 @@ class Trainer:
         self._update(loss, recipe.rate * slope)
         return measured | {"entropy": entropy}
 
-    def _objective(
-        self, kept: Sequence[tuple[Lesson, list[tuple[tuple[int, ...], float, int]]]], bonus: float
-    ) -> tuple[Tensor, float]:
-        """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice."""
-        wide = max(len(group) for _, group in kept)
+    def _objective(self, kept: Sequence["_Group"], bonus: float) -> tuple[Tensor, float]:
+        """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
+
+        The prompts are those of the rollout, hidden words and all: the loss is on-policy.
+        """
+        wide = max(len(group.plans) for group in kept)
         empty = ((0,) * LONGEST, 0.0, 0)
-        filled = [[*group, *[empty] * (wide - len(group))] for _, group in kept]
+        filled = [[*group.plans, *[empty] * (wide - len(group.plans))] for group in kept]
         plans = torch.tensor([[plan for plan, _, _ in group] for group in filled])
         counts = torch.tensor([[float(count) for _, _, count in group] for group in filled])
         advantages = torch.tensor([[advantage for _, advantage, _ in group] for group in filled])
         longest = int((plans != 0).sum(-1).max()) + 1
-        prompts = self._prompts([one for one, _ in kept], hide=True)
-        workers = torch.tensor([len(one.pool) for one, _ in kept])
-        logprobs, entropies = self._logprobs(prompts, workers, plans[:, :, :longest])
+        workers = torch.tensor([group.workers for group in kept])
+        logprobs, entropies = self._logprobs([group.prompt for group in kept], workers, plans[:, :, :longest])
         norm = self.recipe.lessons * self.recipe.group
         spread = (entropies * counts).sum()
         loss = -((logprobs * advantages * counts).sum() + bonus * spread) / norm
