@@ -22,7 +22,7 @@ PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
 ANSWER = "".join(PIECES)
 ASKED = body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})
 LEASE = 0.8
-BLINK = 0.6
+BLINK = 1.8
 """Seconds within which live words arrive; what only the journal tells takes longer."""
 
 

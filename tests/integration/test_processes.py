@@ -186,6 +186,7 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(house: House, asid
         lost.result()
     within(15, lambda: house.ended(name), "dispatchers bring the run to its end")
     house.gateway.start()
+    within(20, house.gateway.ready, "the gateway is back")
     with calling(house.gateway.url) as caller:
         run, events = caller.run(name), caller.events(name)
     assert run["state"] == "succeeded"
