@@ -55,7 +55,7 @@ CONDUCTORS, BOMBS = "F-29", "F-37"
 PLIGHTS = (
     Plight("resets every call", CONDUCTORS, Drop()),
     Plight("is dead while its server lives", CONDUCTORS, Hang(), ci=True),
-    Plight("dies in the middle of its plan", CONDUCTORS, Reply(chunks=TREE.chunks, fault=Stall(after=3)), ci=True),
+    Plight("dies in the middle of its plan", CONDUCTORS, Reply(chunks=TREE.chunks, fault=Stall(after=3))),
     Plight("fails with 500", CONDUCTORS, Fail(status=500)),
     Plight("is not known there", CONDUCTORS, Fail(status=404)),
     Plight("says a web page", CONDUCTORS, Raw(body="<html>no</html>", content_type="text/html")),

@@ -50,13 +50,13 @@ class Stillness:
 LOST = ("unknown", "ok")
 DISPATCHER = (
     Stillness("with a ticket in its hand", "stop take.after[step=2]"),
-    Stillness("before it sends the request", "stop append.after[call.intended@2]", LOST, ci=True),
-    Stillness("in the middle of the reply", "stop stream.read[worker=gamma]:3", LOST, ci=True),
+    Stillness("before it sends the request", "stop append.after[call.intended@2]", LOST),
+    Stillness("in the middle of the reply", "stop stream.read[worker=gamma]:3", LOST),
     Stillness("before it writes the outcome", "stop append.before[call.finished@2]", LOST, ci=True),
     Stillness("after the outcome", "stop append.after[step.done@2]"),
 )
 DRIVER = (
-    Stillness("before it queues a step", "stop append.before[step.queued@2]", ci=True),
+    Stillness("before it queues a step", "stop append.before[step.queued@2]"),
     Stillness("after it has queued a step", "stop append.after[step.queued@2]"),
     Stillness("before it writes the end", "stop append.before[run.succeeded]", ci=True),
 )
@@ -155,7 +155,7 @@ def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Re
     assert house.stub.requests("epsilon") == []
 
 
-@at("F-33", "plan that kills every driver", "the fallback answers, degraded; others unaffected", ci=True)
+@at("F-33", "plan that kills every driver", "the fallback answers, degraded; others unaffected")
 def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
     house.orders.lay("*kill stream.last[worker=planner]")
     assert ask(house.gateway, "baton-ultra").status == 0
