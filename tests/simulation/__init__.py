@@ -1,13 +1,19 @@
 """Baton in a world of its own: virtual time, seeded chance, and faults at every seam.
 
 A world is one seed. It runs the product's own drivers, dispatchers and store code in several "processes" inside one
-event loop, breaks what can break, lets everything settle, and asks an oracle that knows nothing of the executor whether
-every promise was kept. The same seed gives the same world.
+event loop, breaks what can break, lets everything settle, and asks judges that know nothing of the executor whether
+every promise was kept. The same seed gives the same world: `python -m tests.simulation SEED` tells its story, `make
+simulate` plays ten thousand.
 
-    loop.py       time that jumps, machines that freeze and die          faults.py    what may go wrong, by name
-    database.py   the real commit code over SQLite in memory             bell.py      a lossy queue
-    workers.py    models that answer, err, hang and count                callers.py   who asks, and what they are told
-    process.py    one process of the service                             world.py     all of it, and its end
-    witness.py    every commit, as it happened                           oracle.py    whether the promises were kept
-    zoo.py        bugs put in on purpose, which must be found
+    the world   world.py      all of it, from its start to its rest      loop.py      time that jumps, machines that die
+                process.py    one process of the service                 faults.py    what may go wrong, by name
+                callers.py    who asks, and what they are told           seam.py      where it goes wrong
+                workers.py    models that answer, err, hang and count    plans.py     what their conductor proposes
+                database.py   the real store code over SQLite            bell.py      a queue that loses and doubles
+                stage.py      what keeps a world to itself
+    the judges  witness.py    every commit, as it happened               oracle.py    whether the promises were kept
+                audited.py    the product's own auditor                  case.py      the evidence about one run
+    playing     play.py       one seed                                   crowd.py     many seeds, on all cores
+                report.py     what came of one
+    the zoo     zoo.py        bugs put in on purpose, which must be found
 """

@@ -145,6 +145,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random) -> Visi
     limits = Limits(
         steps=chance.randint(1, 5),
         fan_out=chance.randint(1, 4),
+        rounds=chance.choice((1, 1, 2, 3)) if tier.name == "model" else 1,
         attempts=chance.randint(1, 4),
         output_tokens=200,
         usd=chance.randint(2_000, 10_000) if faults.hit("caller.brings_little_money") else 2_000_000,

@@ -126,7 +126,7 @@ def attempts_are_counted(case: Case) -> Iterator[str]:
 def one_plan_is_made(case: Case) -> Iterator[str]:
     words = [fact.kind.removeprefix("plan.") for fact in case.facts if fact.kind.startswith("plan.")]
     shape = " ".join(word for word in words if word != "step")
-    if not re.fullmatch(r"(opened rejected ?)*(opened( accepted)?)?", shape):
+    if not re.fullmatch(r"((opened rejected ?)*opened accepted ?)*(opened rejected ?)*(opened)?", shape):
         yield f"its proposals went: {shape}"
     planned = [body["n"] for body in case.bodies("plan.step")]
     if planned != list(range(len(planned))):
@@ -179,16 +179,20 @@ def what_was_billed_was_counted(case: Case) -> Iterator[str]:
 
 
 def steps_see_what_is_granted(case: Case) -> Iterator[str]:
-    """Token j is in request k if and only if j was granted to k; a planning call sees the task and no answers."""
+    """Token j is in request k if and only if j was granted to k; a planning call sees the task, and no answer but that
+    of the round before it."""
     steps = {body["n"]: body for body in case.bodies("plan.step")}
     outputs = {body["n"]: case.texts.get(body["output"], "") for body in reversed(case.bodies("step.done"))}
+    finals = [n for n in outputs if steps[n]["answers"]]
+    shown = [n for n in finals if outputs[n]] if all(outputs[n] for n in finals) else list(outputs)
+    answers = {token for n in shown for token in TOKEN.findall(outputs[n])}
     mine = f"<user:{case.visit.number}>" if case.visit else ""
     intents = {body["request"]: body for body in case.bodies("call.intended")}
     for call in case.received:
         n = intents[call.request]["n"]
         seen = set(TOKEN.findall(json.loads(call.body)[2].__repr__()))
         if n is None:
-            wrong = {token for token in seen if not token.startswith(("<user", "<sub"))}
+            wrong = {token for token in seen if not token.startswith(("<user", "<sub"))} - answers
             if wrong or (mine and mine not in seen):
                 yield f"the conductor saw {sorted(seen)}"
             continue

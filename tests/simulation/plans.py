@@ -15,7 +15,8 @@ def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], 
     """What the conductor's model answers under this schema."""
     if hit("conductor.garbage"):
         return chance.choice(GARBAGE)
-    if hit("conductor.empty_plan"):
+    further = schema["properties"]["steps"]["minItems"] == 0
+    if hit("conductor.empty_plan") or (further and chance.random() < 0.4):
         return '{"steps": []}'
     places = schema["properties"]["steps"]["prefixItems"]
     workers = len(places[0]["properties"]["worker"]["enum"])
@@ -23,6 +24,8 @@ def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], 
     if hit("conductor.too_many_steps"):
         count = len(places) + chance.randint(1, 2)
     steps = [_step(place, chance.randrange(workers), f"<sub:{call}.{place}>", chance) for place in range(count)]
+    for step in steps if further else ():
+        step["access"] += ["previous"] if chance.random() < 0.5 else []
     victim = chance.choice(steps)
     if hit("conductor.unknown_worker"):
         victim["worker"] = 99

@@ -42,7 +42,7 @@ def catalog() -> Catalog:
         name: Worker(name, "sim", name, Price(place * 1_000_000, place * 4_000_000, 500_000), card)
         for place, name in enumerate((*POOL, PLANNER), 1)
     }
-    effort = {"medium": Limits()}
+    effort = {"medium": Limits(rounds=3)}
     tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
     tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)
     endpoint = ProviderSpec("sim", "rehearsal", options={"positional": "true"})
