@@ -156,6 +156,8 @@ class Execution:
             return await self._recorded(self._follow(*self._begun))
         if self._version != AGAIN:
             state = await self._fold(self._ticket.seq)
+            if self._unripe(state):
+                state = await self._fold(None)
             try:
                 if not self._idle(state):
                     return await self._recorded(self._calls(state))
@@ -204,6 +206,12 @@ class Execution:
         journal = await self._means.store.journal(self._ticket.run, upto=upto)
         self._salt = journal.salt
         return fold(journal.events)
+
+    def _unripe(self, state: RunState) -> bool:
+        """Whether the step was not even queued then, or not in this turn: how far to read is only what a ticket says,
+        and whatever the step is to see must have been folded."""
+        step = state.steps.get(self._ticket.step)
+        return step is None or step.state == "waiting" or state.turn.number != self._version
 
     def _idle(self, state: RunState) -> bool:
         step = state.steps.get(self._ticket.step)

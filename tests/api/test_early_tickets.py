@@ -1,0 +1,36 @@
+"""A ticket says how far to read, and may say too little: a step sees what its access list grants all the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import Ticket
+from app.store.protocol import Journal
+from app.store.sql import SqlStore
+from tests.api.house import finish, open_house, order, plan, pool_text
+from tests.stubs import ProviderStub
+
+
+async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, ring = SqlStore.journal, MemoryQueue.ring
+
+    async def no_more(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        read = await journal(store, run, upto, after)
+        return read if upto is None else Journal(read.salt, tuple(one for one in read.events if one.seq <= upto))
+
+    async def early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [replace(ticket, seq=6) for ticket in tickets])
+
+    monkeypatch.setattr(SqlStore, "journal", no_more)
+    monkeypatch.setattr(MemoryQueue, "ring", early)
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:  # which audits what was sent
+        opened.drivers.beside = None
+        monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven)).ended.error is None
