@@ -24,7 +24,8 @@ Record = Callable[[str, object], None]
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     stutter = ("--copies", str(COPIES))
-    with scene(tmp_path_factory.mktemp("messages"), program={"gateway": stutter, "dispatcher": stutter}) as made:
+    programs = {"gateway": stutter, "dispatcher": stutter}
+    with scene(tmp_path_factory.mktemp("messages"), program=programs, lease=4.0) as made:
         yield made
 
 
