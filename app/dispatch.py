@@ -466,6 +466,8 @@ class Execution:
         joins = beside is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
             appended = await (beside.join if beside and joins else self._means.store.append)(entry)
+        except RunOverBudget:  # an end to come: the step's own is written first, under this claim
+            raise
         except RunEnded:
             outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
             if self._work.claim:

@@ -1,4 +1,4 @@
-"""A ticket says how far to read, and may say too little: a step sees what its access list grants all the same."""
+"""Tickets as they may come: one lets read too little; one comes again, for a step that nobody can pay for."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from app.stepqueue.memory import MemoryQueue
-from app.stepqueue.protocol import Ticket
+from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Journal
 from app.store.sql import SqlStore
-from tests.api.house import finish, open_house, order, plan, pool_text
+from tests.api.house import finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 
@@ -34,3 +34,19 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
         monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
         driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven)).ended.error is None
+
+
+async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = MemoryQueue.ring
+
+    async def again(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [replace(ticket, version=AGAIN) for ticket in tickets])
+
+    monkeypatch.setattr(MemoryQueue, "ring", again)
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+        poor = narrowed(opened, "baton-mini", usd=1)
+        driven = await opened.drivers.start(order(opened, "baton-mini", limits=poor))
+        assert (await finish(driven)).ended.state.state == "over_budget"
