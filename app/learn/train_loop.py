@@ -33,12 +33,12 @@ class Recipe:
     hidden: int = 64
     layers: int = 3
     heads: int = 2
-    drill_steps: int = 400
+    drill_steps: int = 250
     drill_rate: float = 1e-3
-    warm_steps: int = 500
+    warm_steps: int = 900
     warm_lessons: int = 64
     warm_draws: int = 32
-    steps: int = 300
+    steps: int = 240
     lessons: int = 64
     group: int = 8
     standard: float = 0.5
@@ -179,7 +179,7 @@ class Trainer:
         workers = torch.tensor([len(one.pool) for one in lessons])
         prompts = self._prompts(lessons, hide=True)
         with torch.no_grad():
-            read = self.conductor.read(prompts, prompt.pad())
+            read = self.conductor.read(self._prompts(lessons), prompt.pad())
             written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
         kept: list[_Group] = []
         rewards: list[float] = []
@@ -202,7 +202,8 @@ class Trainer:
     def _objective(self, kept: Sequence["_Group"], bonus: float) -> tuple[Tensor, float]:
         """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
 
-        The prompts are those of the rollout, hidden words and all: the loss is on-policy.
+        The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
+        knowing less. (Hiding the same words in both was tried; `deploy/learning.md` has the figures.)
         """
         wide = max(len(group.plans) for group in kept)
         empty = ((0,) * LONGEST, 0.0, 0)
