@@ -4,9 +4,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.faults.table import families, written
 from tests.processes import ROOT
 
+pytestmark = pytest.mark.timeout(120)
 WANTED = [f"F-{number:02}" for number in (*range(1, 13), 14, 15, 16, 19, *range(21, 34), 37)]
 POINTS = 60
 """Fewest distinct injection points."""
@@ -14,7 +17,7 @@ POINTS = 60
 
 def test_the_table_is_that_of_the_tests_and_no_fault_is_missing() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "tests.faults.table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "tests.faults.table"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     ).stdout
     table = told[told.index("| fault |") :]
     assert table == written(), "run `python -m tests.faults.table --write`"
