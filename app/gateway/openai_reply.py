@@ -154,7 +154,7 @@ class Chunks:
     Each frame's `id:` is its event number (`core/position.py`); those up to `after` are left out.
     """
 
-    ping = b": ping\n\n"
+    ping = b": ping\n"
 
     def __init__(self, state: RunState, after: int | None = None) -> None:
         start = {

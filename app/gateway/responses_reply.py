@@ -197,7 +197,7 @@ def _tool(asked: Task, place: int) -> dict[str, Any]:
 class Events:
     """The frames of one stream; those up to the sequence number `after` are left out."""
 
-    ping = b": ping\n\n"
+    ping = b": ping\n"
 
     def __init__(self, of: Subject, after: int | None = None) -> None:
         self._of = of

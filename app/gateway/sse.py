@@ -81,7 +81,8 @@ class Frames(Protocol):
     """A wire format's events: bytes ready to be written."""
 
     ping: bytes
-    """What is said when there was nothing to say."""
+    """What is said when there was nothing to say. Where that is a comment it does not end with a blank line: OpenAI's
+    Python client takes each one for an event, of no data, once it has seen an `id:`."""
 
     def role(self) -> bytes:
         """The opening event."""

@@ -56,7 +56,6 @@ class Heard:
     numbers: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     chunks: list[dict[str, Any]] = field(default_factory=list)
-    pings: int = 0
     done: bool = False
 
     @property
@@ -73,9 +72,6 @@ class Heard:
     def take(self, event: str) -> None:
         """Note one event."""
         lines = dict(line.partition(": ")[::2] for line in event.split("\n") if not line.startswith(":"))
-        if "data" not in lines:
-            self.pings += 1
-            return
         if "id" in lines:
             self.numbers.append(int(lines["id"]))
         if lines["data"] == "[DONE]":

@@ -171,10 +171,10 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
         line.put(ended(run))
 
     gateway.drivers.script = script
-    found = frames(await post(gateway, key, ask(stream=True)))
-    [said] = [place for place, frame in enumerate(found) if '"Four."' in frame]
-    assert set(found[1:said]) == set(found[said + 1 : -2]) == {": ping"}
-    assert said > 2
+    found = [line for line in (await post(gateway, key, ask(stream=True))).text.split("\n") if line]
+    [said] = [place for place, line in enumerate(found) if '"Four."' in line]
+    assert found[:said].count(": ping") > 1
+    assert found[said + 1] == ": ping"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -51,6 +51,31 @@ async def test_async_stream(client: AsyncOpenAI) -> None:
     assert chunks[-1].usage.total_tokens == 17
 
 
+@pytest.mark.parametrize("silence", [0.0, 0.2])
+async def test_a_silence_within_an_answer(silence: float) -> None:
+    """The client takes every blank line for an event once it has seen an id, so comments may not end with one."""
+    gateway = House(ping=0.05)
+    key = gateway.add_key()
+
+    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        line.put(Said("Fo", at=2))
+        await asyncio.sleep(silence)
+        line.put(Said("ur.", at=5))
+        line.put(ended(run))
+
+    gateway.drivers.script = script
+    async with (
+        gateway.served() as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        chat = await client.chat.completions.create(model="baton-mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        chunks = [chunk async for chunk in chat]
+    assert [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content] == [
+        "Fo",
+        "ur.",
+    ]
+
+
 async def test_the_stream_helper(client: AsyncOpenAI) -> None:
     async with client.chat.completions.stream(model="baton-mini", messages=MESSAGES) as stream:  # type: ignore[arg-type]
         final = await stream.get_final_completion()
