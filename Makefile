@@ -10,7 +10,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
 
-JOBS ?= 3
+JOBS ?= 4
 test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite. Tests wait a lot: JOBS may exceed the cores.
 	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

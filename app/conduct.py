@@ -123,9 +123,9 @@ class Driver:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
                     await self._act(group)
-                    known = self.state  # until there is another, or it is late, nothing else can follow
-                    while self.state is known and not self._over and (wait := self._patience()):
-                        await self._hear(await self.inbox.take(wait))
+                    known, wait = self.state, inf  # until it is another one, or late, nothing else can follow
+                    while self.state is known and not self._over and wait:
+                        await self._hear(await self.inbox.take(wait := self._patience()))
             finally:
                 await self._planner.stop()
         await self._tell_end()
