@@ -48,8 +48,8 @@ async def test_a_limited_key_is_a_good_one(tmp_path: Path, stub: ProviderStub) -
 
 
 async def test_a_model_that_cannot_be_so_brief_is_asked_again(tmp_path: Path, stub: ProviderStub) -> None:
-    stub.script("*", Fail(status=400), Fail(status=400))
-    stub.always("*", Reply())
+    for model in ("gpt-6-astra", "gpt-6-luna"):
+        stub.script(model, Fail(status=400), Reply())
     done = await doctor(tmp_path, stub)
     assert done.status == 0, done.out
     assert len(stub.requests) == 4

@@ -129,7 +129,7 @@ async def test_replies_and_events_are_openais(
     assert kinds(events) == [*BEGIN, *order]
     last = events[-1]["response"]
     check_told(events, last["output"])
-    own = ("id", "created_at", "baton", "output")
+    own = ("id", "created_at", "completed_at", "baton", "output")
     assert {n: v for n, v in last.items() if n not in own} == {n: v for n, v in whole.items() if n not in own}
     assert [item.get("content") for item in last["output"]] == [item.get("content") for item in whole["output"]]
     again = (await client.get(f"/v1/responses/{last['id']}")).json()

@@ -41,7 +41,7 @@ def away(opened: House) -> Iterator[None]:
     runner = cast(SqlStore, opened.means.store)._runner
     read, write = runner.read, runner.write
 
-    async def down(_: object) -> Any:
+    async def down(_: object, **_more: object) -> Any:
         raise Fault("down")
 
     runner.read = runner.write = down  # type: ignore[method-assign]

@@ -37,6 +37,7 @@ async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     text = (
         pool_text(stub)
         .replace('["alpha", "beta", "gamma"]', '["alpha"]')
+        .replace('workers = ["alpha", "beta"]', 'workers = ["alpha"]')
         .replace('fallback = "beta"', 'fallback = "alpha"')
     )
     async with open_house(tmp_path, text) as running:

@@ -177,7 +177,7 @@ STEPS = (
     case("done-without-call", "another call's", "conducted", done_by_another),
     case("done-without-call", "another step's output", "conducted", unseen_output),
     case("done-without-call", "before its call ends", "single", lambda run: later(run, DONE, 0, FINISHED, 0)),
-    case("step-left-open", "never settled", "lost_an_input expired", lambda run: run.drop(run.all(SKIPPED)[-1])),
+    case("step-left-open", "never settled", "lost_an_input", lambda run: run.drop(run.all(SKIPPED)[-1])),
     case("queued-too-early", "before its input", "fanned_out", lambda run: later(run, QUEUED, 3, DONE, 2)),
     case("queued-too-early", "before its plan", "single", lambda run: run.move(run.events[4], run.events[3])),
     case("fan-out-over-limit", "too many at once", "fanned_out", in_limits(fan_out=2)),

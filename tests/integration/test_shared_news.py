@@ -40,6 +40,7 @@ async def pair(
     )
     async with house(loaded) as gateway, house(loaded) as dispatcher, asyncio.TaskGroup() as group:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(gateway.clock.look(), dispatcher.clock.look())
         group.create_task(gateway.drivers.run(drivers_end))
         group.create_task(dispatcher.dispatcher.run(steps_end))
         for _ in range(500):
