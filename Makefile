@@ -12,11 +12,11 @@ run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Red
 
 JOBS ?= 4
 test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite. Tests wait a lot: JOBS may exceed the cores.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(AGAIN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
-	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile $(AGAIN)
 
 fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
 	BATON_TEST_FUZZ=10000 $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
