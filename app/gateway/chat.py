@@ -36,7 +36,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         begun = await once.begin(request, caller, body, order)
         if begun.driven.state.streams:
             return stream(gate, begun)
-        return await _whole(gate, begun, request)
+        return Response(completion(await collect(gate, begun, request.receive)), media_type="application/json")
 
     return router
 
@@ -45,14 +45,3 @@ def stream(gate: Gate, begun: Begun) -> EventStream:
     """The run as chunks, from behind the event that the caller named."""
     chunks = Chunks(begun.driven.state, begun.after)
     return EventStream(gate, begun.driven, chunks, begun.permit, begun.seconds)
-
-
-async def _whole(gate: Gate, begun: Begun, request: Request) -> Response:
-    try:
-        ended = await collect(gate, begun.driven, request.receive, begun.seconds)
-        begun.permit.used(ended.bill.turn.total)
-    finally:
-        begun.permit.release()
-    if ended.error is not None:
-        raise ended.error
-    return Response(completion(ended), media_type="application/json")

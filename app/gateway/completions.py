@@ -40,14 +40,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         if begun.driven.state.streams:
             chunks = TextChunks(begun.driven.state, begun.after)
             return EventStream(gate, begun.driven, chunks, begun.permit, begun.seconds)
-        try:
-            ended = await collect(gate, begun.driven, request.receive, begun.seconds)
-            begun.permit.used(ended.bill.turn.total)
-        finally:
-            begun.permit.release()
-        if ended.error is not None:
-            raise ended.error
-        return Response(text_completion(ended), media_type="application/json")
+        return Response(text_completion(await collect(gate, begun, request.receive)), media_type="application/json")
 
     return router
 

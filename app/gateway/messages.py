@@ -17,7 +17,7 @@ from app.gateway.asked import order_of, resolve_tier
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate
 from app.gateway.ingress import read_json
-from app.gateway.once import Begun, OnceOnly
+from app.gateway.once import OnceOnly
 from app.gateway.sse import EventStream, collect
 from app.order import Order
 
@@ -53,7 +53,7 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
             request_id = request.scope["baton.headers"][0][1].decode()
             events = reply.Events(begun.driven.state, request_id, begun.after)
             return EventStream(gate, begun.driven, events, begun.permit, begun.seconds)
-        return await _whole(gate, begun, request)
+        return Response(reply.message(await collect(gate, begun, request.receive)), media_type="application/json")
 
     @router.post("/v1/messages/count_tokens")
     async def count(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
@@ -69,14 +69,3 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         return await once.reply(request, caller, body, counted)
 
     return router
-
-
-async def _whole(gate: Gate, begun: Begun, request: Request) -> Response:
-    try:
-        ended = await collect(gate, begun.driven, request.receive, begun.seconds)
-        begun.permit.used(ended.bill.total.total)
-    finally:
-        begun.permit.release()
-    if ended.error is not None:
-        raise ended.error
-    return Response(reply.message(ended), media_type="application/json")

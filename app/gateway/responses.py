@@ -141,13 +141,7 @@ async def _begun(gate: Gate, request: Request, begun: Begun, asked: ResponsesReq
         gate.drivers.leave(begun.driven)
         begun.permit.release()
         return _json(reply.whole(of, None))
-    try:
-        ended = await collect(gate, begun.driven, request.receive, begun.seconds)
-        begun.permit.used(ended.bill.total.total)
-    finally:
-        begun.permit.release()
-    if ended.error is not None:
-        raise ended.error
+    ended = await collect(gate, begun, request.receive)
     return _json(reply.whole(await subject(gate.store, ended.state), ended))
 
 

@@ -18,6 +18,7 @@ from app.ended import without
 from app.errors import BatonError, RunExpired
 from app.gateway.admission import Permit
 from app.gateway.gate import Gate
+from app.gateway.once import Begun
 from app.order import Driven, Ended, Noted, Said, Told
 
 UNWATCHED = 0.1
@@ -31,8 +32,22 @@ STREAM_HEADERS = [
 ]
 
 
-async def collect(gate: Gate, driven: Driven, receive: Receive, seconds: float) -> Ended:
-    """The end of a run that nobody streams; raises `RunExpired` if it has none `Gate.grace` after its time limit."""
+async def collect(gate: Gate, begun: Begun, receive: Receive) -> Ended:
+    """The end of a turn that nobody streams, with its permit given back.
+
+    Raises the error that it ended with, or `RunExpired` if it has no end `Gate.grace` after its time limit.
+    """
+    try:
+        ended = await _end(gate, begun.driven, receive, begun.seconds)
+        begun.permit.used(ended.bill.turn.total)
+    finally:
+        begun.permit.release()
+    if ended.error is not None:
+        raise ended.error
+    return ended
+
+
+async def _end(gate: Gate, driven: Driven, receive: Receive, seconds: float) -> Ended:
     ended: Ended | None = None
     try:
         ended = _end_in(await driven.line.take(UNWATCHED))

@@ -2,11 +2,13 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from app.core.chat import Usage
 from app.errors import StoreUnavailable
 from app.gateway.gate import Rates
 from app.mailbox import Mailbox
@@ -51,6 +53,23 @@ async def test_tokens_are_settled_with_what_the_run_used(gateway: House, stream:
     gateway.ticks += (debt + expected) / 2
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
     assert len(gateway.drivers.orders) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+async def test_a_turn_is_settled_with_its_own_tokens(gateway: House, path: str, stream: bool) -> None:
+    """Those of the turns before were settled with their replies."""
+    key = gateway.add_key("patient", tpm=1000)
+
+    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        end = ended(run)
+        line.put(replace(end, bill=replace(end.bill, total=Usage(input=900))))
+
+    gateway.drivers.script = script
+    body = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}], "stream": stream}
+    async with gateway.client(key) as client:
+        left = [(await client.post(f"/v1/{path}", json=body)).headers["x-ratelimit-remaining-tokens"] for _ in range(2)]
+    assert int(left[0]) - int(left[1]) == 53
 
 
 async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gateway: House) -> None:
