@@ -132,7 +132,7 @@ class Dispatcher:
         while not drained.is_set():
             await asyncio.sleep(pause)
             pause = self._means.lease / 3
-            held = {Held(w.ticket.run, w.ticket.step, w.claim): w for w in self._works.values() if w.claim}
+            held = {Held(*place, work.claim): work for place, work in self._works.items() if work.claim}
             if not held:
                 continue
             with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
@@ -145,7 +145,7 @@ class Dispatcher:
                     pause = 0.0  # whoever comes back first keeps what is theirs
                 continue
             # A step that was just finished is not kept either; only what is missing twice was taken over.
-            missing = {claim for claim in set(held) - kept if held[claim] in self._works.values()}
+            missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
             for claim in missing & suspects:
                 self._means.telemetry.count("baton_lease_lost_total", "step")
                 held[claim].interrupt(stopped=True)

@@ -135,9 +135,9 @@ class _Desk:
     def __init__(self, conn: Connection, statements: Statements, batch: Sequence[Packed]) -> None:
         ids = list({packed.entry.run for packed in batch})
         moving = list({packed.entry.run for packed in batch if packed.moves_tickets})
-        rows = statements.runs.fetch(conn, _list_value(statements, ids))
+        rows = statements.runs.fetch(conn, statements.values(ids))
         self._runs = {row[0]: _Run(*row) for row in rows}
-        tickets = statements.tickets.fetch(conn, _list_value(statements, moving)) if moving else ()
+        tickets = statements.tickets.fetch(conn, statements.values(moving)) if moving else ()
         self._tickets = {(row[0], row[1]): _Ticket(*row) for row in tickets}
         self._claims = Claims(conn, statements, (packed.entry.once for packed in batch))
         self._born: dict[str, tuple[Any, ...]] = {}
@@ -299,10 +299,6 @@ class _Desk:
                 self._move(run, ticket, Move(outbox.step, "take", holder=outbox.holder, until=outbox.until))
                 taken.append(ticket.claim)
         return tuple(taken)
-
-
-def _list_value(statements: Statements, ids: list[str]) -> object:
-    return ids if statements.arrays else orjson.dumps(ids).decode()
 
 
 def _fenced(entry: Entry) -> bool:

@@ -22,7 +22,7 @@ the code is `UNDECIDED`, and the entry may have been written. Every wait inside 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from app.core.feedback import Feedback
 from app.core.journal import Draft, Event
@@ -294,9 +294,8 @@ class KeyRow:
     revoked_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A ticket that a dispatcher is working on."""
+class Held(NamedTuple):
+    """A ticket that a dispatcher is working on. A tuple, as the rows that thousands of them are looked up in."""
 
     run: str
     step: int

@@ -12,7 +12,7 @@ from app.core.journal import TERMINAL, Event
 from app.store.commit import Packed
 from app.store.protocol import Appended, Journal
 
-RUNS = 2048
+RUNS = 8192
 BYTES = 64 * 2**20
 EVENT_BYTES = 700
 """What an event costs beside its body, roughly: the record and the decoded dictionary."""

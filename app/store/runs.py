@@ -61,15 +61,13 @@ def journal(conn: Connection, name: str, after: int) -> Journal:
     return Journal(found.salt or b"", events)
 
 
-def renew(conn: Connection, driver: str, epochs: Mapping[str, int], until: float) -> dict[str, int]:
+def renew(
+    conn: Connection, statements: Statements, driver: str, epochs: Mapping[str, int], until: float
+) -> dict[str, int]:
     """Prolong those leases that are still the driver's own; the runs with their last seq."""
-    query = select(RUNS.c.id, RUNS.c.epoch, RUNS.c.seq).where(
-        RUNS.c.id.in_(list(epochs)), RUNS.c.driver == driver, RUNS.c.ended_at.is_(None)
-    )
-    rows = conn.execute(query.order_by(RUNS.c.id).with_for_update()).all()
+    rows = statements.leases.fetch(conn, statements.values(list(epochs)), driver)
     ours = {name: seq for name, epoch, seq in rows if epochs[name] == epoch}
-    if ours:
-        conn.execute(update(RUNS).where(RUNS.c.id.in_(list(ours))).values(lease_until=until))
+    statements.renew.each(conn, [(until, name) for name in ours])
     return ours
 
 
@@ -112,16 +110,11 @@ def adopt(
     return tuple([_run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
 
 
-def keep(conn: Connection, held: Sequence[Held], until: float) -> frozenset[Held]:
+def keep(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
     """Prolong those claims that are still what the ticket's row says."""
-    places = [(claim.run, claim.step) for claim in held]
-    columns = (TICKETS.c.run, TICKETS.c.step, TICKETS.c.claim)
-    query = select(*columns).where(tuple_(TICKETS.c.run, TICKETS.c.step).in_(places), TICKETS.c.holder.is_not(None))
-    rows = conn.execute(query.order_by(TICKETS.c.run, TICKETS.c.step).with_for_update()).all()
-    ours = frozenset(held) & {Held(*row) for row in rows}
-    if ours:
-        kept = tuple_(TICKETS.c.run, TICKETS.c.step).in_([(claim.run, claim.step) for claim in ours])
-        conn.execute(update(TICKETS).where(kept).values(until=until))
+    rows = statements.held.fetch(conn, statements.values(sorted({claim.run for claim in held})))
+    ours = frozenset(held).intersection(map(Held._make, rows))
+    statements.keep.each(conn, [(until, *claim) for claim in sorted(ours)])
     return ours
 
 

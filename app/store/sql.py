@@ -24,8 +24,8 @@ from app.store.vigil import Vigil
 
 T = TypeVar("T")
 
-CHUNK = 1000
-"""Most runs or tickets in one statement of a renewal."""
+CHUNK = 200
+"""Most runs or tickets in one transaction of a renewal: what others have to wait for."""
 READY_SECONDS = 2.0
 
 
@@ -125,7 +125,9 @@ class SqlStore:
         names = sorted(epochs)
         for start in range(0, len(names), CHUNK):
             chunk = {name: epochs[name] for name in names[start : start + CHUNK]}
-            ours |= await self._write(partial(runs.renew, driver=driver, epochs=chunk, until=until))
+            work = partial(runs.renew, statements=self._statements, driver=driver, epochs=chunk, until=until)
+            ours |= await self._write(work)
+            await asyncio.sleep(0)  # a file's transaction does not let anybody else in
         return ours
 
     async def seqs(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -146,10 +148,12 @@ class SqlStore:
         return await self._write(partial(runs.adopt, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
     async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
-        ours: frozenset[Held] = frozenset()
+        ours: set[Held] = set()
         for start in range(0, len(held), CHUNK):
-            ours |= await self._write(partial(runs.keep, held=held[start : start + CHUNK], until=until))
-        return ours
+            chunk = held[start : start + CHUNK]
+            ours |= await self._write(partial(runs.keep, statements=self._statements, held=chunk, until=until))
+            await asyncio.sleep(0)
+        return frozenset(ours)
 
     async def due(self, run: str, step: int) -> Due | None:
         return await self._read(partial(runs.due, name=run, step=step))

@@ -1,5 +1,5 @@
-"""The statements of the append path and a run's row: written in Core, compiled once per dialect, run on the driver's
-own cursor.
+"""The statements of the append path, of renewals and of a run's row: written in Core, compiled once per dialect, run on
+the driver's own cursor.
 
 Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
 cost more than the rest of a small batch. Everything off this path uses Core as usual.
@@ -8,6 +8,7 @@ cost more than the rest of a small batch. Everything off this path uses Core as 
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 from sqlalchemy import (
     ARRAY,
     Column,
@@ -59,20 +60,21 @@ class Prepared:
                 cursor.executemany(self._text, rows)
             cursor.close()
 
-    def fetch(self, conn: Connection, value: object) -> Sequence[tuple[Any, ...]]:
-        """The rows for one value."""
+    def fetch(self, conn: Connection, *values: object) -> Sequence[tuple[Any, ...]]:
+        """The rows for these values."""
         cursor = conn.connection.cursor()
-        cursor.execute(self._text, (value,))
+        cursor.execute(self._text, values)
         rows = cursor.fetchall()
         cursor.close()
         return rows
 
 
 class Statements:
-    """Everything that `commit` needs, and `runs.run`, for one dialect."""
+    """Everything that `commit`, `runs.run` and the renewals need, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
+        self._renewals(dialect)
         run_columns = [RUNS.c[name] for name in ("id", "epoch", "cap_usd", "cap_tokens", *LIVE)]
         self.runs = Prepared(
             select(*run_columns).where(self._among(RUNS.c.id)).order_by(RUNS.c.id).with_for_update(), dialect, ["ids"]
@@ -125,6 +127,39 @@ class Statements:
             dialect,
             [*CLAIM[1:], "its_id"],
         )
+
+    def _renewals(self, dialect: Dialect) -> None:
+        """Thousands of leases and claims are prolonged every second or so, and the loop stands still meanwhile."""
+        run, ticket = RUNS.c, TICKETS.c
+        ours = (self._among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
+        self.leases = Prepared(
+            select(run.id, run.epoch, run.seq).where(*ours).order_by(run.id).with_for_update(),
+            dialect,
+            ["ids", "its_driver"],
+        )
+        self.renew = Prepared(
+            update(RUNS).where(run.id == bindparam("its_id")).values(lease_until=bindparam("lease_until")),
+            dialect,
+            ["lease_until", "its_id"],
+        )
+        self.held = Prepared(
+            select(ticket.run, ticket.step, ticket.claim)
+            .where(self._among(ticket.run), ticket.holder.is_not(None))
+            .order_by(ticket.run, ticket.step)
+            .with_for_update(),
+            dialect,
+            ["ids"],
+        )
+        this_claim = [ticket[name] == bindparam(f"its_{name}") for name in ("run", "step", "claim")]
+        self.keep = Prepared(
+            update(TICKETS).where(*this_claim).values(until=bindparam("until")),
+            dialect,
+            ["until", "its_run", "its_step", "its_claim"],
+        )
+
+    def values(self, ids: Sequence[str]) -> object:
+        """A list as the one parameter that it travels as."""
+        return list(ids) if self.arrays else orjson.dumps(ids).decode()
 
     def _among(self, column: Column[Any]) -> ColumnElement[bool]:
         """Membership in a list that travels as one parameter, so that the statement's text never changes."""

@@ -178,6 +178,20 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
     assert len(await store.overdue(15.0, 10)) == 1
 
 
+@pytest.mark.parametrize("what", ["claims", "leases"])
+async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, what: str) -> None:
+    """A process that holds many renews them all every second or so, beside everything else that it does."""
+    names = [f"run-{n}" for n in range(3000)]
+    held = [Held(name, 0, 1) for name in names]
+    renewing = store.keep(held, 9.0) if what == "claims" else store.renew("driver", dict.fromkeys(names, 1), 9.0)
+    renewed, turns = asyncio.ensure_future(renewing), 0
+    while not renewed.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert not await renewed
+    assert turns > 10
+
+
 async def test_two_sweepers_share_what_is_overdue(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await asyncio.gather(*(one.append(admitted(f"run-{n}")) for n in range(20)))
