@@ -5,7 +5,7 @@ then each request has a connection of its own, so that none waits for its turn u
 
 `python -m tests.bench.load URL --body FILE --connections N --seconds S` prints one JSON object; `run` does the same
 from Python, in a process of its own. Times are milliseconds. The first token is the first non-empty content, not the
-first frame. Answers that are not there 15 s after the end are given up.
+first frame. Answers that are not there `patience` seconds after the end are given up.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ROOT = Path(__file__).resolve().parents[2]
 EVENT = b"data: {"
 _TOKEN = re.compile(rb'"content"\s*:\s*"[^"]')
 SHOWN = 512
-PATIENCE = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What to send, until `seconds` or `requests` are reached; `warmup` seconds come before and do not count.
 
-    `rate` is requests per second over all connections; 0 sends the next as soon as there is an answer.
+    `rate` is requests per second over all connections; 0 sends the next as soon as there is an answer. `patience` is
+    for answers that are under way at the end.
     """
 
     url: str
@@ -49,6 +49,7 @@ class Load:
     requests: int = 0
     rate: float = 0.0
     warmup: float = 0.0
+    patience: float = 15.0
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -218,7 +219,7 @@ async def generate(load: Load) -> Report:
             if tally.paced:
                 await asyncio.sleep(tally.wait())
             _, caller = await loop.create_connection(lambda: Caller(request, tally), host, port)
-            patience = tally.ends - time.perf_counter() + PATIENCE
+            patience = tally.ends - time.perf_counter() + load.patience
             if not (await asyncio.wait([caller.done], timeout=patience))[0]:
                 tally.statuses["no answer"] += 1
                 return

@@ -33,6 +33,8 @@ from .subject import Target, baton, body, one_step, step
 from .table import Row, rendered
 
 STEPS, STEP_MS = 3, 10_000
+LONGEST = 120.0
+"""Seconds that the slowest answer may be under way when the last request has been sent."""
 OPENING = 20.0
 """Seconds in which the streams are opened; each lasts five times as long."""
 HELD_RUNS, HELD_SECONDS, TIMES = 100, 0.5, 3
@@ -114,6 +116,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         connections=runs + runs // 10,
         seconds=seconds,
         rate=runs * 1000 / (STEPS * STEP_MS),
+        patience=LONGEST,
         headers=target.headers,
     )
     drips = Load(
@@ -123,6 +126,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         requests=streams,
         seconds=seconds,
         rate=streams / OPENING,
+        patience=LONGEST,
         headers=target.headers,
     )
     watch, began = Watch(), time.monotonic()
