@@ -29,6 +29,7 @@ from app.clock import Clock
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
+from app.conductor.styles import STYLES
 from app.config import Loaded, Settings, pepper
 from app.core.notices import read_secrets
 from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
@@ -107,6 +108,7 @@ class Pool:
         options = catalog.providers[catalog.workers[spec.worker].provider].options
         return ModelConductor(
             spec.worker,
+            STYLES[spec.prompt],
             positional=options.get("positional") == "true",
             logprobs=options.get("logprobs") == "true",
             temperature=spec.temperature,

@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from app.audit.account import Account, Call, Proposal, Step
-from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, answer_tokens, messages, template
+from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Brief, PastStep, Previous
+from app.conductor.styles import STYLES
 from app.core.chat import (
     NO_TOOLS,
     Form,
@@ -27,7 +28,6 @@ from app.core.chat import (
     task_from_json,
 )
 from app.core.form import Flaw, constrains, faults, shown
-from app.core.plan import schema
 from app.core.pool import Catalog, Limits, Worker
 from app.providers.protocol import Request
 
@@ -197,22 +197,18 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
     brief = _brief(run, call, proposal, catalog)
-    if template(brief) != call.intent.body["template"]:
+    style = STYLES[tier.conductor.prompt]
+    if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
     options = catalog.providers[worker.provider].options
     temperature, steps = tier.conductor.temperature, run.limits["steps"]
     return Request(
         worker,
-        messages(brief),
-        Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=answer_tokens(steps)),
-        Form(_plan_schema(brief, steps, options), strict=True),
+        style.messages(brief),
+        Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=style.answer_tokens(steps)),
+        Form(style.schema(brief, positional=options.get("positional") == "true"), strict=True),
         ALTERNATIVES if options.get("logprobs") == "true" else None,
     )
-
-
-def _plan_schema(brief: Brief, steps: int, options: Mapping[str, str]) -> Mapping[str, Any]:
-    positional, tools = options.get("positional") == "true", bool(brief.task.toolbox.tools)
-    return schema(len(brief.workers), steps, SUBTASK_CHARS, positional, tools=tools, further=brief.round > 1)
 
 
 def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
@@ -257,5 +253,6 @@ TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,
     "plan-1": _plan_request,
     "further-1": _plan_request,
+    "compact-1": _plan_request,
 }
 """How requests were composed, by the name that their intents have. An old template stays as long as its runs do."""

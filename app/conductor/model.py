@@ -8,8 +8,9 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from app.conductor.prompt import ALTERNATIVES, SUBTASK_CHARS, answer_tokens, messages, template
+from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief
+from app.conductor.styles import Style
 from app.core import plan
 from app.core.chat import Chosen, Piece, Words
 from app.core.workflow import Step
@@ -20,9 +21,10 @@ class ModelConductor:
 
     instant = False
 
-    def __init__(self, worker: str, *, positional: bool, logprobs: bool, temperature: float) -> None:
+    def __init__(self, worker: str, style: Style, *, positional: bool, logprobs: bool, temperature: float) -> None:
         """`positional` and `logprobs` say what the server behind the worker can do."""
         self._worker = worker
+        self._style = style
         self._positional = positional
         self._alternatives = ALTERNATIVES if logprobs else 0
         self._temperature = temperature
@@ -30,20 +32,16 @@ class ModelConductor:
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
         """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers]
-        further = brief.round > 1
-        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps, further)
+        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps, brief.round > 1)
         odds = Odds()
-        schema = plan.schema(
-            len(names), brief.limits.steps, SUBTASK_CHARS, self._positional, bool(brief.task.toolbox.tools), further
-        )
         answer = ask(
             self._worker,
-            messages(brief),
-            schema=schema,
-            max_tokens=answer_tokens(brief.limits.steps),
+            self._style.messages(brief),
+            schema=self._style.schema(brief, positional=self._positional),
+            max_tokens=self._style.answer_tokens(brief.limits.steps),
             temperature=self._temperature,
             logprobs=self._alternatives,
-            template=template(brief),
+            template=self._style.template(brief),
         )
         async for pieces in answer:
             odds.note(pieces)

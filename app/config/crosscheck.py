@@ -90,7 +90,8 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """A fixed conductor takes its first answer unless it says `again`; and that needs a second round."""
+    """A fixed conductor takes its first answer unless it says `again`, which needs a second round; the compact prompt
+    tells nothing of a round before."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
@@ -101,6 +102,12 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
                 ("tiers", name, *place, "rounds"),
                 "is of no use to a fixed conductor, which takes the first answer; remove it, or let the conductor say "
                 "again = true",
+            )
+    if conductor.prompt == "compact":
+        for place in several:
+            yield (
+                ("tiers", name, *place, "rounds"),
+                'is of no use with prompt = "compact", which knows one round; remove it, or remove the prompt',
             )
     if conductor.again and not several:
         yield ("tiers", name, "conductor", "again"), "needs a second round; set rounds = 2 in the tier's limits"

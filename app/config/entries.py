@@ -196,6 +196,7 @@ class ConductorEntry(Entry):
     width: Annotated[int, Field(ge=1, le=16)] = 3
     again: bool = False
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    prompt: Literal["general", "compact"] = "general"
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
 
@@ -203,7 +204,9 @@ class ConductorEntry(Entry):
     def _fits_kind(self) -> "ConductorEntry":
         if self.kind == "model" and self.worker is None:
             raise ValueError('needs `worker`, the model that plans; or use kind = "fixed"')
-        strange = {"worker", "share", "probe"} if self.kind == "fixed" else {"shape", "workers", "width", "again"}
+        strange = (
+            {"worker", "share", "probe", "prompt"} if self.kind == "fixed" else {"shape", "workers", "width", "again"}
+        )
         if misplaced := sorted(strange & self.model_fields_set):
             other = "model" if self.kind == "fixed" else "fixed"
             raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')

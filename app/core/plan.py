@@ -20,6 +20,8 @@ from typing import Any
 from app.core.workflow import PREVIOUS, Access, Step
 from app.errors import PlanRejected
 
+SCHEMA = "steps-1"
+"""The name of the form of plans; what was trained to write another one is not put into service."""
 MAX_PLAN_CHARS = 64_000
 MAX_SUBTASK_CHARS = 4_000
 SUBSETS_BELOW = 6

@@ -12,6 +12,7 @@ from app.conductor.fixed import SHAPES, FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
+from app.conductor.styles import STYLES
 from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
 from app.core.pool import Card, ConductorSpec, Limits, Price, Worker
 from app.core.workflow import Access, Step
@@ -66,7 +67,7 @@ def chain(steps: int) -> str:
 
 def model(*, positional: bool = True, logprobs: bool = True) -> ModelConductor:
     """The model conductor."""
-    return ModelConductor("planner", positional=positional, logprobs=logprobs, temperature=0.7)
+    return ModelConductor("planner", STYLES["general"], positional=positional, logprobs=logprobs, temperature=0.7)
 
 
 def given_steps(limits: Limits) -> Given:

@@ -37,6 +37,12 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
         ("limits = { rounds = 2 }", "", "tiers.again.conductor.again: needs a second round; set rounds = 2"),
         ("rounds = 2", "rounds = 9", "tiers.again.limits.rounds: must be less than or equal to 8; correct the value"),
         ('"small" }\nefforts', '"small", again = true }\nefforts', "tiers.deep.conductor: does not use again"),
+        (
+            '"small" }\nefforts',
+            '"small", prompt = "compact" }\nefforts',
+            "tiers.deep.efforts.high.rounds: is of no use",
+        ),
+        ("again = true }", 'again = true, prompt = "compact" }', "tiers.again.conductor: does not use prompt"),
     ],
 )
 def test_rounds_that_nobody_would_open_are_faults(tmp_path: Path, old: str, new: str, told: str) -> None:

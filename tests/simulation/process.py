@@ -15,6 +15,7 @@ from app.clock import Clock
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
+from app.conductor.styles import STYLES
 from app.core.pool import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.snapshot import sealed
 from app.dispatcher import Dispatcher
@@ -86,7 +87,8 @@ class Setting:
 def conductor(tier: Tier) -> Conductor:
     """The tier's policy."""
     if tier.conductor.worker is not None:
-        return ModelConductor(tier.conductor.worker, positional=True, logprobs=False, temperature=0.0)
+        style = STYLES[tier.conductor.prompt]
+        return ModelConductor(tier.conductor.worker, style, positional=True, logprobs=False, temperature=0.0)
     return FixedConductor(tier.conductor)
 
 
