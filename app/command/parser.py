@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     _plan(commands)
     _grade(commands)
     _train(commands)
+    _conductor(commands)
     return root
 
 
@@ -164,6 +165,18 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
     train.add_argument("--threads", type=_count, default=1, help="of torch")
     train.add_argument("--dear", action="store_true", help="weigh cost by 0.60 and wait by 0.35, not 0.30 and 0.10")
     train.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
+
+
+def _conductor(commands: "Commands[argparse.ArgumentParser]") -> None:
+    verbs = _command(commands, "conductor", "conductor", "put a trained conductor into service").add_subparsers(
+        title="verbs", metavar="VERB", required=True
+    )
+    export = _command(
+        verbs, "export", "conductor", "write a trained conductor as vLLM reads it, with its manifest; needs torch"
+    )
+    export.add_argument("trained", help="the folder that `baton train` has left")
+    export.add_argument("out", help="a new folder")
+    export.add_argument("--title", default="world", help="the version's name, before the hash of its weights")
 
 
 def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
+from app.conductor.compact import ordinal
 from app.core.workflow import Access, Step, Workflow
 
 STEPS = 4
@@ -22,8 +23,8 @@ SUBTASKS: Mapping[str, str] = {
     "combine": "Weigh the answers against each other and give one final answer.",
 }
 ROLES = tuple(SUBTASKS)
-START = '{"steps": ['
-NEXT, END = ", ", "]}"
+START = '{"steps":['
+NEXT, END = ",", "]}"
 
 
 class PlanStep(NamedTuple):
@@ -40,9 +41,9 @@ Plan = tuple[PlanStep, ...]
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Every token of a plan, as text."""
-    workers = [f'{{"worker": {ordinal}, ' for ordinal in range(SLOTS)]
-    roles = [f'"subtask": "{words}", ' for words in SUBTASKS.values()]
+    """Every token of a plan, as text: JSON without blanks, as servers write it that decode under a schema."""
+    workers = [ordinal(number) for number in range(SLOTS)]
+    roles = [f'"subtask":"{words}",' for words in SUBTASKS.values()]
     return (START, NEXT, END, *workers, *roles, *(_access_text(user, sees) for user, sees in accesses()))
 
 
@@ -57,7 +58,7 @@ def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
 
 def _access_text(user: bool, sees: Sequence[int]) -> str:
     entries = [*(['"user"'] if user else []), *map(str, sees)]
-    return f'"access": [{", ".join(entries)}]}}'
+    return f'"access":[{",".join(entries)}]}}'
 
 
 FIRST_WORKER = 3

@@ -4,22 +4,18 @@ The ids of plan tokens (`plans.py`) come first, then those of the prompt. A work
 chooses it in a plan; names are never shown. Words that training does not know are one token, digits are single.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from functools import cache
 from random import Random
 
+from app.conductor import compact
 from app.learn.families import FAMILIES, Family
 from app.learn.plans import FIRST_WORKER, TOKENS, Plan, PlanStep
 from app.learn.world import Pool, Profile, profiles
 
-WORD = re.compile(r"[a-z]+|\d|[-+*=()]")
-MOST_WORDS = 56
-"""Of a task; what is beyond is cut."""
-PRICES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
-"""Dollars per million output tokens: a card shows the nearest of these, by ratio."""
-SPECIAL = ("<pad>", "<unknown>", "<pool>")
+PAD, UNKNOWN = "<pad>", "<unknown>"
+SPECIAL = (PAD, UNKNOWN, compact.POOL)
 
 
 @cache
@@ -29,10 +25,10 @@ def words() -> tuple[str, ...]:
     texts = re.sub(r"\{\w\}", " ", asked).lower() + " multiply it by add subtract x y and"
     months = " january february march april may june july august september october november december"
     cards = sorted({worker.strengths for worker in profiles().values()})
-    known = sorted(set(WORD.findall(texts + months)))
+    known = sorted(set(compact.WORD.findall(texts + months)))
     return (
         *SPECIAL, *"0123456789", *"-+*=()", *(word for word in known if word.isalpha()),
-        *(f"card:{strengths}" for strengths in cards), *(f"card:${price}" for price in PRICES),
+        *(_strengths(one) for one in cards), *(f"<${price}>" for price in compact.PRICES),
     )  # fmt: skip
 
 
@@ -53,7 +49,7 @@ def size() -> int:
 
 def pad() -> int:
     """The id that fills up shorter prompts."""
-    return _ids()["<pad>"]
+    return _ids()[PAD]
 
 
 def tokens(text: str, pool: Pool, order: Sequence[int], noise: Random | None = None, share: float = 0.0) -> list[int]:
@@ -63,25 +59,33 @@ def tokens(text: str, pool: Pool, order: Sequence[int], noise: Random | None = N
     task; digits and signs stay.
     """
     ids = _ids()
-    unknown = ids["<unknown>"]
+    unknown = ids[UNKNOWN]
     hidden = noise.random() * share if noise is not None else 0.0
     task = [
         unknown if noise is not None and word.isalpha() and noise.random() < hidden else ids.get(word, unknown)
-        for word in WORD.findall(text.lower())[:MOST_WORDS]
+        for word in compact.words(text)
     ]
     cards = [one for ordinal, place in enumerate(order) for one in (*_card(pool[place]), FIRST_WORKER + ordinal)]
-    return [*task, ids["<pool>"], *cards]
+    return [*task, ids[compact.POOL], *cards]
 
 
 def _card(worker: Profile) -> list[int]:
-    nearest = min(PRICES, key=lambda price: abs(math.log(price / worker.price)))
-    return [_ids()[f"card:{words}"] for words in (worker.strengths, f"${nearest}")]
+    return [_ids()[word] for word in compact.card(worker.strengths.split(), worker.price)]
+
+
+def _strengths(words: str) -> str:
+    return compact.card(words.split(), 1.0)[0]
+
+
+def as_text(text: str, pool: Pool, order: Sequence[int]) -> str:
+    """The prompt as a served conductor is sent it, which its tokenizer makes the same tokens of."""
+    return compact.text(text, [compact.card(pool[place].strengths.split(), pool[place].price) for place in order])
 
 
 def drill(pool: Pool, order: Sequence[int], ordinal: int) -> list[int]:
     """A prompt that names a card instead of a task: whoever can read cards points to the worker whose it is."""
     cards = [one for n, place in enumerate(order) for one in (*_card(pool[place]), FIRST_WORKER + n)]
-    return [*_card(pool[order[ordinal]])[:1], _ids()["<pool>"], *cards]
+    return [*_card(pool[order[ordinal]])[:1], _ids()[compact.POOL], *cards]
 
 
 def placed(plan: Plan, order: Sequence[int]) -> Plan:

@@ -20,6 +20,8 @@ from app.learn.plans import LONGEST, SLOTS, TOKENS, legal
 Tensor = Any
 Weights = dict[str, Tensor]
 NORM = 1e-6
+CONTEXT = 256
+"""Tokens of prompt and plan together."""
 LOOK_BACK, BACK = 4.6, 1.5
 
 
@@ -103,7 +105,7 @@ class Conductor:
     def __init__(self, shape: Shape, weights: Weights) -> None:
         self.shape, self.weights = shape, weights
         self._masks = masks()
-        steps = torch.arange(256).float()[:, None]
+        steps = torch.arange(CONTEXT).float()[:, None]
         half = shape.head // 2
         angles = steps * shape.theta ** (-torch.arange(half).float() / half)
         self._cos, self._sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)

@@ -1,0 +1,184 @@
+"""A trained conductor as a folder that Hugging Face's libraries and vLLM read, with its manifest.
+
+It is written as a Llama whose attention has biases, the output's being zero: the same sums as Qwen2's. Under its own
+name Hugging Face's library forces Qwen2's tokenizer upon it, whatever the folder says, and the words would be lost.
+What is measured and what the golden plans are comes from the very weights that are written, rounded as they are.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.conductor import compact
+from app.errors import ConfigInvalid
+from app.learn import manifest, prompt, reward, tensors, tokenizer, world
+from app.learn.evaluate import exam
+from app.learn.lessons import SPLITS, Lesson
+from app.learn.manifest import Golden, Manifest
+from app.learn.outcome import outcome
+from app.learn.plans import SLOTS, STEPS, Plan, to_text, to_tokens
+from app.learn.train_loop import Recipe, greedy
+from app.learn.train_model import CONTEXT, NORM, Conductor, Shape, Tensor
+from app.learn.world import Setting, Weights
+
+TASKS, TASKS_SEED = 1_000, 2
+"""Of each split, drawn apart from those of the training's own tables."""
+GOLDEN, GOLDEN_SEED = 24, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training run has left: its recipe and its chosen weights."""
+
+    recipe: Recipe
+    weighing: Weights
+    weights: Mapping[str, Tensor]
+
+
+def trained(folder: Path) -> Trained:
+    """What lies in the folder of a training run."""
+    try:
+        card = json.loads((folder / "card.json").read_text())
+        weights = torch.load(folder / "model.pt", weights_only=True)
+    except FileNotFoundError as error:
+        raise ConfigInvalid([f"{error.filename}: there is no such file; `baton train` leaves it at its end"]) from None
+    return Trained(Recipe(**card["recipe"]), Weights(**card["weights"]), weights)
+
+
+def export(source: Trained, folder: Path, title: str) -> Manifest:
+    """The whole model in bfloat16; the folder must be new or empty."""
+    _empty(folder)
+    shape = shape_of(source.recipe)
+    shipped = {name: tensor.to(torch.bfloat16) for name, tensor in ({**source.weights, **_no_biases(shape)}).items()}
+    place = folder / manifest.WEIGHTS["model"]
+    tensors.write(place, shipped)
+    _write(folder, "config.json", _config(shape))
+    _write(folder, "generation_config.json", {"eos_token_id": prompt.pad(), "pad_token_id": prompt.pad()})
+    _write(folder, "tokenizer.json", tokenizer.tokenizer())
+    _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
+    name = manifest.version(title, place.read_bytes())
+    return _described(folder, source, loaded(folder), kind="model", name=name, base=name)
+
+
+def loaded(folder: Path) -> Conductor:
+    """The model of an exported folder, in full precision, as the trainer runs it."""
+    config = json.loads((folder / "config.json").read_text())
+    shape = Shape(
+        config["vocab_size"],
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["intermediate_size"],
+        config["rope_parameters"]["rope_theta"],
+    )
+    weights = tensors.read(folder / manifest.WEIGHTS["model"])
+    kept = weights.keys() - _no_biases(shape).keys()
+    return Conductor(shape, {name: weights[name].float() for name in sorted(kept)})
+
+
+def _no_biases(shape: Shape) -> dict[str, Tensor]:
+    """What a Llama has and Qwen2 has not."""
+    return {f"model.layers.{n}.self_attn.o_proj.bias": torch.zeros(shape.hidden) for n in range(shape.layers)}
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """The sizes of the model that a recipe trains."""
+    return Shape(prompt.size(), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
+
+
+def _described(folder: Path, source: Trained, conductor: Conductor, **facts: Any) -> Manifest:
+    """Golden prompts and manifest, beside files that are complete."""
+    return manifest.write(
+        folder,
+        _golden(conductor),
+        tokenizer_sha256=manifest.tokenizer_sha256(folder),
+        prompt="compact",
+        template=compact.TEMPLATE,
+        grammar="xgrammar",
+        steps=STEPS,
+        workers=SLOTS,
+        reward=reward.VERSION,
+        world=world.VERSION,
+        commit=_commit(),
+        evaluation={split: _measured(conductor, split, source.weighing) for split in SPLITS},
+        **facts,
+    )
+
+
+def _golden(conductor: Conductor) -> list[Golden]:
+    """Half of them over the standard pool, half over unseen ones; the plans are the likeliest."""
+    lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
+    plans = greedy(conductor, lessons)
+    return [_expected(one, prompt.ordinals(plan, one.order)) for one, plan in zip(lessons, plans, strict=True)]
+
+
+def _expected(one: Lesson, plan: Plan) -> Golden:
+    asked = prompt.as_text(one.problem.text, one.pool, one.order)
+    return Golden(
+        messages=[{"role": "user", "content": asked}],
+        workers=len(one.pool),
+        steps=STEPS,
+        tokens=one.prompt(),
+        plan=to_text(to_tokens(plan)),
+    )
+
+
+def _measured(conductor: Conductor, split: Any, weighing: Weights) -> dict[str, float]:
+    lessons = exam(split, TASKS, TASKS_SEED)
+    found = [
+        outcome(plan, one.problem.kind, Setting(one.pool, weighing))
+        for one, plan in zip(lessons, greedy(conductor, lessons), strict=True)
+    ]
+    means = {name: sum(getattr(one, name) for one in found) / TASKS for name in ("reward", "right", "usd")}
+    return {"tasks": TASKS, "seed": TASKS_SEED, **{name: round(value, 6) for name, value in means.items()}}
+
+
+def _config(shape: Shape) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": False,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "head_dim": shape.head,
+        "hidden_act": "silu",
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": NORM,
+        "rope_theta": shape.theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": prompt.pad(),
+        "pad_token_id": prompt.pad(),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _empty(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigInvalid([f"{folder}: is not empty; name a new folder, or clear it"])
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _write(folder: Path, name: str, value: Any) -> None:
+    (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """Of the code that exports, with a plus sign if it was changed since; empty where that cannot be known."""
+    here = Path(__file__).parent
+    asked = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
