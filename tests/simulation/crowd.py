@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from app.core.journal import ENDED, OUTCOMES
 from tests.simulation.faults import SITES
 from tests.simulation.play import play
 from tests.simulation.report import Report
@@ -17,6 +18,9 @@ AT_ONCE = 25
 MOST_SHOWN = 20
 """Failing seeds that are shown with their first violation; the others by their numbers, ten times as many of them."""
 WIDTH = 220
+ENOUGH = 500
+"""So many seeds must show everything that `gaps` asks for."""
+OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at store.read", "freeze at store.read")
 
 
 @dataclass
@@ -54,6 +58,18 @@ class Sum:
         self.states += other.states
         self.outcomes += other.outcomes
         self.failed |= other.failed
+
+    def gaps(self) -> Iterator[str]:
+        """What has not happened, or too seldom or at too few awaits, for these to be worlds in which promises count."""
+        yield from (f"{site} never happened" for site in SITES if not self.hits[site])
+        for site in OF_READS:
+            if len({place for struck, place in self.places if struck == site}) < 5:
+                yield f"{site} at fewer than 5 awaits"
+        awaits = {place for _, place in self.places}
+        if len(awaits) < 40 or len(self.places) < 250:
+            yield f"faults at {len(awaits)} awaits and {len(self.places)} places only"
+        yield from (f"{end} ended fewer than 10 runs" for end in sorted(ENDED) if self.states[end] < 10)
+        yield from (f"{name} came of fewer than 20 attempts" for name in sorted(OUTCOMES) if self.outcomes[name] < 20)
 
     def lines(self) -> Iterator[str]:
         """What there is to say."""

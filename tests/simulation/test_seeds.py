@@ -1,17 +1,23 @@
-"""Five hundred worlds, all different, in which every promise is kept; and that they are worlds in which it counts."""
+"""Sixty worlds, all different, in which every promise is kept; and that they are worlds in which it counts.
+
+`make simulate` plays more of them: five hundred in CI, which must bring every fault, every end and every outcome.
+"""
 
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from app.core.journal import ENDED, OUTCOMES
-from tests.simulation.crowd import Sum
+from tests.simulation.__main__ import main
+from tests.simulation.crowd import OF_READS, Sum
 from tests.simulation.faults import SITES, Weather
 from tests.simulation.play import play
 
-SEEDS, AT_ONCE = 500, 10
+SEEDS, AT_ONCE = 60, 10
 
 
 @cache
@@ -38,27 +44,48 @@ def test_every_promise_is_kept(chunk: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_every_fault_happens_and_at_many_awaits() -> None:
+def test_most_faults_happen_and_at_many_awaits() -> None:
     hits, places = everything().hits, everything().places
-    assert [site for site in SITES if not hits[site]] == []
+    assert len([site for site in SITES if hits[site]]) >= len(SITES) - 8
     assert len({place for _, place in places}) >= 40
-    assert len(places) >= 250
-    for site in (
-        "store.read.down",
-        "store.read.lost",
-        "store.read.slow",
-        "crash at store.read",
-        "freeze at store.read",
-    ):
-        assert len({place for struck, place in places if struck == site}) >= 5, site
+    assert len(places) >= 180
 
 
 @pytest.mark.timeout(300)
 def test_every_end_and_every_outcome_is_reached() -> None:
     assert everything().states.keys() == ENDED
     assert everything().outcomes.keys() == OUTCOMES
-    assert min(everything().states.values()) >= 10
-    assert min(everything().outcomes.values()) >= 20
+
+
+def test_what_did_not_happen_is_a_gap() -> None:
+    rich = Sum(
+        hits=Counter(SITES),
+        places={(site, f"await {number}") for site in (*OF_READS, "a", "b", "c") for number in range(40)},
+        states=Counter(dict.fromkeys(ENDED, 10)),
+        outcomes=Counter(dict.fromkeys(OUTCOMES, 20)),
+    )
+    assert list(rich.gaps()) == []
+    poor = [
+        replace(rich, hits=rich.hits - Counter(SITES[:1])),
+        replace(rich, places={one for one in rich.places if one[0] != OF_READS[0]}),
+        replace(
+            rich, places={(site, f"await {number}") for site in (*OF_READS, "a", "b", "c") for number in range(39)}
+        ),
+        replace(rich, states=rich.states - Counter([min(ENDED)])),
+        replace(rich, outcomes=rich.outcomes - Counter([min(OUTCOMES)])),
+    ]
+    assert [len(list(one.gaps())) for one in poor] == [1] * len(poor)
+
+
+@pytest.mark.parametrize(("seeds", "gaps", "status"), [(499, 9, 0), (500, 0, 0), (500, 1, 1)])
+def test_enough_seeds_must_leave_no_gap(
+    seeds: int, gaps: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulation", "--seeds", str(seeds)])
+    monkeypatch.setattr(Sum, "gaps", lambda _: iter(["never happened"] * gaps))
+    monkeypatch.setattr("tests.simulation.__main__.many", lambda first, count, minutes: Sum(seeds=count))
+    assert main() == status
+    assert ("never happened" in capsys.readouterr().out) == bool(status)
 
 
 def test_a_seed_is_one_history() -> None:
