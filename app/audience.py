@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core import position
-from app.core.chat import ToolDelta
+from app.core.chat import ToolDelta, gather
 from app.core.journal import Event
 from app.core.logprobs import Decoded, spoken
 from app.core.position import Position
@@ -140,7 +140,8 @@ class Audience:
         if not fresh and not calls:
             return False
         tokens = delta.logprobs[spoken(delta.logprobs, known) :] if fresh else ()
-        self._pieces += [fresh] if fresh else []
+        if fresh:
+            gather(self._pieces, fresh)
         self._tokens += tokens
         self._calls += calls
         self.chars += len(fresh)

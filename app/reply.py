@@ -9,7 +9,7 @@ from dataclasses import replace
 import orjson
 
 from app.core import tools
-from app.core.chat import Chosen, End, Keepsake, Message, Piece, Text, ToolCall, ToolDelta, Words
+from app.core.chat import Chosen, End, Keepsake, Message, Piece, Text, ToolCall, ToolDelta, Words, gather
 from app.core.form import Flaw, faults
 from app.core.logprobs import Decoded, decoded, size
 from app.core.tools import Gathering
@@ -51,7 +51,7 @@ class Reply:
         a tool that is not offered, before anybody is told of it."""
         for piece in pieces:
             if isinstance(piece, Words):
-                self._texts.append(piece.text)
+                gather(self._texts, piece.text)
                 self._answers = self._answers or not piece.refusal
                 self._room -= len(piece.text)
             elif isinstance(piece, ToolDelta):

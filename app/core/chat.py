@@ -171,6 +171,16 @@ class Usage:
         return self.input + self.output
 
 
+TOGETHER = 32
+
+
+def gather(pieces: list[str], piece: str) -> None:
+    """Add to a text that is kept in pieces, a few at most: a short string takes ten times its characters' memory."""
+    pieces.append(piece)
+    if len(pieces) >= TOGETHER:
+        pieces[:] = ["".join(pieces)]
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
     """Some of the answer's text, as it streams; or of what the model says instead, where its format tells that."""
