@@ -38,16 +38,19 @@ class Trained:
     recipe: Recipe
     weighing: Weights
     weights: Mapping[str, Tensor]
+    card: str
+    """The card of the training, which goes with the weights."""
 
 
 def trained(folder: Path) -> Trained:
     """What lies in the folder of a training run."""
     try:
-        card = json.loads((folder / "card.json").read_text())
+        words = (folder / "card.json").read_text()
         weights = torch.load(folder / "model.pt", weights_only=True)
     except FileNotFoundError as error:
         raise ConfigInvalid([f"{error.filename}: there is no such file; `baton train` leaves it at its end"]) from None
-    return Trained(Recipe(**card["recipe"]), Weights(**card["weights"]), weights)
+    card = json.loads(words)
+    return Trained(Recipe(**card["recipe"]), Weights(**card["weights"]), weights, words)
 
 
 def export(source: Trained, folder: Path, title: str) -> Manifest:
@@ -57,6 +60,7 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     shipped = {name: tensor.to(torch.bfloat16) for name, tensor in ({**source.weights, **_no_biases(shape)}).items()}
     place = folder / manifest.WEIGHTS["model"]
     tensors.write(place, shipped)
+    (folder / "card.json").write_text(source.card)
     _write(folder, "config.json", _config(shape))
     _write(folder, "generation_config.json", {"eos_token_id": prompt.pad(), "pad_token_id": prompt.pad()})
     _write(folder, "tokenizer.json", tokenizer.tokenizer())

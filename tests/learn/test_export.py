@@ -105,11 +105,13 @@ def test_a_folder_that_is_in_use_is_not_written_to(run: Path, folder: Path) -> N
 
 
 def test_the_files_are_those_that_libraries_look_for(folder: Path) -> None:
+    assert json.loads((folder / "card.json").read_text())["recipe"]["seed"] == 3
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     names = set(tensors.read(folder / "model.safetensors"))
     assert "model.layers.0.self_attn.o_proj.bias" in names
     assert Manifest.model_validate_json((folder / "baton.json").read_text()).files.keys() == {
+        "card.json",
         "config.json",
         "generation_config.json",
         "golden.jsonl",
