@@ -33,6 +33,12 @@ WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -r
 # Without disable_any_whitespace a schema permits endless blanks, and xgrammar, the default backend, lets raw control
 # characters into strings.
 STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
+# A conductor whose tokens are whole pieces of JSON: guidance would have them cut otherwise.
+TRAINED_OPTIONS: Final[Mapping[str, str]] = {
+    "--max-model-len": "256",
+    "--dtype": "float32",
+    "--structured-outputs-config": '{"backend":"xgrammar"}',
+}
 OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -64,7 +70,7 @@ def _build_model(directory: Path) -> Path:
     return model
 
 
-def _command(model: Path, port: int) -> list[str]:
+def _command(model: Path, port: int, more: Mapping[str, str]) -> list[str]:
     """Eager mode saves a minute of compilation. The `vllm` command would fail: it looks for a package of that name."""
     options = {
         "--model": str(model),
@@ -74,6 +80,7 @@ def _command(model: Path, port: int) -> list[str]:
         "--max-model-len": str(CONTEXT),
         "--kv-cache-memory-bytes": str(128 * 1024 * 1024),
         "--structured-outputs-config": STRUCTURED,
+        **more,
     }
     flags = [part for option in options.items() for part in option]
     return [
@@ -164,18 +171,25 @@ def _running(command: list[str], directory: Path, log: Path) -> Iterator[subproc
 
 
 @contextmanager
-def serve(say: Callable[[str], None]) -> Iterator[VllmServer]:
-    """A server for the length of the block; `say` hears what it waits for, because starting takes up to minutes."""
+def serve(
+    say: Callable[[str], None], model: Path | None = None, options: Mapping[str, str] = TRAINED_OPTIONS
+) -> Iterator[VllmServer]:
+    """A server for the length of the block; `say` hears what it waits for, because starting takes up to minutes.
+
+    `model` is an exported conductor, served with `options`; without one, the tiny random model is.
+    """
     if not PYTHON.exists():
         raise ServerFailed("vLLM's environment is missing; `make test-vllm` builds it")
     directory = Path(tempfile.mkdtemp(prefix="baton-vllm-"))
     try:
-        say("vllm: building a tiny model")
-        model = _build_model(directory)
+        more = options if model is not None else {}
+        if model is None:
+            say("vllm: building a tiny model")
+            model = _build_model(directory)
         port = _free_port()
         base_url = f"http://127.0.0.1:{port}/v1"
         log = directory / "server.log"
-        with _running(_command(model, port), directory, log) as process:
+        with _running(_command(model, port, more), directory, log) as process:
             _wait_until_ready(process, base_url, log, say)
             yield VllmServer(base_url)
     finally:

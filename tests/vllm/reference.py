@@ -1,0 +1,34 @@
+"""The trainer's own likeliest plans, for whoever has served the same weights: run with an interpreter that has torch.
+
+Standard input: `{"model": FOLDER, "split": ..., "seed": ..., "orders": [[...], ...]}`, an order in which the pool was
+shown for each of the split's first tasks. Standard output: the plans' texts, in the same order.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from app.learn import prompt
+from app.learn.evaluate import exam
+from app.learn.export import loaded
+from app.learn.plans import to_text, to_tokens
+from app.learn.train_loop import greedy
+
+
+def main() -> None:
+    """Read, plan, write."""
+    torch.set_num_threads(1)
+    asked = json.load(sys.stdin)
+    orders = [tuple(order) for order in asked["orders"]]
+    lessons = exam(asked["split"], len(orders), asked["seed"])
+    shown = [replace(one, order=order) for one, order in zip(lessons, orders, strict=True)]
+    plans = greedy(loaded(Path(asked["model"])), shown)
+    texts = [to_text(to_tokens(prompt.ordinals(plan, one.order))) for one, plan in zip(shown, plans, strict=True)]
+    json.dump(texts, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The trained checkpoint, served by a real vLLM, conducts through the service as it does in the trainer.
+
+`trained/` holds what `make learn` and `baton conductor export` made; its card is `baton.json`.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from app.core import plan as core_plan
+from app.learn import manifest
+from app.learn.actors import final
+from app.learn.evaluate import exam
+from app.learn.lessons import Lesson, Split
+from app.learn.outcome import Outcome, outcome
+from app.learn.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
+from app.learn.world import Setting, standard_pool
+from tests.processes import Caller, calling, running
+from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
+from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+TRAINED: Final = Path(__file__).with_name("trained")
+SPLIT: Final[Split] = "held-out tasks"
+TASKS, SEED, THREADS = 160, 11, 8
+ROLES: Final = {words: role for role, words in SUBTASKS.items()}
+NAMES: Final = [worker.name for worker in standard_pool()]
+
+
+@pytest.fixture(scope="module")
+def trained_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
+    """`BATON_TEST_TRAINED_URL` names a server of the same checkpoint that already runs, to save the start."""
+    if given := os.environ.get("BATON_TEST_TRAINED_URL"):
+        yield VllmServer(given)
+        return
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, flush=True)
+
+    with serve(say, TRAINED) as server:
+        yield server
+
+
+def pool(server: VllmServer) -> str:
+    """The world's standard pool, conducted by the checkpoint."""
+    workers = "".join(
+        f"""
+[workers.{one.name}]
+provider = "world"
+model = "{one.name}"
+price = {{ input = {one.price * 0.35:.6f}, output = {one.price:.6f}, cached = 0 }}
+strengths = {json.dumps(one.strengths.split())}
+"""
+        for one in standard_pool()
+    )
+    return f"""
+[providers.world]
+format = "rehearsal"
+options = {{ world = "standard", delay = "0" }}
+{workers}
+[providers.trained]
+format = "openai"
+base_url = "{server.base_url}"
+options = {{ positional = true, logprobs = true }}
+[workers.conductor]
+provider = "trained"
+model = "{server.model}"
+price = {{ input = 0, output = 0 }}
+pooled = false
+[tiers.baton-ultra]
+pool = "all"
+conductor = {{ kind = "model", worker = "conductor", prompt = "compact" }}
+fallback = "ember"
+limits = {{ steps = {STEPS}, output_tokens = 1000, seconds = 120 }}
+"""
+
+
+@dataclass(frozen=True)
+class Conducted:
+    """One held-out task through the service."""
+
+    order: tuple[int, ...]
+    plan: Plan
+    right: bool
+
+
+def conducted(caller: Caller, lesson: Lesson) -> Conducted:
+    """Ask, and read the plan from the journal."""
+    said, reply = caller.whole("baton-ultra", lesson.problem.text)
+    run, events = caller.run(reply["baton"]["run"]), caller.events(reply["baton"]["run"])
+    check_journal(events)
+    check_plan(run, tuple(NAMES))
+    check_usage(reply, run, events)
+    assert (run["state"], run["degraded"]) == ("succeeded", False)
+    subtasks = [caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"] for step in run["steps"]]
+    order = tuple(NAMES.index(name) for name in run["proposals"][0]["order"])
+    steps = zip(run["steps"], subtasks, strict=True)
+    return Conducted(
+        order, tuple(step_of(step, subtask) for step, subtask in steps), final(said) == lesson.problem.answer
+    )
+
+
+def step_of(step: dict[str, Any], subtask: str) -> PlanStep:
+    """A journaled step as the world has it."""
+    sees = tuple(one for one in step["access"] if one != "user")
+    return PlanStep(NAMES.index(step["planned_worker"]), ROLES[subtask], "user" in step["access"], sees)
+
+
+def reference(found: list[Conducted]) -> list[Plan]:
+    """The trainer's plan for each task under the order in which the service has shown the workers."""
+    asked = {"model": str(TRAINED), "split": SPLIT, "seed": SEED, "orders": [one.order for one in found]}
+    done = subprocess.run(
+        [str(PYTHON), "-m", "tests.vllm.reference"],
+        input=json.dumps(asked),
+        env=os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    plans = []
+    for text, one in zip(json.loads(done.stdout), found, strict=True):
+        names = [NAMES[place] for place in one.order]
+        steps = core_plan.read_plan(json.loads(text), core_plan.by_ordinal(names), STEPS)
+        plans.append(
+            tuple(
+                PlanStep(NAMES.index(step.worker), ROLES[step.subtask], step.access.user, step.access.steps)
+                for step in steps
+            )
+        )
+        assert to_workflow(plans[-1], NAMES).steps == steps
+    return plans
+
+
+def worth(lesson: Lesson, plan: Plan) -> Outcome:
+    """What a plan comes to, exactly."""
+    return outcome(plan, lesson.problem.kind, Setting(lesson.pool))
+
+
+def test_it_conducts_through_the_service_as_it_does_in_the_trainer(trained_server: VllmServer, tmp_path: Path) -> None:
+    """Every plan is valid, nearly every one is the trainer's, and so is the reward; what the workers then really
+    answered is as often right as the plans promise."""
+    lessons = exam(SPLIT, TASKS, SEED)
+    environ = served(tmp_path, pool(trained_server))
+    with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
+        with ThreadPoolExecutor(THREADS) as threads:
+            found = list(threads.map(lambda one: conducted(caller, one), lessons))
+        assert caller.read("/v1/runs", tier="baton-ultra", degraded="true")["data"] == []
+    trainers = reference(found)
+    same = sum(one.plan == theirs for one, theirs in zip(found, trainers, strict=True))
+    served_, trained = (
+        [worth(lesson, plan) for lesson, plan in zip(lessons, plans, strict=True)]
+        for plans in ([one.plan for one in found], trainers)
+    )
+    rewards = [sum(one.reward for one in outcomes) / TASKS for outcomes in (served_, trained)]
+    print(f"{same} of {TASKS} plans are the trainer's; reward {rewards[0]:.4f}, in the trainer {rewards[1]:.4f}")
+    assert same >= 0.98 * TASKS
+    assert rewards[0] == pytest.approx(rewards[1], abs=0.005)
+    spread = sqrt(sum(one.right * (1 - one.right) for one in served_))
+    assert sum(one.right for one in found) == pytest.approx(sum(one.right for one in served_), abs=4 * spread)
+
+
+def test_what_it_reaches_is_what_its_card_says(trained_server: VllmServer) -> None:
+    """The card's figures are of other tasks of the same split, and no plan is one for all."""
+    card, golden = manifest.read(TRAINED)
+    assert card.evaluation[SPLIT]["reward"] > 0.75
+    assert len({one.plan for one in golden}) > 4
