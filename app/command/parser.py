@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     _grade(commands)
     _train(commands)
     _conductor(commands)
+    _rollouts(commands)
     return root
 
 
@@ -177,6 +178,31 @@ def _conductor(commands: "Commands[argparse.ArgumentParser]") -> None:
     export.add_argument("trained", help="the folder that `baton train` has left")
     export.add_argument("out", help="a new folder")
     export.add_argument("--title", default="world", help="the version's name, before the hash of its weights")
+
+
+def _agreed(asked: argparse._ActionsContainer) -> None:
+    """Whose runs may be learned from."""
+    asked.add_argument(
+        "--consent", metavar="LABEL", help="only runs with this label, or with it as a yes in their metadata"
+    )
+    asked.add_argument("--everybody", action="store_true", help="all callers have agreed")
+    asked.add_argument("--without", action="append", default=[], metavar="LABEL", help="leave these out; repeatable")
+    asked.add_argument("--held-out", type=float, default=0.1, help="share of conversations kept from training")
+    asked.add_argument("--tier", help="only runs of this tier")
+    asked.add_argument("--tenant", help="only runs of this tenant")
+    asked.add_argument("--rated", action="store_true", help="only runs that somebody or a rule has rated")
+
+
+def _rollouts(commands: "Commands[argparse.ArgumentParser]") -> None:
+    rollouts = _command(
+        commands,
+        "rollouts",
+        "rollouts",
+        "write journaled runs for training: the conductor's prompt, the plan, and what it was worth",
+    )
+    rollouts.add_argument("file", help="JSON lines; only its owner can read it")
+    rollouts.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
+    _agreed(rollouts)
 
 
 def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:

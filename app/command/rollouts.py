@@ -1,0 +1,66 @@
+"""`baton rollouts`: write journaled runs as rollouts, for training and evaluation; only those whose callers agreed."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from app.command import loop, storage, terminal
+from app.config import Settings, read
+from app.core.pool import Catalog
+from app.core.snapshot import restored
+from app.errors import ConfigInvalid
+from app.learn.journaled import Skipped, Wanted, rollout
+from app.learn.rollouts import Rollout, to_line
+from app.store.archive import open_archive
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Write the file, and say what became of the runs that are not in it; 1 if there is nothing in it."""
+    terminal.log_to_stderr("warning")
+    since = now() - asked.since if asked.since else None
+    found, skipped = loop.run(collect(read(environ), wanted(asked), since))
+    path = Path(asked.file)
+    path.touch(mode=0o600)
+    path.write_text("".join(f"{to_line(one)}\n" for one in found))
+    console = terminal.out()
+    counts = Counter(one.split for one in found)
+    rated = sum(one.score is not None for one in found)
+    console.print(
+        f"{len(found):,} rollouts are in {path} ({counts['train']:,} to train, {counts['held-out']:,} held out; "
+        f"{rated:,} rated); it holds callers' texts.",
+        markup=False,
+        soft_wrap=True,
+    )
+    for reason, count in skipped.most_common():
+        console.print(f"left out: {count:,}, because {reason}", markup=False, soft_wrap=True)
+    return 0 if found else 1
+
+
+def wanted(asked: argparse.Namespace) -> Wanted:
+    """What the options say. `ConfigInvalid` if they do not say who has agreed."""
+    if (asked.consent is None) is not asked.everybody:
+        raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])
+    return Wanted(
+        consent=asked.consent,
+        without=frozenset(asked.without),
+        held_out=asked.held_out,
+        tier=asked.tier,
+        tenant=asked.tenant,
+        rated=asked.rated,
+    )
+
+
+async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tuple[list[Rollout], Counter[str]]:
+    """The rollouts of the configured database, oldest first; and how many runs are none, by reason."""
+    found: list[Rollout] = []
+    skipped: Counter[str] = Counter()
+    async with storage.opened(settings) as store, open_archive(settings.database_url) as archive:
+        catalogs: dict[str, Catalog] = {digest: restored(body) for digest, body in (await archive.catalogs()).items()}
+        async for record in archive.records(since=since):
+            try:
+                ratings = await store.feedback(str(record.row["id"]))
+                found.append(rollout(record, catalogs, ratings, chosen))
+            except Skipped as reason:
+                skipped[str(reason)] += 1
+    return found, skipped
