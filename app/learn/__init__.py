@@ -8,5 +8,6 @@ actors ..... the same workers as they answer messages, for the real executor
 provider ... those workers behind the provider seam, for the whole service
 search ..... every plan that could be best; baselines ... what a trained conductor is held against
 reward ..... malformed < wrong < right, with cost gated on being right
+offpolicy .. what another policy would have earned, from decisions logged with their probabilities
 train_* .... the only modules that import torch
 """
