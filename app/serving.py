@@ -12,7 +12,7 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import uvicorn
@@ -26,6 +26,8 @@ from app.wiring import DRAIN_SECONDS, House, check_roles, house
 
 FIRST_KEY = "first"
 RETRY_SECONDS = 2.0
+CALIBRATION_SECONDS = 60.0
+"""Between two looks for new trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         telling = group.create_task(opened.webhooks.run(runs_end))
         if roles.gateway:  # whoever only dispatches conducts orphans at most, and learns from their calls
             group.create_task(opened.pulse.run(stopping))
+        group.create_task(_follow_calibration(opened, stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
@@ -78,6 +81,16 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
                 await asyncio.wait([working])
             runs_end.set()
             await asyncio.wait([driving, telling])
+
+
+async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:
+    """What `baton calibrate` has measured meanwhile gets onto the cards; while the store is away they stay."""
+    while not stopping.is_set():
+        with suppress(OursError):
+            opened.pool.calibrated(await opened.means.store.trials())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CALIBRATION_SECONDS):
+                await stopping.wait()
 
 
 def _settle_memory() -> None:

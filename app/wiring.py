@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from opentelemetry import trace
@@ -31,6 +31,7 @@ from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.config import Loaded, Settings, pepper
+from app.core.calibration import Trial, measured
 from app.core.notices import read_secrets
 from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.dispatcher import Dispatcher
@@ -63,6 +64,7 @@ class Pool:
         self._retired: list[Adapter | WorldProvider] = []
         self._adapters: dict[str, Adapter | WorldProvider] = {}
         self._conductors: dict[ConductorSpec, Conductor] = {}
+        self._trials: tuple[Trial, ...] = ()
         self.loaded = loaded
         self.install(loaded)
 
@@ -74,8 +76,17 @@ class Pool:
             name: _adapter(spec, loaded.secrets.get(name)) for name, spec in loaded.catalog.providers.items()
         }
         self._conductors = {}
-        self.loaded = loaded
-        self.health.follow(loaded.catalog)
+        self._follow(loaded)
+
+    def calibrated(self, trials: tuple[Trial, ...]) -> None:
+        """Put what was measured on the workers' cards; adapters and conductors stay."""
+        if trials != self._trials:
+            self._trials = trials
+            self._follow(self.loaded)
+
+    def _follow(self, loaded: Loaded) -> None:
+        self.loaded = replace(loaded, catalog=measured(loaded.catalog, self._trials))
+        self.health.follow(self.loaded.catalog)
 
     def catalog(self) -> Catalog:
         """The workers and tiers in force."""

@@ -34,6 +34,15 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """How many of so many built-in tasks of a domain a worker has solved (`calibration.py`)."""
+
+    domain: str
+    passed: float
+    tried: int
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """What a conductor is told about a worker, and what policy asks of it."""
 
@@ -47,6 +56,8 @@ class Card:
     clearance: frozenset[str] = frozenset()
     speed: float | None = None
     """Output tokens per second, where known."""
+    measured: tuple[Measured, ...] = ()
+    """What a calibration has found; never written by hand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from app.core.calibration import Trial
 from app.core.feedback import Feedback
 from app.core.journal import Draft, Event
 from app.core.notices import Notice
@@ -441,6 +442,14 @@ class Store(Protocol):
 
         Clocks differ: look again some seconds back, and take a rating that was seen before for the same one.
         """
+        ...
+
+    async def note_trial(self, trial: Trial) -> None:
+        """Keep what a worker was worth at a built-in task, in the place of an earlier trial of the same name."""
+        ...
+
+    async def trials(self) -> tuple[Trial, ...]:
+        """All of them, oldest first."""
         ...
 
     async def key(self, public_id: str) -> KeyRow | None:

@@ -9,10 +9,11 @@ from zlib import crc32
 
 from sqlalchemy import Connection
 
+from app.core.calibration import Trial
 from app.core.feedback import Feedback
 from app.core.notices import Notice
 from app.errors import StoreUnavailable
-from app.store import claims, content, feedback, keys, notices, runs
+from app.store import claims, content, feedback, keys, notices, runs, trials
 from app.store.commit import pack
 from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
@@ -204,6 +205,12 @@ class SqlStore:
 
     async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
         return await self._read(partial(feedback.after, last=last, limit=limit))
+
+    async def note_trial(self, trial: Trial) -> None:
+        await self._write(partial(trials.note, trial=trial))
+
+    async def trials(self) -> tuple[Trial, ...]:
+        return await self._read(trials.every)
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.vigil.sound:

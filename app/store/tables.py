@@ -157,6 +157,26 @@ FEEDBACK = Table(
 Index("feedback_by_run", FEEDBACK.c.run)
 Index("feedback_by_time", FEEDBACK.c.at, FEEDBACK.c.id)
 
+# What each worker was worth at the built-in tasks (core/calibration.py); nobody's content.
+TRIALS = Table(
+    "trials",
+    METADATA,
+    Column("worker", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("task", Text, primary_key=True),
+    Column("domain", Text, nullable=False),
+    Column("family", Text, nullable=False),
+    Column("level", BigInteger, nullable=False),
+    Column("question", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("score", Double, nullable=False),
+    Column("usd", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 # Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
 CATALOGS = Table(
     "catalogs",
