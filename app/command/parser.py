@@ -23,6 +23,7 @@ def parser() -> argparse.ArgumentParser:
     _audit(commands)
     _plan(commands)
     _grade(commands)
+    _calibrate(commands)
     _train(commands)
     _conductor(commands)
     _rollouts(commands)
@@ -228,6 +229,29 @@ def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:
         grade.add_argument(f"--{name}", help=f"only runs of this {name}")
     grade.add_argument("--dry-run", action="store_true", help="store nothing")
     grade.add_argument("--json", action="store_true", help="every rating, as JSON")
+
+
+def _calibrate(commands: "Commands[argparse.ArgumentParser]") -> None:
+    calibrate = _command(
+        commands,
+        "calibrate",
+        "calibrate",
+        "give every worker the same built-in tasks, once each, and keep its pass rates: they get onto the cards that "
+        "conductors are shown, and are what a learning policy begins with; says first what it will cost",
+    )
+    calibrate.add_argument(
+        "--worker", action="append", default=[], metavar="WORKER", help="only this one; repeatable (default: all)"
+    )
+    calibrate.add_argument(
+        "--each", type=int, choices=[1, 2, 3], default=2, help="tasks of each of 12 families at each of 3 levels"
+    )
+    calibrate.add_argument("--tokens", type=_count, default=2_048, help="most output tokens of one answer")
+    calibrate.add_argument("--usd", type=_dollars, help="stop before more than so many dollars could be spent")
+    calibrate.add_argument("--concurrency", type=_count, default=4, help="tasks that are worked on at one time")
+    calibrate.add_argument("--again", action="store_true", help="also what was tried before (default: only the rest)")
+    calibrate.add_argument("--yes", action="store_true", help="do not ask before money is spent")
+    calibrate.add_argument("--show", action="store_true", help="only show what is known; ask nobody")
+    calibrate.add_argument("--json", action="store_true", help="every trial, as JSON")
 
 
 def _count(text: str) -> int:

@@ -1,27 +1,24 @@
 """`baton plan`: how a question would be routed. The plan is really made and journaled; none of it is executed."""
 
 import argparse
-import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from rich.text import Text
 from rich.tree import Tree
 
-from app.command import estimate, loop, record, story, terminal, tree
+from app.command import driving, estimate, loop, record, story, terminal, tree
 from app.config import Loaded, configure
 from app.core.budget import input_bound
 from app.core.chat import Message, Task
 from app.core.chat import Text as Said
 from app.core.policy import Overrides
 from app.core.pool import Catalog, Limits, Tier
-from app.errors import ConfigInvalid, Overloaded, RunExpired
-from app.order import Driven, Ended, Order
-from app.wiring import House, house
+from app.errors import ConfigInvalid
+from app.order import Ended, Order
+from app.wiring import House
 
 KEY = "baton-plan"
 """Who asked, in the journal."""
-START_SECONDS = 5.0
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
@@ -59,39 +56,9 @@ def _tier(catalog: Catalog, asked: argparse.Namespace) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
-    # One run and no more: this process must not take over orphans that it would leave behind again.
-    settings = loaded.settings.model_copy(update={"concurrent_runs": 1})
-    async with house(replace(loaded, settings=settings)) as opened:
-        over = asyncio.Event()
-        await opened.clock.look()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(opened.drivers.run(over))
-            try:
-                ended = await _ended(await _start(opened, order), order.limits.seconds + START_SECONDS)
-            finally:
-                over.set()
+    async with driving.at_work(loaded, 1) as opened:
+        ended = await driving.carried_out(opened, order)
         return ended, await _drawn(opened, ended, order.limits)
-
-
-async def _start(opened: House, order: Order) -> Driven:
-    """The drivers need a moment until they hear."""
-    async with asyncio.timeout(START_SECONDS):
-        while True:
-            try:
-                return await opened.drivers.start(order)
-            except Overloaded:
-                await asyncio.sleep(0.02)
-
-
-async def _ended(driven: Driven, patience: float) -> Ended:
-    try:
-        async with asyncio.timeout(patience):
-            while True:
-                for told in await driven.line.take(1.0):
-                    if isinstance(told, Ended):
-                        return told
-    except TimeoutError:
-        raise RunExpired() from None
 
 
 async def _drawn(opened: House, ended: Ended, limits: Limits) -> Tree:

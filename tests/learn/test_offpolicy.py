@@ -12,7 +12,7 @@ import pytest
 from app.learn.offpolicy import CAP, LEAST, Log, Logged, Policy, Report, fitted
 from tests.learn import logs
 
-ROWS, REPEATS = 500, 5
+ROWS, REPEATS = 500, 4
 A: Policy = {"a": 1.0}
 
 
@@ -123,6 +123,12 @@ def test_the_model_finds_what_each_arm_hangs_on_and_takes_unseen_arms_for_usual_
 @pytest.fixture(scope="module")
 def world() -> tuple[logs.Study, dict[str, float]]:
     """The study of the documentation, without the policies for which it has too few rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "TRUTH", 8)
+        return _studied()
+
+
+def _studied() -> tuple[logs.Study, dict[str, float]]:
     full = logs.study()
     targets = {name: full.targets[name] for name in ("as it serves without exploring", "any arm")}
     study = replace(full, targets=targets)
@@ -166,8 +172,8 @@ def test_it_is_right_if_either_the_probabilities_or_the_model_is() -> None:
 
 def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logs, "TRUTH", 1)
-    monkeypatch.setattr(sys, "argv", ["logs", "--repeats", "2", "--rows", "200"])
+    monkeypatch.setattr(sys, "argv", ["logs", "--repeats", "2", "--rows", "100"])
     logs.main()
     told = capsys.readouterr().out
-    assert "23 arms, 200 rows, 2 repeats" in told
+    assert "23 arms, 100 rows, 2 repeats" in told
     assert "always flint > ember" in told

@@ -1,0 +1,272 @@
+"""`baton calibrate`: the same built-in tasks for every worker, once each, and what each was worth at them.
+
+Each is a run like any other, over exactly one worker: journaled, within its budget, carried out by the executor. What
+came of it is kept at once, so that an interrupted calibration goes on where it stopped. A call that failed says nothing
+of what its worker knows: it is no trial, and is tried again the next time.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+import orjson
+from rich.progress import Progress
+from rich.table import Table
+
+from app.command import driving, loop, storage, terminal
+from app.command.estimate import OUTPUT_TOKENS
+from app.config import Loaded, configure
+from app.core.budget import input_bound, worst_case
+from app.core.calibration import SOURCE, Rate, Trial, of_worker, rates
+from app.core.chat import Usage
+from app.core.feedback import derived
+from app.core.policy import Overrides
+from app.core.pool import Catalog, Limits, Tier, Worker
+from app.errors import BatonError, ConfigInvalid
+from app.learn.calibration import VERSION, BuiltIn, built_in
+from app.order import Ended, Order
+from app.wiring import House
+
+KEY = "baton-calibrate"
+"""Who asked, in the journal."""
+ATTEMPTS = 2
+SECONDS = 180.0
+OUTAGES = 5
+"""Calls of one worker that fail one after the other before it is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One task for one worker, over a tier that has it in its pool, with the most that it may cost."""
+
+    worker: Worker
+    tier: Tier
+    built_in: BuiltIn
+    limits: Limits
+
+    @property
+    def likely(self) -> int:
+        """Micro-dollars of a usual answer."""
+        read = input_bound(self.built_in.task.messages) // 4
+        return self.worker.price.cost(Usage(input=read, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Of the trial that it becomes."""
+        return (self.worker.name, self.worker.model, VERSION, self.built_in.name)
+
+
+@dataclass(slots=True)
+class Found:
+    """What came of it."""
+
+    trials: list[Trial] = field(default_factory=list)
+    outages: Counter[str] = field(default_factory=Counter)
+    """Calls that failed, by worker."""
+    in_a_row: Counter[str] = field(default_factory=Counter)
+    spent: int = 0
+    promised: int = 0
+    """Micro-dollars that the runs in progress may still cost."""
+    short: bool = False
+    """Whether the money did not suffice."""
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """0; 1 if some tasks could not be tried."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("error")
+    known = loop.run(_known(loaded))
+    wanted = list(_wanted(loaded.catalog, asked))
+    done = {trial.key for trial in known}
+    left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
+    found = Found()
+    if left and _agreed(asked, left, len(wanted) - len(left), loaded.catalog.rehearsal):
+        with Progress(console=terminal.err(), transient=True) as progress:
+            step = progress.add_task("calibrating", total=len(left))
+            loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
+        known = loop.run(_known(loaded))
+    _tell(asked, loaded.catalog, known, found)
+    missing = not asked.show and any(one.key not in {trial.key for trial in known} for one in wanted)
+    return int(missing)
+
+
+async def _known(loaded: Loaded) -> tuple[Trial, ...]:
+    async with storage.opened(loaded.settings) as store:
+        return await store.trials()
+
+
+# -- what is asked of whom
+
+
+def _wanted(catalog: Catalog, asked: argparse.Namespace) -> Iterator[Asked]:
+    """Task by task, so that no provider gets everything at once."""
+    tiers = {name: tier for tier in reversed(list(catalog.tiers.values())) for name in tier.pool}
+    unknown = sorted(set(asked.worker) - set(tiers))
+    if unknown:
+        raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
+    chosen = [name for name in catalog.workers if name in tiers and (not asked.worker or name in asked.worker)]
+    for task in built_in(asked.each):
+        for name in chosen:
+            worker = catalog.workers[name]
+            yield Asked(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
+
+
+def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
+    """Within the tier's own, for one call and another one after a passing fault."""
+    given = tier.efforts[tier.effort]
+    tokens = min(tokens, worker.card.max_output, given.output_tokens)
+    attempts = min(ATTEMPTS, given.attempts)
+    most = attempts * worst_case(worker, input_bound(task.task.messages), tokens)[0]
+    seconds = min(SECONDS, given.seconds)
+    return replace(
+        given, steps=1, rounds=1, attempts=attempts, output_tokens=tokens, usd=min(most, given.usd), seconds=seconds
+    )
+
+
+def _agreed(asked: argparse.Namespace, left: Sequence[Asked], before: int, rehearsal: bool) -> bool:
+    """Say what it will cost; without `--yes`, ask, unless the workers are simulated."""
+    workers = ", ".join(dict.fromkeys(one.worker.name for one in left))
+    likely, most = sum(one.likely for one in left), sum(one.limits.usd for one in left)
+    console = terminal.err()
+    console.print(
+        f"{len(left)} tasks for {workers} ({before} were tried before): likely {terminal.dollars(likely)} "
+        f"({OUTPUT_TOKENS} output tokens an answer), at most {terminal.dollars(most)}."
+    )
+    if asked.usd is not None:
+        console.print(f"It stops before more than {terminal.dollars(asked.usd)} could be spent.")
+    if asked.yes or rehearsal or not most:
+        return True
+    if not sys.stdin.isatty():
+        raise ConfigInvalid(["--yes: nobody is there to be asked; add it if the cost is right"])
+    return console.input("Go on? (y/N) ").strip().casefold() in ("y", "yes")
+
+
+# -- carrying it out
+
+
+async def _calibrate(
+    loaded: Loaded,
+    asked: argparse.Namespace,
+    left: Sequence[Asked],
+    found: Found,
+    now: Callable[[], float],
+    advance: Callable[[], object],
+) -> None:
+    waiting = iter(left)
+    async with driving.at_work(loaded, asked.concurrency, dispatches=True) as opened:
+
+        async def work() -> None:
+            for one in waiting:
+                if found.in_a_row[one.worker.name] < OUTAGES and _affordable(asked.usd, one, found):
+                    await _try(opened, one, found, now)
+                advance()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(asked.concurrency, len(left))):
+                group.create_task(work())
+
+
+def _affordable(cap: int | None, one: Asked, found: Found) -> bool:
+    if cap is not None and found.spent + found.promised + one.limits.usd > cap:
+        found.short = True
+        return False
+    return True
+
+
+async def _try(opened: House, one: Asked, found: Found, now: Callable[[], float]) -> None:
+    found.promised += one.limits.usd
+    try:
+        ended = await driving.carried_out(opened, _order(one))
+    except BatonError:
+        found.outages[one.worker.name] += 1
+        found.in_a_row[one.worker.name] += 1
+        return
+    finally:
+        found.promised -= one.limits.usd
+    found.spent += ended.bill.usd
+    if ended.error is not None:
+        found.outages[one.worker.name] += 1
+        found.in_a_row[one.worker.name] += 1
+        return
+    found.in_a_row[one.worker.name] = 0
+    trial = _trial(one, ended, now())
+    await opened.means.store.note_trial(trial)
+    rating = derived(trial.run, "default", trial.at, "grader", SOURCE, VERSION, score=trial.score, by=trial.task)
+    await opened.means.store.rate(rating)
+    found.trials.append(trial)
+
+
+def _order(one: Asked) -> Order:
+    """The worker alone, and nobody in its place."""
+    return Order(
+        task=one.built_in.task,
+        tier=one.tier,
+        model=one.tier.name,
+        effort=one.tier.effort,
+        limits=one.limits,
+        tenant="default",
+        key=KEY,
+        overrides=Overrides(pin=one.worker.name),
+        plan={"steps": [{"worker": one.worker.name, "subtask": "", "access": ["user"]}]},
+    )
+
+
+def _trial(one: Asked, ended: Ended, at: float) -> Trial:
+    task = one.built_in
+    return Trial(
+        *one.key,
+        domain=task.domain,
+        family=task.family,
+        level=task.level,
+        question=task.question,
+        run=ended.state.run,
+        at=at,
+        score=task.grader.grade(ended.answer).score,
+        usd=ended.bill.usd,
+        seconds=sum(call.seconds for call in ended.state.calls.values()),
+    )
+
+
+# -- telling
+
+
+def _tell(asked: argparse.Namespace, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
+    if asked.json:
+        print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
+        return
+    of = {name: trials for name, worker in catalog.workers.items() if (trials := of_worker(known, worker))}
+    console = terminal.out()
+    console.print(_table(of) if of else "Nothing was measured yet.")
+    if found.trials:
+        console.print(f"{len(found.trials)} trials, {terminal.dollars(found.spent)}.")
+    for name, count in sorted(found.outages.items()):
+        console.print(f"{name}: {count} calls failed; they are no trials, and are tried again the next time.")
+        if found.in_a_row[name] >= OUTAGES:
+            console.print(f"{name}: {OUTAGES} of them in a row, so it was left alone.")
+    if found.short:
+        console.print("The money of --usd did not suffice for the rest.")
+
+
+def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
+    """Pass rates of each worker by family, with their 95 % intervals."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("domain", "family", *of):
+        table.add_column(column)
+    trials = [one for own in of.values() for one in own]
+    for domain, family in sorted({(one.domain, one.family) for one in trials}):
+        table.add_row(domain, family, *(_cell(rates(own, lambda one: one.family).get(family)) for own in of.values()))
+    table.add_row("", "all", *(_cell(rates(own, lambda one: "").get("")) for own in of.values()))
+    for level in sorted({one.level for one in trials}):
+        of_level = (rates(own, lambda one: str(one.level)).get(str(level)) for own in of.values())
+        table.add_row("", f"level {level + 1}", *map(_cell, of_level))
+    return table
+
+
+def _cell(rate: Rate | None) -> str:
+    if rate is None:
+        return "-"
+    low, high = rate.ends
+    return f"{rate.value:.0%} [{low:.0%}, {high:.0%}]"

@@ -1,0 +1,58 @@
+"""The service without its gateway, for commands that have runs of their own: journaled and budgeted like all others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from app.config import Loaded
+from app.errors import Overloaded, RunExpired
+from app.order import Driven, Ended, Order
+from app.wiring import House, house
+
+START_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[House]:
+    """Drivers for so many runs at once and no more, since this process must leave no orphans behind that it has taken
+    over; `dispatches`: and a dispatcher for their steps."""
+    settings = loaded.settings.model_copy(update={"concurrent_runs": runs})
+    async with house(replace(loaded, settings=settings)) as opened:
+        runs_over, steps_over = asyncio.Event(), asyncio.Event()
+        await opened.clock.look()
+        opened.pool.calibrated(await opened.means.store.trials())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(opened.clock.keep(runs_over))
+            group.create_task(opened.drivers.run(runs_over))
+            working = group.create_task(opened.dispatcher.run(steps_over)) if dispatches else None
+            try:
+                yield opened
+            finally:
+                steps_over.set()
+                if working is not None:
+                    await asyncio.wait([working])
+                runs_over.set()
+
+
+async def carried_out(opened: House, order: Order) -> Ended:
+    """One run to its end; `RunExpired` if it does not end in its time."""
+    driven = await _start(opened, order)
+    try:
+        async with asyncio.timeout(order.limits.seconds + START_SECONDS):
+            while True:
+                for told in await driven.line.take(1.0):
+                    if isinstance(told, Ended):
+                        return told
+    except TimeoutError:
+        raise RunExpired() from None
+
+
+async def _start(opened: House, order: Order) -> Driven:
+    """The drivers need a moment until they hear."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                return await opened.drivers.start(order)
+            except Overloaded:
+                await asyncio.sleep(0.02)
