@@ -10,16 +10,22 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
 
+# What was compiled is kept, for the many processes that tests start, and for the next time.
+test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
+
+# Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
 JOBS ?= 4
-test: .venv/dev.stamp  ## Everything but what needs a vLLM server, and the fault suite. Tests wait a lot: JOBS may exceed the cores.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" -n $(JOBS) --dist loadfile --no-loadscope-reorder $(AGAIN)
+test: .venv/dev.stamp  ## Everything but the fuzzers, the fault suite and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz -p no:schemathesis -n $(JOBS) \
+		--dist loadfile --no-loadscope-reorder $(AGAIN)
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
 	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile $(AGAIN)
 
+CASES ?= 10000
 fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
-	BATON_TEST_FUZZ=10000 $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
+	BATON_TEST_FUZZ=$(CASES) $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4 $(AGAIN)
 
 SEEDS ?= 10000
 simulate: .venv/dev.stamp  ## Ten thousand simulated worlds over all cores; `python -m tests.simulation SEED` tells one's story.

@@ -5,7 +5,7 @@ import os
 from typing import Any, Final
 
 CASES: Final = int(os.environ.get("BATON_TEST_FUZZ", "1000"))
-"""About a thousand with the other tests, as many as asked for by `make fuzz`."""
+"""A thousand in CI, and as many as asked for by `make fuzz`."""
 LARGEST_ERROR: Final = 4_096
 
 
