@@ -1,12 +1,11 @@
 """Stores over an empty SQLite file and over an empty Postgres database; provider adapters over their stub."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from app.store.migrate import migrate
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import GRACE, Opener
 from tests.conformance.wire_formats import FORMATS, Format, Line, connected
@@ -14,12 +13,12 @@ from tests.stubs import ProviderStub
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callable[[str], None]) -> str:
     """The URL of an empty database with the schema in it."""
     if request.param == "postgres":
         return str(request.getfixturevalue("migrated_postgres_url"))
     url = f"sqlite:///{tmp_path}/baton.db"
-    migrate(url)
+    make_schema(url)
     return url
 
 
