@@ -5,6 +5,7 @@ from dataclasses import replace
 from app.attempt import Means
 from app.conductor.protocol import Conductor, Given
 from app.core import drafts
+from app.core.arms import steps_needed
 from app.core.journal import Draft
 from app.core.plan import by_name, read_plan
 from app.core.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
@@ -51,6 +52,13 @@ def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, 
 def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, str]:
     """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
     spec = order.tier.conductor
+    if spec.whole and (needed := steps_needed(spec)) > order.limits.steps:
+        raise InvalidRequest(
+            f"This model needs {needed} steps, and the run may have {order.limits.steps}; ask for a smaller one, or "
+            "for a higher effort.",
+            param="model",
+            code="too_few_steps",
+        )
     if spec.worker is None or not missing_clearance(means.catalog().workers[spec.worker], order.labels):
         return means.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]

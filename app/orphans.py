@@ -16,6 +16,7 @@ from app.attempt import Means
 from app.audience import Audience
 from app.conduct import Driver
 from app.consequences import ending, projection, tentative
+from app.core.arms import tier_of
 from app.core.chat import Usage, task_from_json, usage_to_json
 from app.core.journal import Draft, Kind
 from app.core.progress import Finish, fold, give_up
@@ -149,6 +150,9 @@ class Orphans:
 
 async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoch: int) -> Driver:
     """A driver for a run that exists already; `NotFound` if its content was erased."""
+    tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
+    if tier is None:
+        raise KeyError(state.admitted.tier)
     task = (await texts_of(means.store, state.run, {state.admitted.task}))[state.admitted.task]
     return Driver(
         means,
@@ -156,7 +160,7 @@ async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoc
         state=state,
         task=task_from_json(orjson.loads(task)),
         salt=salt,
-        conductor=means.conductor(means.catalog().tiers[state.admitted.tier]),
+        conductor=means.conductor(tier),
         audience=Audience(state.run),
         epoch=epoch,
     )

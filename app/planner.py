@@ -16,6 +16,7 @@ from app import outcomes
 from app.attempt import Attempt, Means
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
 from app.core import drafts
+from app.core.arms import tier_of
 from app.core.chat import Form, Message, Piece, Sampling, Task
 from app.core.journal import Draft
 from app.core.policy import missing_clearance
@@ -165,7 +166,7 @@ class Planner:
         if command.mode != "fallback":
             return self._conductor
         pool = state.admitted.pool
-        tier = self._means.catalog().tiers.get(state.admitted.tier)
+        tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier and tier.fallback in pool else pool[0]
         return Given((Step(worker, answers=True),))
 
@@ -181,6 +182,7 @@ class Planner:
             usd_left=max(state.admitted.limits.usd - state.usd, 0),
             objections=last.reasons if last and repairs else (),
             rejected=self._text if repairs else "",
+            run=state.run,
             round=command.round,
         )
 
@@ -212,7 +214,7 @@ class Planner:
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """Until when plans may be made: a slow conductor must leave the steps their time."""
-        tier = self._means.catalog().tiers.get(state.admitted.tier)
+        tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
         share = tier.conductor.share if tier is not None else 1.0
         if command.round > 1:
             return state.deadline - (1 - share) * max(state.deadline - self._means.now(), 0.0)

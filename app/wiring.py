@@ -26,7 +26,7 @@ from pydantic import SecretStr
 
 from app.attempt import Means
 from app.clock import Clock
-from app.conductor.fixed import FixedConductor
+from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
@@ -100,7 +100,11 @@ class Pool:
         return adapter
 
     def conductor(self, tier: Tier) -> Conductor:
-        """The policy that plans for a tier."""
+        """The policy that plans for a tier, or for an arm of one: there are many, so what costs nothing is not kept."""
+        if tier.conductor.kind == "random":
+            return RandomConductor()
+        if tier.conductor.whole:
+            return FixedConductor(tier.conductor)
         known = self._conductors.get(tier.conductor)
         if known is None:
             known = self._conductors[tier.conductor] = self._make(tier.conductor)

@@ -16,6 +16,7 @@ from app.audit.account import Account, Call, Proposal, Step
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
+from app.core.arms import tier_of
 from app.core.chat import (
     NO_TOOLS,
     Form,
@@ -193,7 +194,7 @@ def _fence(texts: list[str]) -> str:
 
 def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
     proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
-    tier = catalog.tiers.get(run.admitted["tier"])
+    tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"])
     if proposal is None or tier is None:
         raise Unverifiable("no such proposal or tier")
     brief = _brief(run, call, proposal, catalog)

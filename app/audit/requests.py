@@ -9,6 +9,7 @@ from app.audit.bodies import WHOLE_LIMITS
 from app.audit.contents import address
 from app.audit.recompose import ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
+from app.core.arms import tier_of
 from app.core.chat import Text
 from app.core.journal import Kind
 from app.core.pool import MILLION, Catalog, Price, ProviderSpec, Tier, Worker
@@ -76,7 +77,7 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
 def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
     """The run's pool and limits are within its tier's, and everybody in the pool is cleared for the task."""
     catalog = pools.catalog(run.admitted["catalog"])
-    tier = catalog.tiers.get(run.admitted["tier"]) if catalog is not None else None
+    tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"]) if catalog is not None else None
     if catalog is None or tier is None:
         return
     pool, excluded = run.admitted["pool"], run.admitted["excluded"]
@@ -123,7 +124,7 @@ def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Itera
 
 def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
     """A planning call goes to the tier's conductor, and is told the truth."""
-    tier, seq = catalog.tiers.get(run.admitted["tier"]), call.intent.seq
+    tier, seq = tier_of(catalog, run.admitted["tier"], run.admitted["model"]), call.intent.seq
     if tier is not None and tier.conductor.worker != worker.name:
         yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
     if call.intent.body.get("usd_left") not in _left(run, call):

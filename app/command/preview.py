@@ -8,6 +8,7 @@ from rich.tree import Tree
 
 from app.command import driving, estimate, loop, record, story, terminal, tree
 from app.config import Loaded, configure
+from app.core.arms import tier_for
 from app.core.budget import input_bound
 from app.core.chat import Message, Task
 from app.core.chat import Text as Said
@@ -46,7 +47,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 
 def _tier(catalog: Catalog, asked: argparse.Namespace) -> tuple[Tier, str]:
-    tier = catalog.tier(asked.tier)
+    tier = tier_for(catalog, asked.tier)
     if tier is None:
         raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(catalog.tiers)}"])
     effort = asked.effort or tier.effort

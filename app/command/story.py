@@ -12,6 +12,7 @@ Record = Mapping[str, Any]
 CONDUCTORS: Mapping[str, str] = {
     "model": "a model planned it",
     "fixed": "the tier has a fixed shape; no model was asked",
+    "random": "a plan drawn by lot; no model was asked",
     "caller": "the request brought its own plan",
     "fallback": "the fallback worker answers alone",
 }

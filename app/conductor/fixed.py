@@ -4,10 +4,12 @@ single ............. one worker answers the conversation as it stands: no added 
 chain .............. plan -> solve -> check
 fan_out ............ several workers answer on their own, one more combines (mixture of agents)
 self_consistency ... one worker answers several times, then weighs its own answers
+random ............. any valid plan: the floor that every other conductor has to beat
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from random import Random
 
 from app.conductor.protocol import Ask, Brief
 from app.core.pool import ConductorSpec
@@ -20,6 +22,8 @@ COMBINE = (
     "Several experts have answered the task independently. Weigh their answers against each other, "
     "then give one complete final answer and nothing else."
 )
+
+SUBTASKS = (PLAN, SOLVE, CHECK, COMBINE)
 
 
 class FixedConductor:
@@ -83,3 +87,24 @@ SHAPES: Mapping[str, Callable[[list[str], int], list[Step]]] = {
     "fan_out": _fan_out,
     "self_consistency": _self_consistency,
 }
+
+
+class RandomConductor:
+    """Length, workers, subtasks and access lists by lot, each length equally likely; a run always gets the same."""
+
+    instant = True
+
+    async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
+        """A plan in the first round, whose answer any further round takes. `ask` is never used."""
+        if brief.round > 1:
+            return
+        random = Random(brief.run)
+        last = random.randrange(brief.limits.steps)
+        for place in range(last + 1):
+            sees = [entry for entry in range(-1, place) if random.random() < 0.5] or [random.randrange(-1, place)]
+            yield Step(
+                random.choice(brief.workers).name,
+                random.choice(SUBTASKS),
+                Access(-1 in sees, tuple(n for n in sees if n >= 0)),
+                answers=place == last,
+            )

@@ -48,6 +48,8 @@ class Brief:
     """Why the previous proposal was rejected; not empty means: this is the one repair."""
     rejected: str = ""
     """The previous proposal's text, where there was one."""
+    run: str = ""
+    """Its id, for a conductor that draws lots."""
     round: int = 1
     """Which of the run's workflows is asked for. In a further one the conductor may propose no step at all: then the
     previous answer is the run's."""

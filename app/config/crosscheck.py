@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.config.entries import ALL, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
+from app.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.config.settings import meant
 
 Fault = tuple[tuple[str, ...], str]
@@ -30,6 +30,7 @@ class Draft:
     workers: Mapping[str, WorkerEntry | None]
     tiers: Mapping[str, TierEntry | None]
     aliases: Mapping[str, str] | None
+    evaluation: EvaluationEntry
 
     def provider_of(self, worker: str) -> str:
         """The provider of a worker that is known to be whole."""
@@ -45,6 +46,9 @@ def check(draft: Draft) -> Iterator[Fault]:
         if tier is not None:
             yield from _tier(name, tier, draft)
     yield from _aliases(draft)
+    for worker in draft.evaluation.conductors:
+        if worker not in draft.workers:
+            yield ("evaluation", "conductors"), _unknown("worker", worker, draft.workers)
 
 
 def members(tier: TierEntry, draft: Draft) -> list[str]:

@@ -12,7 +12,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.config.settings import url_problem
-from app.core.pool import MILLION, Card, ConductorSpec, Deadlines, Limits, Price, ProviderSpec, WireFormat, Worker
+from app.core.pool import (
+    MILLION,
+    Card,
+    ConductorSpec,
+    Deadlines,
+    Evaluation,
+    Limits,
+    Price,
+    ProviderSpec,
+    WireFormat,
+    Worker,
+)
 
 ALL = "*"
 """What `pool = "all"` becomes; no worker can be called that."""
@@ -216,6 +227,18 @@ class ConductorEntry(Entry):
         """The core record."""
         fields = self.model_dump()
         return ConductorSpec(**fields | {"workers": tuple(self.workers)})
+
+
+class EvaluationEntry(Entry):
+    """`[evaluation]`: whether the arms of tiers are models too, and which workers may conduct there beside a tier's
+    own."""
+
+    arms: bool = False
+    conductors: Names = []
+
+    def core(self) -> Evaluation:
+        """The core record."""
+        return Evaluation(self.arms, tuple(self.conductors))
 
 
 class TierEntry(Entry):

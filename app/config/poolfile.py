@@ -16,14 +16,14 @@ from pydantic import SecretStr, ValidationError
 
 from app.config import lines
 from app.config.crosscheck import Draft, aliases_in_force, check, members
-from app.config.entries import Entry, ProviderEntry, TierEntry, WorkerEntry, levels
+from app.config.entries import Entry, EvaluationEntry, ProviderEntry, TierEntry, WorkerEntry, levels
 from app.config.known import providers as known_providers
 from app.config.settings import meant, url_problem
 from app.core.pool import Catalog, Deadlines, ProviderSpec, Tier, Worker
 from app.core.snapshot import sealed
 from app.errors import ConfigInvalid
 
-SECTIONS = ("providers", "workers", "tiers", "aliases")
+SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")
 EntryT = TypeVar("EntryT", bound=Entry)
 
@@ -87,6 +87,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
         workers=_entries(document, "workers", WorkerEntry, faults),
         tiers=_entries(document, "tiers", TierEntry, faults),
         aliases=_aliases(document, faults),
+        evaluation=_evaluation(document, faults),
     )
     for path, what in check(draft):
         faults.add(path, what)
@@ -110,6 +111,7 @@ def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec]) -> Catalog:
         tiers=tiers,
         aliases=aliases_in_force(draft),
         digest="",
+        evaluation=draft.evaluation.core(),
         rehearsal=all(providers[name].format == "rehearsal" for name in used),
     )
     return sealed(catalog)
@@ -155,10 +157,27 @@ def _entry(section: str, name: str, value: object, model: type[EntryT], faults: 
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        for item in error.errors(include_input=False, include_url=False):
-            path = [part for part in item["loc"] if part != "[key]"]
-            faults.add([section, name, *path], _words(item, model))
+        _tell(error, [section, name], model, faults)
         return _remainder(value, {item["loc"][0] for item in error.errors()}, model)
+
+
+def _tell(error: ValidationError, place: Sequence[str], model: type[Entry], faults: Faults) -> None:
+    for item in error.errors(include_input=False, include_url=False):
+        path = [part for part in item["loc"] if part != "[key]"]
+        faults.add([*place, *path], _words(item, model))
+
+
+def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
+    """The one table that is no list of entries."""
+    found = document.get("evaluation", {})
+    if not isinstance(found, dict):
+        faults.add(["evaluation"], "must be a table; write [evaluation], then arms = true")
+        return EvaluationEntry()
+    try:
+        return EvaluationEntry.model_validate(found)
+    except ValidationError as error:
+        _tell(error, ["evaluation"], EvaluationEntry, faults)
+        return EvaluationEntry()
 
 
 def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[EntryT]) -> EntryT | None:

@@ -147,12 +147,14 @@ class ConductorSpec:
     """Which policy plans for a tier. `worker` is the served model for `model`; `shape` and `workers` are for
     `fixed`."""
 
-    kind: Literal["model", "fixed"]
+    kind: Literal["model", "fixed", "random"]
     worker: str | None = None
     shape: Literal["single", "chain", "fan_out", "self_consistency"] = "single"
     workers: tuple[str, ...] = ()
     width: int = 3
     """Branches of `fan_out` and `self_consistency`."""
+    whole: bool = False
+    """Whether a shape that has more steps than a run may have is refused; else it is cut."""
     again: bool = False
     """Whether a fixed conductor has the answer checked in as many further rounds as there may be."""
     temperature: float = 0.0
@@ -179,6 +181,14 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Whether the arms of tiers are served (`arms.py`), and which models may conduct there beside a tier's own."""
+
+    arms: bool = False
+    conductors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), kept with each run."""
 
@@ -187,9 +197,10 @@ class Catalog:
     tiers: Mapping[str, Tier]
     aliases: Mapping[str, str]
     digest: str
+    evaluation: Evaluation = Evaluation()
     rehearsal: bool = False
     """True when no real provider is configured and the answers come from simulated workers."""
 
     def tier(self, model: str) -> Tier | None:
-        """The tier that a caller's model id means, aliases resolved once."""
+        """The tier of this name, aliases resolved once. What a caller's model id means, `arms.tier_for` knows."""
         return self.tiers.get(self.aliases.get(model, model))

@@ -96,6 +96,7 @@ def begin(event: Event) -> RunState:
         limits=Limits(**body["limits"]),
         pool=tuple(body["pool"]),
         conductor=body["conductor"],
+        model=body.get("model", ""),
         preview=body["preview"],
         rehearsal=body["rehearsal"],
         labels=frozenset(body.get("labels", ())),

@@ -152,6 +152,8 @@ class Admitted:
     limits: Limits
     pool: tuple[str, ...]
     conductor: str
+    model: str = ""
+    """What the caller asked for: the tier, an alias of it, or an arm."""
     preview: bool = False
     """Whether the run ends with its plan, and nothing of it is executed."""
     rehearsal: bool = False

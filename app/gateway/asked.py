@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from app.core.arms import tier_for
 from app.core.chat import Task
 from app.core.policy import Overrides
 from app.core.pool import MILLION, Catalog, Limits, Tier
@@ -63,7 +64,7 @@ WHOLE_POOL: Final = PoolChoice()
 
 def resolve_tier(catalog: Catalog, key: KeyRow, model: str) -> Tier:
     """The tier that a model id means for this key; `NotFound` (`model_not_found`) if there is none that it may use."""
-    tier = catalog.tier(model)
+    tier = tier_for(catalog, model)
     if tier is None or (key.tiers and tier.name not in key.tiers):
         raise NotFound(
             "The model does not exist or this key may not use it; GET /v1/models lists those that it may.",

@@ -63,6 +63,7 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
         "overrides": admitted.get("overrides"),
         "pool": admitted.get("pool", []),
         "excluded": admitted.get("excluded", {}),
+        "catalog": admitted.get("catalog", ""),
         "ignored": admitted.get("ignored", []),
         "conductor": admitted.get("conductor"),
         "cancel_asked": state.cancel_asked,

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.core.arms import listed, tier_for
 from app.core.pool import MILLION, Catalog, Limits, Tier, Worker
 from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
@@ -46,15 +47,16 @@ def routes(gate: Gate, keys: Keys) -> APIRouter:
 
 
 def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
-    for name in (*catalog.tiers, *catalog.aliases):
-        tier = catalog.tier(name)
-        if tier is not None and (not key.tiers or tier.name in key.tiers):
-            yield name
+    usable = [tier for tier in catalog.tiers.values() if not key.tiers or tier.name in key.tiers]
+    yield from (tier.name for tier in usable)
+    yield from (name for name in catalog.aliases if catalog.tier(name) in usable)
+    yield from (name for tier in usable for name in listed(catalog, tier))
 
 
 def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
-    """A model object for a tier's name or an alias of one."""
-    tier = catalog.tiers[catalog.aliases.get(name, name)]
+    """A model object for the name of a tier that there is, an alias of one, or an arm."""
+    tier = tier_for(catalog, name)
+    assert tier is not None
     return {
         "id": name,
         "object": "model",
@@ -69,6 +71,7 @@ def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
             "effort": tier.effort,
             "efforts": {effort: _limits(limits) for effort, limits in tier.efforts.items()},
             "prices": _prices(catalog, tier),
+            "catalog": catalog.digest,
             "rehearsal": catalog.rehearsal,
         },
     }

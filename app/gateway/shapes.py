@@ -241,6 +241,7 @@ class TierExtension(Shape):
     effort: str
     efforts: dict[str, TierLimits]
     prices: Prices
+    catalog: str
     rehearsal: bool
 
 
@@ -353,6 +354,7 @@ class WholeRun(Shape):
     labels: list[str]
     pool: list[str]
     excluded: dict[str, str]
+    catalog: str
     ignored: list[str]
     cancel_asked: bool
     rounds: int

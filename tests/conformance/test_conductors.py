@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from app.conductor.fixed import SHAPES, FixedConductor
+from app.conductor.fixed import SHAPES, FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.prompt import messages
 from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
 from app.conductor.styles import STYLES
 from app.core.chat import Chosen, End, Image, Message, Piece, Task, Text, Tool, Toolbox, ToolCall, Usage, Words
+from app.core.plan import by_name, read_plan
 from app.core.pool import Card, ConductorSpec, Limits, Price, Worker
 from app.core.workflow import Access, Step
 from app.errors import PlanRejected, WorkerUnavailable
@@ -122,6 +123,26 @@ async def test_no_state_is_kept_between_proposals(maker: Callable[[Limits], Cond
     conductor = maker(Limits())
     first = await proposed(conductor, BRIEF, saying(chain(2)))
     assert await proposed(conductor, BRIEF, saying(chain(2))) == first
+
+
+async def test_a_random_plan_is_valid_and_the_runs_own() -> None:
+    def brief(run: int, steps: int) -> Brief:
+        return replace(BRIEF, run=f"run_{run}", limits=Limits(steps=steps))
+
+    def as_plan(steps: Sequence[Step]) -> dict[str, Any]:
+        written = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]
+        return {"steps": written}
+
+    drawn = [await proposed(RandomConductor(), brief(run, 5), saying()) for run in range(200)]
+    for steps in drawn:
+        assert read_plan(as_plan(steps), by_name(NAMES), 5)
+        assert [step.answers for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert {len(steps) for steps in drawn} == {1, 2, 3, 4, 5}
+    assert {step.worker for steps in drawn for step in steps} == set(NAMES)
+    assert not all(step.access.user for steps in drawn for step in steps)
+    assert await proposed(RandomConductor(), brief(7, 5), saying()) == drawn[7]
+    assert len(await proposed(RandomConductor(), brief(7, 1), saying())) == 1
+    assert await proposed(RandomConductor(), replace(BRIEF, round=2), saying()) == []
 
 
 # -- fixed

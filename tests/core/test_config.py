@@ -12,6 +12,7 @@ from app.config.known import providers
 from app.config.lines import index, locate
 from app.config.settings import variables
 from app.core.chat import Usage
+from app.core.pool import Evaluation
 from app.errors import ConfigInvalid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,6 +233,21 @@ conductor = { kind = "model", worker = "lage" }
     assert "the fallback large is not in the tier's pool" in told
     assert "the conductor's worker large is not in the tier's pool" in told
     assert "there is no worker lage; did you mean large?" in told
+
+
+def test_arms_are_served_if_the_file_says_so(tmp_path: Path) -> None:
+    assert configure(written(tmp_path, GOOD)).catalog.evaluation == Evaluation()
+    wanted = GOOD + '[evaluation]\narms = true\nconductors = ["small"]\n'
+    assert configure(written(tmp_path, wanted)).catalog.evaluation == Evaluation(True, ("small",))
+    wrong = "[evaluation]\narms = 1\narm = true\n"
+    assert [fault.split(": ")[1] for fault in faults(written(tmp_path, GOOD + wrong))] == [
+        "evaluation.arms",
+        "evaluation.arm",
+    ]
+    [missing] = faults(written(tmp_path, GOOD + '[evaluation]\nconductors = ["smal"]\n'))
+    assert missing.endswith("evaluation.conductors: there is no worker smal; did you mean small?")
+    [plain] = faults(written(tmp_path, "evaluation = 3\n" + GOOD))
+    assert "evaluation: must be a table" in plain
 
 
 def test_broken_toml_names_its_line(tmp_path: Path) -> None:
