@@ -12,6 +12,7 @@ from typing import Any
 from app.learn.baselines import ARMS, FIXED, OPTIMUM, plans
 from app.learn.lessons import Lesson, Split, lesson
 from app.learn.outcome import Outcome, outcome
+from app.learn.paired import Interval, interval, resampled
 from app.learn.plans import Plan
 from app.learn.search import mean_reward
 from app.learn.world import Pool, Setting, Weights, draw_pool
@@ -21,15 +22,6 @@ RESAMPLES = 2_000
 POOLS = 16
 """Different pools among the lessons over random ones, at least `PER_POOL` for each; all are searched whole."""
 PER_POOL = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +78,17 @@ def compare(split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], we
     chosen = {arm: plans(arm, lessons, weights, seed) for arm in ARMS} | {TRAINED: list(trained)}
     found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards = {arm: [one.reward for one in outcomes] for arm, outcomes in found.items()}
-    means = resampled(rewards, Random(seed))
+    means = resampled(rewards, Random(seed), RESAMPLES)
     rows = tuple(
-        _row(arm, found[arm], chosen[arm], _interval([mean[TRAINED] - mean[arm] for mean in means])) for arm in found
+        _row(arm, found[arm], chosen[arm], interval([mean[TRAINED] - mean[arm] for mean in means])) for arm in found
     )
-    shares = [closed(mean) for mean in means]
-    value = closed({arm: sum(values) / len(values) for arm, values in rewards.items()})
-    share = Interval(value, *_ends(shares))
+    share = interval([closed(mean) for mean in means])
     return Table(split, len(lessons), rows, share, len(set(trained)), _constant(lessons, trained, weights, seed))
 
 
 def closed(mean: Mapping[str, float]) -> float:
     """The share of the gap that the trained conductor closes."""
     return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
-
-
-def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES) -> list[dict[str, float]]:
-    """The arms' means over lessons drawn again with replacement, the same for every arm; the first is of all."""
-    count = len(next(iter(values.values())))
-    means = [{arm: sum(of) / count for arm, of in values.items()}]
-    for _ in range(times):
-        drawn = random.choices(range(count), k=count)
-        means.append({arm: sum([of[n] for n in drawn]) / count for arm, of in values.items()})
-    return means
 
 
 def _outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
@@ -128,16 +108,6 @@ def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: I
         sum(map(len, plans_)) / count,
         ahead,
     )
-
-
-def _interval(values: Sequence[float]) -> Interval:
-    """The first value is that of all lessons, the others are resampled."""
-    return Interval(values[0], *_ends(values))
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    ordered = sorted(values[1:])
-    return ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1]
 
 
 def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> float:

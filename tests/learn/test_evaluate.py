@@ -7,9 +7,10 @@ import pytest
 
 from app.learn import search
 from app.learn.baselines import ARMS, FIXED, OPTIMUM, bests, plans
-from app.learn.evaluate import TRAINED, compare, drawn, exam, resampled
+from app.learn.evaluate import TRAINED, compare, drawn, exam
 from app.learn.families import FAMILIES
 from app.learn.lessons import SPLITS, Lesson, lesson
+from app.learn.paired import resampled
 from app.learn.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
 
 SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))

@@ -1,0 +1,130 @@
+"""What an arm did for a task, in figures: one row for each task, arm and repeat, made from the run's own journal.
+
+A row without an answer counts as wrong and is never dropped. Where nobody could be reached to answer (`outage`) the row
+says so apart: that is no verdict on the plan, and a table shows how many there were.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+Outcome = Literal["answered", "failed", "outage"]
+OUTAGE_STATUS = (502, 503)
+"""A run that no worker completes, and a service that is at capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one run; tokens are those of all its calls, retries included."""
+
+    conductor_input: int = 0
+    conductor_output: int = 0
+    worker_input: int = 0
+    worker_output: int = 0
+    usd: float = 0.0
+    path: float = 0.0
+    """Seconds of calls on the longest way to the answer: each round's planning, then its longest chain of steps."""
+    calls: int = 0
+    steps: int = 0
+    """That were begun."""
+    rounds: int = 0
+    plan: str = ""
+    """Hash of the accepted plans' workers and access lists; the words of subtasks do not count."""
+    degraded: bool = False
+    invalid: bool = False
+    """Whether a plan was rejected."""
+    catalog: str = ""
+    """Digest of the pool that the run was admitted with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(Figures):
+    """One row. `wall` is in seconds as the caller sees them; `tasks` is the digest of the task set."""
+
+    task: str = ""
+    arm: str = ""
+    repeat: int = 0
+    right: float = 0.0
+    """The grade, from 0 to 1."""
+    outcome: Outcome = "answered"
+    reason: str = ""
+    """The grader's words, or the error's code."""
+    run: str = ""
+    wall: float = 0.0
+    tasks: str = ""
+    grading: str = ""
+    at: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What it is the row of."""
+        return self.task, self.arm, self.repeat
+
+
+def of_json(value: Mapping[str, Any]) -> Measure:
+    """A row as it was written; fields that this version does not know are left out."""
+    known = {field.name for field in fields(Measure)}
+    return Measure(**{name: one for name, one in value.items() if name in known})
+
+
+def figures(run: Mapping[str, Any]) -> Figures:
+    """The figures of a run as `GET /v1/runs/{id}` shows it."""
+    proposals, steps = run["proposals"], run["steps"]
+    planning = [call for proposal in proposals for call in proposal["attempts"]]
+    working = [call for step in steps for call in step["attempts"]]
+    return Figures(
+        conductor_input=_tokens(planning, "input"),
+        conductor_output=_tokens(planning, "output"),
+        worker_input=_tokens(working, "input"),
+        worker_output=_tokens(working, "output"),
+        usd=run["cost_usd"],
+        path=_path(proposals, steps),
+        calls=len(planning) + len(working),
+        steps=sum(bool(step["attempts"]) for step in steps),
+        rounds=run["rounds"],
+        plan=_skeleton(proposals, steps),
+        degraded=bool(run["degraded"]),
+        invalid=any(one["state"] == "rejected" and not one["outage"] for one in proposals),
+        catalog=run["catalog"],
+    )
+
+
+def _tokens(calls: Iterable[Mapping[str, Any]], kind: str) -> int:
+    return sum(call["usage"][kind] for call in calls if call["outcome"] is not None)
+
+
+def _path(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> float:
+    ends: dict[int, float] = {}
+    longest: dict[int, float] = {}
+    for step in steps:
+        seen = [ends.get(n, 0.0) for n in step["access"] if isinstance(n, int) and _round(steps, n) == step["round"]]
+        ends[step["n"]] = max(seen, default=0.0) + step["seconds"]
+        longest[step["round"]] = max(longest.get(step["round"], 0.0), ends[step["n"]])
+    plans = sum(call.get("seconds", 0.0) for proposal in proposals for call in proposal["attempts"])
+    return float(plans + sum(longest.values()))
+
+
+def _round(steps: Sequence[Mapping[str, Any]], n: int) -> int | None:
+    return next((step["round"] for step in steps if step["n"] == n), None)
+
+
+def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> str:
+    taken = {one["number"]: one for one in proposals if one["state"] == "accepted"}
+    plan = [
+        [step["round"], step["planned_worker"], step["access"]] for step in steps if step["proposal"] in taken
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:16] if plan else ""
+
+
+def mixture(measures: Iterable[Measure]) -> list[str]:
+    """Why these rows cannot be compared with each other; empty if they can. A row without a run has no pool."""
+    found = list(measures)
+    names = {"tasks": "task sets", "catalog": "pools", "grading": "versions of the graders"}
+    kinds = {name: sorted({getattr(one, name) for one in found} - {""}) for name in names}
+    return [
+        f"rows of {len(seen)} {names[name]} cannot be compared: {', '.join(digest[:12] for digest in seen)}"
+        for name, seen in kinds.items()
+        if len(seen) > 1
+    ]

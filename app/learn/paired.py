@@ -1,0 +1,84 @@
+"""Paired statistics over tasks: every arm has answered the same ones, so tasks are drawn again and arms are not.
+
+The repeats of a task are averaged before they come here, so that a task counts once however often it was asked. An
+interval is the percentile interval of the bootstrap; a p-value is the smallest level at which that interval would
+touch nought, and `holm` makes a family of them honest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from random import Random
+
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def resampled(values: Mapping[str, Sequence[float]], random: Random, times: int = RESAMPLES) -> list[dict[str, float]]:
+    """The series' means over tasks drawn again with replacement, the same for every series; the first is of all."""
+    count = len(next(iter(values.values())))
+    means = [{name: sum(of) / count for name, of in values.items()}]
+    if count < 2:
+        return means * (times + 1)
+    for _ in range(times):
+        pick = itemgetter(*random.choices(range(count), k=count))
+        means.append({name: sum(pick(of)) / count for name, of in values.items()})
+    return means
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The first value is that of all tasks, the others are resampled."""
+    ordered = sorted(values[1:])
+    return Interval(values[0], ordered[int(0.025 * len(ordered))], ordered[int(0.975 * len(ordered)) - 1])
+
+
+def p_value(differences: Sequence[float]) -> float:
+    """Two-sided: twice the smaller share of resampled differences on either side of nought, never below 1 of them."""
+    drawn = differences[1:]
+    below, above = sum(one <= 0 for one in drawn), sum(one >= 0 for one in drawn)
+    return min(1.0, 2 * (min(below, above) + 1) / (len(drawn) + 1))
+
+
+def holm(found: Mapping[str, float]) -> dict[str, float]:
+    """p-values corrected for their number (Holm, 1979): the chance of even one false claim stays below the level."""
+    corrected: dict[str, float] = {}
+    least = 0.0
+    for place, (name, p) in enumerate(sorted(found.items(), key=itemgetter(1))):
+        least = max(least, min(1.0, (len(found) - place) * p))
+        corrected[name] = least
+    return corrected
+
+
+Point = tuple[float, float]
+"""What an arm costs, and how good it is."""
+
+
+def pareto(points: Mapping[str, Point]) -> set[str]:
+    """Those that no other one beats in one respect without being worse in the other."""
+    return {
+        name
+        for name, (cost, good) in points.items()
+        if not any(c <= cost and g >= good and (c, g) != (cost, good) for c, g in points.values())
+    }
+
+
+def at_cost(points: Sequence[Point], cost: float) -> float | None:
+    """The best that these arms come to for `cost` on average, if tasks may be dealt out among two of them by lot; None
+    if even the cheapest costs more. Money that is not needed is kept."""
+    affordable = [point for point in points if point[0] <= cost]
+    if not affordable:
+        return None
+    best = max(good for _, good in affordable)
+    for c, g in affordable:
+        for dear, good in points:
+            if dear > cost:
+                best = max(best, g + (good - g) * (cost - c) / (dear - c))
+    return best

@@ -1,0 +1,100 @@
+"""From a run's journal to a row, and from rows to the table: nothing is dropped, nothing is mixed."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from app.learn.measures import Measure, figures, mixture, of_json
+from app.learn.standings import LAMBDAS, table
+
+
+def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, Any]:
+    told = {"usage": {"input": tokens, "output": 1}, "seconds": seconds} if outcome else {}
+    return {"outcome": outcome, **told}
+
+
+def step(n: int, round_: int, access: list[str | int], *calls: dict[str, Any], proposal: int = 0) -> dict[str, Any]:
+    seconds = sum(one.get("seconds", 0.0) for one in calls)
+    known = {"n": n, "round": round_, "access": access, "attempts": list(calls), "seconds": seconds}
+    return known | {"proposal": proposal, "planned_worker": "abc"[n % 3]}
+
+
+def plan(number: int, round_: int, state: str, *calls: dict[str, Any]) -> dict[str, Any]:
+    return {"number": number, "round": round_, "state": state, "outage": False, "attempts": list(calls)}
+
+
+RUN: dict[str, Any] = {
+    "proposals": [plan(0, 1, "accepted", call(0.5, 100)), plan(1, 2, "accepted", call(0.25, 50))],
+    "steps": [
+        step(0, 1, ["user"], call(1.0, 10)),
+        step(1, 1, ["user"], call(2.0, 10, "error"), call(1.0, 10)),
+        step(2, 1, ["user", 0, 1], call(4.0, 10)),
+        step(3, 2, ["user", 2], call(8.0, 10), proposal=1),
+        step(4, 2, ["user"], proposal=1),
+    ],
+    "cost_usd": 0.25,
+    "rounds": 2,
+    "degraded": False,
+    "catalog": "c" * 64,
+}
+
+
+def test_a_rows_figures_are_those_of_all_its_calls() -> None:
+    found = figures(RUN)
+    assert (found.conductor_input, found.conductor_output, found.worker_input, found.worker_output) == (150, 2, 50, 5)
+    assert (found.calls, found.steps, found.rounds, found.usd) == (7, 4, 2, 0.25)
+    assert found.path == 0.5 + 0.25 + (2.0 + 1.0) + 4.0 + 8.0, "planning, the slower branch, the joint, the next round"
+    assert not found.invalid
+
+
+def test_a_plans_hash_is_that_of_workers_and_access_alone() -> None:
+    other = RUN | {"steps": [one | {"seconds": 0.0} for one in RUN["steps"]]}
+    assert figures(other).plan == figures(RUN).plan != ""
+    first = RUN["steps"][0] | {"planned_worker": "c"}
+    assert figures(RUN | {"steps": [first, *RUN["steps"][1:]]}).plan != figures(RUN).plan
+    rejected = RUN | {"proposals": [one | {"state": "rejected"} for one in RUN["proposals"]]}
+    assert (figures(rejected).plan, figures(rejected).invalid) == ("", True)
+    unanswered = RUN | {"steps": [step(0, 1, ["user"], call(0.0, 0, None))]}
+    assert figures(unanswered).worker_input == 0, "a call without an outcome has no usage"
+
+
+def row(task: int, arm: str, right: float, usd: float = 1.0, repeat: int = 0, **more: Any) -> Measure:
+    return Measure(task=str(task), arm=arm, right=right, usd=usd, repeat=repeat, tasks="t", catalog="c", **more)
+
+
+def test_repeats_are_averaged_and_failures_are_wrong() -> None:
+    rows = [row(n, "a", float(repeat == 0), repeat=repeat) for n in range(4) for repeat in range(2)]
+    rows += [row(n, "b", 1.0, 3.0) for n in range(3)] + [row(3, "b", 0.0, 3.0, outcome="outage", degraded=True)]
+    found = {one.arm: one for one in table(rows, ["a", "b"], "a", 0, 400).standings}
+    assert (found["a"].accuracy.value, found["a"].accuracy.low, found["a"].accuracy.high) == (0.5, 0.5, 0.5)
+    assert (found["b"].accuracy.value, found["b"].outages, found["b"].failures, found["b"].degraded) == (0.75, 1, 0, 1)
+    assert found["b"].ahead is not None
+    assert (found["b"].ahead.value, found["b"].ahead.low) == (0.25, -0.25)
+    assert found["oracle"].accuracy.value == 0.875
+    assert found["oracle"].usd == pytest.approx((3 * 3.0 + 1.0) / 4), "where arms are as good, the cheaper one"
+    assert found["a"].rewards == pytest.approx([0.5 * (1 - share / 3) for share in LAMBDAS])
+    assert (found["a"].front, found["b"].front, found["a"].bought) == (True, True, None)
+    assert found["b"].bought is not None
+    assert found["b"].bought.value == pytest.approx(0.25)
+
+
+def test_a_task_that_lacks_an_arms_row_is_left_out_and_told() -> None:
+    rows = [row(n, "a", 1.0) for n in range(3)] + [row(n, "b", 0.0) for n in range(2)]
+    found = table(rows, ["a", "b"], "b", 0, 50)
+    assert (found.tasks, found.missing) == (2, 1)
+    with pytest.raises(ValueError, match="no task has a row of every arm"):
+        table(rows, ["a", "b", "c"], "a", 0, 50)
+
+
+def test_rows_of_other_tasks_pools_or_graders_are_not_compared() -> None:
+    one = row(0, "a", 1.0, grading="g")
+    assert mixture([one, replace(one, catalog="")]) == [], "a request that was refused has no run, and no pool"
+    for name, words in (("tasks", "task sets"), ("catalog", "pools"), ("grading", "versions of the graders")):
+        [fault] = mixture([one, replace(one, **{name: "other"})])
+        assert fault.startswith(f"rows of 2 {words} cannot be compared")
+
+
+def test_a_row_is_read_as_it_was_written() -> None:
+    one = row(0, "a", 1.0, reason="right")
+    assert of_json(asdict(one) | {"of a later version": 1}) == one
