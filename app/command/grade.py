@@ -5,7 +5,7 @@ Only answers are graded: a run that failed, was stopped or was only planned has 
 """
 
 import argparse
-import json
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from app.command import loop, storage, terminal
+from app.command import loop, storage, taskset, terminal
+from app.command.sandbox import Sandbox
 from app.config import Settings, read
 from app.core import grading
 from app.core.chat import Message, task_from_json
 from app.core.feedback import SIGNS, Feedback, derived, repeats, sign
-from app.core.grading import Grader
+from app.core.grading import Execute, Grader
 from app.core.journal import Event, Kind
 from app.errors import ConfigInvalid
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE = 200
-MOST_LINES, LINE_BYTES = 1_000_000, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     """Rate, store and tell."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    rules = _rules(asked)
+    rules = _rules(asked, Sandbox(asked.trust_code).run)
     if not rules and not asked.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     found = loop.run(_rate(settings, asked, rules, now()))
@@ -80,48 +80,20 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 # -- rules
 
 
-def _rules(asked: argparse.Namespace) -> list[Rule]:
+def _rules(asked: argparse.Namespace, execute: Execute) -> list[Rule]:
     """All of them; raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
-    rules = [rule for text in asked.grader for rule in _rule(text, "--grader", None, faults)]
+    rules = [
+        Rule(grader, written, None)
+        for text in asked.grader
+        for grader, written in taskset.rule(text, "--grader", execute, faults)
+    ]
     if asked.tasks is not None:
-        rules += _read(Path(asked.tasks), faults)
+        tasks = taskset.read(Path(asked.tasks), execute, faults)
+        rules += [Rule(task.grader, task.written, _plain(task.question)) for task in tasks]
     if faults:
         raise ConfigInvalid(faults)
     return rules
-
-
-def _read(path: Path, faults: list[str]) -> list[Rule]:
-    """A file of JSON lines: `{"question": "...", "grader": {...}}`; other fields are for others."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        faults.append(f"{path}: cannot be read; name a file of JSON lines")
-        return []
-    rules: list[Rule] = []
-    for number, line in enumerate(lines[:MOST_LINES], 1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            task = json.loads(line[:LINE_BYTES])
-        except (ValueError, RecursionError):
-            task = None
-        if not isinstance(task, dict) or not isinstance(task.get("question"), str):
-            faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
-            continue
-        rules += _rule(json.dumps(task.get("grader")), place, _plain(task["question"]), faults)
-    return rules
-
-
-def _rule(text: str, place: str, question: str | None, faults: list[str]) -> Iterator[Rule]:
-    try:
-        spec = json.loads(text)
-        yield Rule(grading.grader(spec), json.dumps(spec, sort_keys=True), question)
-    except json.JSONDecodeError:
-        faults.append(f"{place}: is not JSON; correct it")
-    except ValueError as error:
-        faults.append(f"{place}: {error}")
 
 
 def _plain(text: str) -> str:
@@ -190,7 +162,7 @@ async def _graded(
             found.skipped["its content was erased"] += 1
             return
         for rule in fitting:
-            grade = rule.grader.grade(bodies[answers[0]].decode("utf-8", "replace"))
+            grade = await asyncio.to_thread(rule.grader.grade, bodies[answers[0]].decode("utf-8", "replace"))
             about = {"score": grade.score, "by": rule.written}
             found.ratings.append(derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about))
 

@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     _plan(commands)
     _grade(commands)
     _calibrate(commands)
+    _eval(commands)
     _train(commands)
     _conductor(commands)
     _rollouts(commands)
@@ -220,8 +221,9 @@ def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:
         default=[],
         metavar="JSON",
         help='a rule for every run, such as {"kind": "numeric", "expected": 42}; kinds: exact, numeric, choice, regex, '
-        "schema; repeatable",
+        "schema, tests; repeatable",
     )
+    _trusts(grade)
     grade.add_argument("--signs", action="store_true", help="note who cancelled, left, or asked the same again")
     grade.add_argument("--run", help="only this run: its id, a prefix of one, or last")
     grade.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
@@ -252,6 +254,44 @@ def _calibrate(commands: "Commands[argparse.ArgumentParser]") -> None:
     calibrate.add_argument("--yes", action="store_true", help="do not ask before money is spent")
     calibrate.add_argument("--show", action="store_true", help="only show what is known; ask nobody")
     calibrate.add_argument("--json", action="store_true", help="every trial, as JSON")
+
+
+def _eval(commands: "Commands[argparse.ArgumentParser]") -> None:
+    made = _command(
+        commands,
+        "eval",
+        "eval",
+        "ask several arms of a tier the same tasks and compare them: accuracy, cost, latency, and what may be chance; "
+        "without --url in a service of its own, over the configured pool",
+    )
+    made.add_argument("--url", help="a running service with [evaluation] arms = true in its pool file")
+    made.add_argument("--key", help="its key, with runs:write and runs:read (default: BATON_API_KEY)")
+    made.add_argument("--tasks", metavar="FILE", help="JSON lines as for baton grade (default: built-in tasks)")
+    made.add_argument("--tier", default="baton-ultra", help="whose arms; over its pool and limits")
+    made.add_argument(
+        "--arms", help="tier, single:WORKER, sc:5, moa:3, static:pev, conductor:WORKER, random; by commas"
+    )
+    made.add_argument("--against", metavar="ARM", help="the reference (default: the tier as it is, else the first)")
+    made.add_argument("--repeats", type=_count, default=3, help="of each task for each arm; averaged within the task")
+    made.add_argument("--limit", type=_count, help="only the first so many tasks")
+    made.add_argument("--out", default="evaluation", help="the folder for rows, table and plot; rows there are kept")
+    made.add_argument("--with", action="append", default=[], metavar="DIR", dest="beside", help="rows to compare, too")
+    made.add_argument("--report", action="store_true", help="ask nothing, only tell")
+    made.add_argument("--concurrency", type=_count, default=8, help="requests at one time")
+    made.add_argument("--temperature", type=float, help="of every request")
+    made.add_argument("--effort", help="of every request: minimal, low, medium, high, ...")
+    made.add_argument("--seed", type=int, default=0, help="of the resampling")
+    made.add_argument("--resamples", type=_count, default=10_000, help="of the tasks")
+    made.add_argument("--json", action="store_true", help="the table as JSON")
+    _trusts(made)
+
+
+def _trusts(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run unit tests of answers' code even where the kernel does not let the network be cut off",
+    )
 
 
 def _count(text: str) -> int:

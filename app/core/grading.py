@@ -7,14 +7,16 @@ A grader is written as data, in a task set or for `baton grade`:
     {"kind": "choice", "expected": "B", "options": ["London", "Paris"]}
     {"kind": "regex", "pattern": "(?i)^yes\\b"}
     {"kind": "schema", "schema": {"type": "object", "required": ["x"]}}
+    {"kind": "tests", "tests": "assert double(2) == 4", "seconds": 5}
 
 An answer that argues before it concludes is read at its conclusion: the last `\\boxed{...}`, the last `#### ...`, or
-what follows the last "the answer is" or "answer:". Nothing that an answer says can make a grader raise.
+what follows the last "the answer is" or "answer:". Nothing that an answer says can make a grader raise. Unit tests are
+run by whoever asks for the grader (`execute`): there is no way to do that in here.
 """
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
@@ -30,6 +32,11 @@ ALTERNATIVES = 100
 """Most answers that an exact grader takes for right, and most options of a choice."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
+Execute = Callable[[str, str, float], str | None]
+"""Runs code, then tests, for at most so many seconds, in a sandbox; None if all passed, else in a few words why not."""
+MOST_SECONDS = 60.0
+
+_FENCED = re.compile(r"^```[ \t]*([A-Za-z0-9]*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _QUOTES = "*`\"' \u201c\u201d\u2018\u2019"
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"^#{4}[ \t]*(\S[^\n]*)$", re.MULTILINE)
@@ -165,14 +172,37 @@ class Schema:
         return _grade(not faults(Form(self.schema), fenced.group(1) if fenced else answer))
 
 
-def grader(spec: object) -> Grader:
+@dataclass(frozen=True, slots=True)
+class UnitTests:
+    """The Python code of the answer passes these tests: assertions, functions called `test...`, or test cases."""
+
+    tests: str
+    execute: Execute
+    seconds: float = 5.0
+    kind: str = field(default="tests", init=False)
+
+    def grade(self, answer: str) -> Grade:
+        """1 if everything passes in time."""
+        failed = self.execute(code_in(answer), self.tests, self.seconds)
+        return _grade(True) if failed is None else Grade(0.0, failed)
+
+
+def code_in(answer: str) -> str:
+    """The last fenced block that says it is Python, else the last one, else the whole answer."""
+    text = answer[-MOST_CHARS:]
+    found = _FENCED.findall(text)
+    python = [code for language, code in found if language.lower() in ("python", "py", "python3")]
+    return str((python or [code for _, code in found] or [text])[-1])
+
+
+def grader(spec: object, execute: Execute | None = None) -> Grader:
     """The grader that a specification stands for. Raises ValueError, which says what to correct."""
     if not isinstance(spec, Mapping) or spec.get("kind") not in FIELDS:
         raise ValueError(f"a grader must be an object whose kind is one of {', '.join(FIELDS)}")
     kind = spec["kind"]
     if unknown := sorted(str(name) for name in set(spec) - FIELDS[kind] - {"kind"}):
         raise ValueError(f"a {kind} grader has no field {unknown[0][:40]}; it has {', '.join(sorted(FIELDS[kind]))}")
-    return _MAKERS[kind](spec)
+    return _tests(spec, execute) if kind == "tests" else _MAKERS[kind](spec)
 
 
 def conclusion(answer: str) -> str | None:
@@ -283,6 +313,17 @@ def _schema(spec: Mapping[str, Any]) -> Grader:
     return Schema(dict(schema))
 
 
+def _tests(spec: Mapping[str, Any], execute: Execute | None) -> Grader:
+    tests, seconds = spec.get("tests"), spec.get("seconds", 5)
+    if not isinstance(tests, str) or not tests.strip():
+        raise ValueError("a tests grader needs tests: Python code that fails for a wrong answer")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(f"seconds of a tests grader must be a number from above 0 to {MOST_SECONDS:.0f}")
+    if execute is None:
+        raise ValueError("a tests grader runs code, and nothing is run here")
+    return UnitTests(tests, execute, float(seconds))
+
+
 def _texts(value: list[object]) -> bool:
     return all(isinstance(one, str) and one for one in value)
 
@@ -293,6 +334,7 @@ FIELDS: Mapping[str, frozenset[str]] = {
     "choice": frozenset({"expected", "options"}),
     "regex": frozenset({"pattern"}),
     "schema": frozenset({"schema"}),
+    "tests": frozenset({"tests", "seconds"}),
 }
 """The kinds of graders, and the fields of each."""
 _MAKERS = {"exact": _exact, "numeric": _numeric, "choice": _choice, "regex": _regex, "schema": _schema}

@@ -96,6 +96,32 @@ def test_a_grader_that_is_none_is_refused_with_words(spec: object, words: str) -
         grader(spec)
 
 
+def test_unit_tests_get_the_code_of_the_answer_and_are_run_by_whoever_asks() -> None:
+    ran: list[tuple[str, str, float]] = []
+
+    def execute(code: str, tests: str, seconds: float) -> str | None:
+        ran.append((code, tests, seconds))
+        return None if "right" in code else "a test fails"
+
+    spec = {"kind": "tests", "tests": "assert f()", "seconds": 2}
+    found = grader(spec, execute)
+    answers = [
+        ("right = 1", "right = 1"),
+        ("```\nold\n```\nBetter:\n```python\nright\n```\n```sh\nrun it\n```", "right\n"),
+        ("```\nold\n```\n```js\nwrong\n```", "wrong\n"),
+        ("```python\nnever closed right", "```python\nnever closed right"),
+    ]
+    for answer, code in answers:
+        assert found.grade(answer) == (Grade(1.0, "right") if "right" in code else Grade(0.0, "a test fails"))
+        assert ran[-1] == (code, "assert f()", 2.0)
+    for wrong in ({"tests": " "}, {"seconds": 0}, {"seconds": 61}, {"seconds": True}):
+        with pytest.raises(ValueError, match="tests grader"):
+            grader(spec | wrong, execute)
+    with pytest.raises(ValueError, match="nothing is run here"):
+        grader(spec)
+    assert set(FIELDS) == {*SPECS, "tests"}
+
+
 def test_conclusions_and_numbers() -> None:
     assert conclusion("\\boxed{1} then \\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
     assert conclusion("\\boxed{1") is None
@@ -114,7 +140,7 @@ def test_no_answer_breaks_a_grader(answer: str, kind: str) -> None:
     assert grade.score in (0.0, 1.0)
 
 
-@pytest.mark.parametrize("kind", sorted(FIELDS))
+@pytest.mark.parametrize("kind", sorted(SPECS))
 @pytest.mark.parametrize(
     "answer", ["a" * 50_000 + "!", "9" * 100_000, "1," * 50_000, "1e999 " * 9_000, "answer is " * 9_000, "{" * 90_000]
 )

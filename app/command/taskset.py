@@ -1,0 +1,111 @@
+"""Task sets: files of JSON lines, one task with its grader on each; every fault is told at once, with its line.
+
+{"id": "1", "question": "What is 2 + 2?", "grader": {"kind": "numeric", "expected": 4}}
+{"messages": [{"role": "system", "content": "Be brief."}, ...], "grader": {...}, "family": "sums"}
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.core import grading
+from app.core.grading import Execute, Grader
+from app.errors import ConfigInvalid
+
+MOST_LINES, LINE_BYTES = 1_000_000, 1_000_000
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A task: its id (the line's number where it has none), what is asked, and the rule for the answer."""
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+    grader: Grader
+    written: str
+    """The grader as JSON with sorted keys."""
+
+    @property
+    def question(self) -> str:
+        """What the user says last."""
+        return next(message["content"] for message in reversed(self.messages) if message["role"] == "user")
+
+
+def read(path: Path, execute: Execute | None, faults: list[str]) -> list[Graded]:
+    """The tasks of a file; what is wrong is added to `faults`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        faults.append(f"{path}: cannot be read; name a file of JSON lines")
+        return []
+    return parse(lines, str(path), execute, faults)
+
+
+def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[Graded]:
+    """The same of a file's lines."""
+    numbered = [(str(number), line) for number, line in enumerate(lines[:MOST_LINES], 1) if line.strip()]
+    return [task for number, line in numbered for task in _task(line, f"{source}:{number}", number, execute, faults)]
+
+
+def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
+    """What `make` finds, or `ConfigInvalid` with every fault."""
+    faults: list[str] = []
+    tasks = make(faults)
+    if not tasks and not faults:
+        faults.append("there is no task in the task set")
+    twice = [name for name, count in Counter(task.id for task in tasks).items() if count > 1]
+    if twice:
+        faults.append(f"several tasks have the id {twice[0][:40]}; give each its own, or leave all ids out")
+    if faults:
+        raise ConfigInvalid(faults)
+    return tasks
+
+
+def digest(tasks: Sequence[Graded]) -> str:
+    """SHA-256 of what is asked and how it is graded, in the file's order: rows of another one are not comparable."""
+    whole = [[task.id, [dict(message) for message in task.messages], task.written] for task in tasks]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> Iterator[tuple[Grader, str]]:
+    """A grader given as JSON, with its canonical text."""
+    try:
+        spec = json.loads(text)
+        yield grading.grader(spec, execute), json.dumps(spec, sort_keys=True)
+    except json.JSONDecodeError:
+        faults.append(f"{place}: is not JSON; correct it")
+    except ValueError as error:
+        faults.append(f"{place}: {error}")
+
+
+def _task(line: str, place: str, number: str, execute: Execute | None, faults: list[str]) -> Iterator[Graded]:
+    try:
+        task = json.loads(line[:LINE_BYTES])
+    except (ValueError, RecursionError):
+        task = None
+    messages = _messages(task) if isinstance(task, dict) else None
+    if messages is None or not isinstance(name := task.get("id", number), str | int):
+        faults.append(f'{place}: is no task; write {{"question": "...", "grader": {{...}}}}')
+        return
+    for grader, written in rule(json.dumps(task.get("grader")), place, execute, faults):
+        yield Graded(str(name), messages, grader, written)
+
+
+def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
+    """`messages` as the API takes them, texts only, or `question`, which is one of the user; None for neither."""
+    if isinstance(task.get("question"), str) and "messages" not in task:
+        return ({"role": "user", "content": task["question"]},)
+    given = task.get("messages")
+    if not isinstance(given, list) or "question" in task:
+        return None
+    for one in given:
+        if not isinstance(one, dict) or set(one) != {"role", "content"} or one["role"] not in ROLES:
+            return None
+        if not isinstance(one["content"], str):
+            return None
+    return tuple(given) if any(one["role"] == "user" for one in given) else None

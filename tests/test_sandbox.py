@@ -1,0 +1,77 @@
+"""Code from answers behind walls: what passes, what fails, and what it cannot reach."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.command import cell
+from app.command.sandbox import Sandbox
+
+DOUBLE = "def double(x):\n    return 2 * x\n"
+
+
+@pytest.fixture(scope="module")
+def walls() -> tuple[str, ...]:
+    found = Sandbox().standing()
+    if "network" not in found:
+        pytest.skip("this kernel has no namespaces for us")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "tests", "said"),
+    [
+        (DOUBLE, "assert double(2) == 4", "passed"),
+        (DOUBLE, "def test_it():\n    assert double(2) == 5", "a test fails"),
+        (
+            DOUBLE,
+            "from unittest import TestCase\nclass T(TestCase):\n    def test_it(self):\n        assert double(2) == 5",
+            "a test fails",
+        ),
+        ("def double(x: return", "", "raises SyntaxError"),
+        ("import os\nos._exit(0)", "assert False", "died"),
+        ("class Odd(Exception): pass\nraise Odd('words of the answer')", "", "raises an error of its own"),
+        ("while True: pass", "", "time is up"),
+        ("x = bytearray(4 << 30)", "", "raises MemoryError"),
+    ],
+)
+def test_the_verdict(walls: tuple[str, ...], code: str, tests: str, said: str) -> None:
+    assert Sandbox().execute(code, tests, 0.4).said == said
+
+
+def test_the_network_other_processes_and_files_are_out_of_reach(walls: tuple[str, ...], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    code = f"""
+import os, socket
+assert not [name for name in os.environ if name != "LC_CTYPE"]
+assert [name for _, name in socket.if_nameindex()] in ([], ["lo"])
+assert os.getpid() == 1 and os.getppid() == 0
+open("own", "w").write("x")
+try:
+    open({str(secret)!r}).read()
+    seen = True
+except OSError:
+    seen = False
+"""
+    tests = "assert not seen" if "files" in walls else "assert seen"
+    assert Sandbox().execute(code, tests, 5.0).said == "passed"
+
+
+def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
+    """The same program where there is no `unshare`."""
+    blind = "import ctypes, runpy, sys; ctypes.CDLL = lambda *_, **__: object(); "
+    shim = blind + "runpy.run_path(sys.argv[1], run_name='__main__')"
+    asked = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", shim, str(Path(cell.__file__))],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"token": "t", "verdict": "no sandbox", "walls": []}
