@@ -1,0 +1,44 @@
+"""The whole service inside a command: the configured pool with its arms, over a journal of its own."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from app.command.driving import at_work
+from app.config import Loaded
+from app.core.snapshot import sealed
+from app.gateway.app import create_app
+from app.gateway.auth import mint
+
+TENANT = "evaluation"
+
+
+def in_folder(loaded: Loaded, folder: Path) -> Loaded:
+    """The same pool with arms, for one process that shares nothing with a service that may be running."""
+    settings = loaded.settings.model_copy(
+        update={
+            "data_dir": folder,
+            "database_url": f"sqlite:///{folder / 'baton.db'}",
+            "redis_url": None,
+            "webhook_url": None,
+            "webhook_secret": None,
+        }
+    )
+    evaluation = replace(loaded.catalog.evaluation, arms=True)
+    return replace(loaded, settings=settings, catalog=sealed(replace(loaded.catalog, evaluation=evaluation)))
+
+
+@asynccontextmanager
+async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
+    """A caller of that service, with a key, straight into the application; the service ends with the block."""
+    async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
+        scopes, now = ["runs:write", "runs:read"], opened.gate.now()
+        key, row = mint(opened.gate.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
+        await opened.gate.store.add_key(row)
+        transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
+            yield client

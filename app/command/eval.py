@@ -1,0 +1,250 @@
+"""`baton eval`: the same tasks for several arms, and which of them is better, by how much, and for what money.
+
+Rows are written as they come, to `rows.jsonl` in the folder, beside `evaluation.json`, which says what they are rows
+of; the same command goes on where it was interrupted. What is reported is made from the rows alone.
+"""
+
+import argparse
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.command import loop, plot, specimens, standing, taskset, terminal, trials
+from app.command.embedded import embedded
+from app.command.sandbox import Sandbox
+from app.command.taskset import Graded
+from app.command.trials import Bench, Experiment
+from app.config import configure
+from app.core.arms import ORACLE
+from app.core.grading import VERSION
+from app.errors import ConfigInvalid, OursError
+from app.learn.measures import Measure, mixture, of_json
+from app.learn.standings import Table, table
+
+OWN = "tier"
+"""In `--arms`: the tier as it is."""
+SPARE = 30.0
+"""Seconds that a request gets beyond its run's time limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the service says of the tier: its model ids, its pool's digest, its time limit, and whether it is play."""
+
+    models: tuple[str, ...]
+    catalog: str
+    seconds: float
+    rehearsal: bool
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """Ask what is still to be asked, then tell; 0 also where arms are wrong."""
+    terminal.log_to_stderr("warning")
+    out = Path(asked.out)
+    if not asked.report:
+        tasks = _tasks(asked, Sandbox(asked.trust_code))
+        out.mkdir(parents=True, exist_ok=True)
+        loop.run(_carry_out(asked, environ, now, tasks, out))
+    _tell(asked, out)
+    return 0
+
+
+def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
+    def read(faults: list[str]) -> list[Graded]:
+        if asked.tasks is None:
+            return taskset.parse(specimens.lines(), "built-in tasks", sandbox.run, faults)
+        return taskset.read(Path(asked.tasks), sandbox.run, faults)
+
+    tasks = taskset.checked(read)[: asked.limit]
+    if any(task.grader.kind == "tests" for task in tasks):
+        walls = sandbox.standing()
+        if "network" not in walls and not sandbox.trusts:
+            raise ConfigInvalid(
+                ["unit tests run code from answers, and this kernel does not let its network be cut off; use a machine "
+                 "that has nothing to lose, and say --trust-code"]
+            )  # fmt: skip
+        terminal.err().print(f"code from answers runs behind walls around: {', '.join(walls) or 'nothing'}")
+    return tasks
+
+
+# -- asking
+
+
+async def _carry_out(
+    asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
+) -> None:
+    async with _client(asked, environ, out) as client:
+        served = await _served(client, asked.tier, asked.effort)
+        experiment = _experiment(asked, tasks, served, _opened(asked, tasks, served, out))
+        rows = out / "rows.jsonl"
+        done = by_place(out)
+        wanted = sum(1 for _ in experiment.places())
+        left = sum((task.id, arm, repeat) not in done for task, arm, repeat in experiment.places())
+        whole_lines = not rows.exists() or rows.read_bytes()[-1:] in (b"", b"\n")
+        with rows.open("a", encoding="utf-8") as file, terminal.err().status("") as status:
+            file.write("" if whole_lines else "\n")
+
+            def take(measure: Measure) -> None:
+                nonlocal left
+                file.write(json.dumps(asdict(measure)) + "\n")
+                file.flush()
+                left -= 1
+                status.update(f"{wanted - left} of {wanted} rows")
+
+            await trials.carry_out(Bench(client, time.monotonic, now), experiment, done, take)
+
+
+@asynccontextmanager
+async def _client(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A caller of the service at `--url`, or of one inside this process."""
+    if asked.url is None:
+        async with embedded(configure(environ), out, asked.concurrency) as client:
+            yield client
+        return
+    key = asked.key or environ.get("BATON_API_KEY", "")
+    if not key:
+        raise ConfigInvalid(["--key: the service wants a key; give one here or in BATON_API_KEY"])
+    url = asked.url.rstrip("/").removesuffix("/v1")
+    limits = httpx.Limits(max_connections=asked.concurrency)
+    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, limits=limits) as client:
+        yield client
+
+
+async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> Served:
+    try:
+        reply = await client.get("/v1/models", timeout=trials.READ_SECONDS)
+        models = {model["id"]: model["baton"] for model in reply.json()["data"]}
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        raise OursError("The list of models cannot be read; check --url and --key.") from None
+    if tier not in models or models[tier]["tier"] != tier:
+        raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
+    limits = models[tier]["efforts"]
+    seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
+    arms = tuple(name for name, told in models.items() if told["tier"] == tier and name.startswith(f"{tier}:"))
+    return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
+
+
+def _arms(asked: argparse.Namespace, served: Served) -> tuple[str, ...]:
+    """Whole model ids. Without `--arms` all that are listed, where that costs nothing."""
+    if asked.arms is None:
+        if not served.rehearsal:
+            raise ConfigInvalid(
+                [f"--arms: real models cost money; choose among {', '.join(map(_short, served.models))}"]
+            )
+        return served.models
+    names = [name for name in dict.fromkeys(asked.arms.split(",")) if name not in ("", ORACLE)]
+    return tuple(whole(name, asked.tier) for name in names)
+
+
+def whole(arm: str, tier: str) -> str:
+    """`single:x` -> `baton-ultra:single:x`; what begins with the tier's name stays as it is."""
+    if arm == OWN:
+        return tier
+    return arm if arm == tier or arm.startswith(f"{tier}:") else f"{tier}:{arm}"
+
+
+def _short(model: str) -> str:
+    return model.partition(":")[2] or OWN
+
+
+def _experiment(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
+    return Experiment(
+        id=name,
+        tasks=tuple(tasks),
+        arms=_arms(asked, served),
+        repeats=asked.repeats,
+        digest=taskset.digest(tasks),
+        catalog=served.catalog,
+        concurrency=asked.concurrency,
+        deadline=served.seconds + SPARE,
+        options=_options(asked),
+    )
+
+
+def _options(asked: argparse.Namespace) -> dict[str, Any]:
+    given = {"temperature": asked.temperature, "reasoning_effort": asked.effort}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _opened(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, out: Path) -> str:
+    """The evaluation's id. What the folder's rows are rows of must be what is asked now; else it is refused."""
+    path = out / "evaluation.json"
+    wanted = {
+        "tasks": taskset.digest(tasks),
+        "catalog": served.catalog,
+        "grading": VERSION,
+        "options": _options(asked),
+    }
+    if not path.exists():
+        made = {"id": secrets.token_hex(8), **wanted, "code": version("baton"), "url": asked.url}
+        path.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = {
+        "tasks": "another task set",
+        "catalog": "another pool",
+        "grading": "other graders",
+        "options": "other options",
+    }
+    other = [words for name, words in names.items() if found.get(name) != wanted[name]]
+    if other:
+        raise ConfigInvalid([f"--out: {out} holds rows of {' and '.join(other)}; name another folder"])
+    return str(found["id"])
+
+
+# -- telling
+
+
+def _rows(path: Path) -> Iterator[Measure]:
+    """The rows of a file; a last line that was cut off is asked again."""
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError):
+                yield of_json(json.loads(line))
+
+
+def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
+    """The rows of a folder; of several for one place, the latest."""
+    return {one.place: one for one in _rows(folder / "rows.jsonl")}
+
+
+def _tell(asked: argparse.Namespace, out: Path) -> None:
+    made = _table(asked, [Path(folder) for folder in (asked.out, *asked.beside)])
+    if asked.json:
+        print(json.dumps(asdict(made), indent=1))
+        return
+    console = terminal.out()
+    console.print(standing.drawn(made))
+    console.print(plot.characters(made), markup=False)
+    drawn = plot.png(made, out / "cost-accuracy.png")
+    (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
+    places = f"{out}/rows.jsonl, {out}/table.json" + (f", {out}/cost-accuracy.png" if drawn else "")
+    console.print(f"\n{places}" + ("" if drawn else " (a PNG too, where matplotlib is installed)"), markup=False)
+
+
+def _table(asked: argparse.Namespace, folders: Sequence[Path]) -> Table:
+    rows = [one for folder in folders for one in by_place(folder).values()]
+    faults = mixture(rows)
+    if doubled := len(rows) - len({one.place for one in rows}):
+        faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")
+    if faults:
+        raise ConfigInvalid(faults)
+    arms = sorted({one.arm for one in rows})
+    if asked.arms is not None:
+        named = [whole(name, asked.tier) for name in asked.arms.split(",") if name not in ("", ORACLE)]
+        arms = [arm for arm in dict.fromkeys(named) if arm in arms]
+    usual = asked.tier if asked.tier in arms else (arms or [""])[0]
+    reference = whole(asked.against, asked.tier) if asked.against is not None else usual
+    if reference not in arms:
+        raise ConfigInvalid([f"--against: there is no row of {reference or 'any arm'}"])
+    try:
+        return table(rows, arms, reference, asked.seed, asked.resamples)
+    except ValueError as error:
+        raise ConfigInvalid([f"{asked.out}: {error}; let the evaluation go on"]) from None

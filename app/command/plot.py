@@ -1,0 +1,69 @@
+"""Cost against accuracy: on the terminal in characters, and as a PNG where matplotlib is installed."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+
+from app.command import terminal
+from app.core.pool import MILLION
+from app.learn.standings import Table
+
+WIDTH, HEIGHT = 64, 16
+MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+WIDE = 20.0
+"""From this ratio of costs on, their axis is logarithmic."""
+
+
+def mark(place: int) -> str:
+    """The letter of an arm, by its place in the table."""
+    return MARKS[place] if place < len(MARKS) else "?"
+
+
+def characters(table: Table) -> str:
+    """A plot for the terminal: accuracy upwards, cost to the right, a letter for each arm; `*` where several meet."""
+    shown = table.standings
+    across, words = _scale([one.usd for one in shown])
+    low, high = min(one.accuracy.value for one in shown), max(one.accuracy.value for one in shown)
+    rows = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for place, one in enumerate(shown):
+        x = round(across(one.usd) * (WIDTH - 1))
+        y = HEIGHT - 1 - round((one.accuracy.value - low) / ((high - low) or 1.0) * (HEIGHT - 1))
+        rows[y][x] = mark(place) if rows[y][x] == " " else "*"
+    labels = {0: f"{high:.3f}", HEIGHT - 1: f"{low:.3f}"}
+    lines = [f"{labels.get(n, ''):>6} |{''.join(row).rstrip()}" for n, row in enumerate(rows)]
+    return "\n".join([*lines, f"{'':6} +{'-' * WIDTH}", f"{'':8}{words}"])
+
+
+def _scale(costs: Sequence[float]) -> tuple[Callable[[float], float], str]:
+    """From a cost to its place between 0 and 1, and what stands below the axis."""
+    bend = math.log if _wide(costs) else float
+    low, high = bend(min(costs)), bend(max(costs))
+    kind = ", logarithmic" if _wide(costs) else ""
+    words = f"{terminal.dollars(min(costs) * MILLION)} to {terminal.dollars(max(costs) * MILLION)} for each task{kind}"
+    return (lambda cost: (bend(cost) - low) / ((high - low) or 1.0)), words
+
+
+def _wide(costs: Sequence[float]) -> bool:
+    return min(costs) > 0 and max(costs) / min(costs) >= WIDE
+
+
+def png(table: Table, path: Path) -> bool:
+    """The same with intervals; False where matplotlib is not installed."""
+    try:
+        pyplot = resolve_name("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        return False
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for one in table.standings:
+        below, above = one.accuracy.value - one.accuracy.low, one.accuracy.high - one.accuracy.value
+        axes.errorbar([one.usd], [one.accuracy.value], yerr=[[below], [above]], fmt="o" if one.front else "x")
+        axes.annotate(one.arm, (one.usd, one.accuracy.value), xytext=(4, 4), textcoords="offset points", fontsize=7)
+    if _wide([one.usd for one in table.standings]):
+        axes.set_xscale("log")
+    axes.set_xlabel("dollars for each task (o: on the Pareto front)")
+    axes.set_ylabel(f"accuracy over {table.tasks} tasks, 95 % interval")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True

@@ -1,0 +1,163 @@
+"""The asking part of `baton eval`: each task of each arm, several times over, and one row for each of them.
+
+The service may be anywhere: this is a client like any other. Every request carries an `Idempotency-Key` of its own, so
+that one that is sent again, in this process or after a restart, hears the same run and is not paid for twice. What the
+service refuses before a run begins (rate, capacity) is tried again; what a run comes to, it comes to.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import httpx
+
+from app.command.taskset import Graded
+from app.core.grading import VERSION
+from app.errors import OursError
+from app.learn.measures import OUTAGE_STATUS, Figures, Measure, Outcome, figures
+
+PATIENCE = 120.0
+"""Seconds for which a service that cannot be reached, or takes nothing more, is asked again."""
+LONGEST_WAIT = 15.0
+READ_SECONDS = 30.0
+"""For reading a run's journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What is asked. `options` are further fields of every request; `deadline` is in seconds for one of them."""
+
+    id: str
+    tasks: tuple[Graded, ...]
+    arms: tuple[str, ...]
+    repeats: int
+    digest: str
+    catalog: str
+    concurrency: int = 8
+    deadline: float = 330.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def places(self) -> Iterator[tuple[Graded, str, int]]:
+        """Arm after arm for the same task, so that what changes with time strikes all of them alike."""
+        for repeat in range(self.repeats):
+            for task in self.tasks:
+                for arm in self.arms:
+                    yield task, arm, repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Who asks: a client with its key, and clocks (`tick` in seconds, monotonic; `now` since 1970)."""
+
+    client: httpx.AsyncClient
+    tick: Callable[[], float]
+    now: Callable[[], float]
+
+
+async def carry_out(
+    bench: Bench, experiment: Experiment, done: Collection[tuple[str, str, int]], take: Callable[[Measure], None]
+) -> None:
+    """Ask everything that is not `done`, a few at a time; `take` gets each row as it comes. Raises `OursError`."""
+    left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
+
+    async def one_after_the_other() -> None:
+        for task, arm, repeat in left:
+            take(await _measured(bench, experiment, task, arm, repeat))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(experiment.concurrency):
+                group.create_task(one_after_the_other())
+    except BaseExceptionGroup as found:
+        raise next((one for one in found.exceptions if isinstance(one, OursError)), found) from None
+
+
+async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> Measure:
+    began = bench.tick()
+    reply = await _asked(bench, experiment, task, arm, repeat)
+    wall = bench.tick() - began
+    run = reply.headers.get("x-baton-run", "") if reply is not None else ""
+    found, seconds = await _figures(bench, run) if run else (Figures(), wall)
+    if reply is not None and "idempotent-replayed" in reply.headers:
+        wall = seconds  # it was asked before, by a process that did not live to write its row
+    if run and found.catalog != experiment.catalog:
+        raise OursError("The pool was changed while it was being evaluated; start again in another folder.")
+    right, outcome, reason = await _verdict(task, reply)
+    return Measure(
+        **asdict(found),
+        task=task.id,
+        arm=arm,
+        repeat=repeat,
+        right=right,
+        outcome=outcome,
+        reason=reason,
+        run=run,
+        wall=round(wall, 6),
+        tasks=experiment.digest,
+        grading=VERSION,
+        at=bench.now(),
+    )
+
+
+async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, Outcome, str]:
+    """Grade, outcome and reason; whatever is no answer is wrong."""
+    if reply is None:
+        return 0.0, "failed", "too_late"
+    if reply.status_code != 200:
+        return 0.0, "outage" if reply.status_code in OUTAGE_STATUS else "failed", _code(reply)
+    answer = reply.json()["choices"][0]["message"]["content"] or ""
+    grade = await asyncio.to_thread(task.grader.grade, answer)
+    return grade.score, "answered", grade.reason
+
+
+async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> httpx.Response | None:
+    """The reply that settles it; None if it did not come in time."""
+    name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
+    headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
+    body = {"model": arm, "messages": list(task.messages), **experiment.options}
+    until, pause = bench.tick() + PATIENCE, 0.5
+    while True:
+        reply: httpx.Response | None = None
+        try:
+            async with asyncio.timeout(experiment.deadline):
+                reply = await bench.client.post("/v1/chat/completions", json=body, headers=headers, timeout=None)
+        except TimeoutError:
+            return None
+        except httpx.TransportError:
+            pass
+        if reply is not None and ("x-baton-run" in reply.headers or reply.status_code not in (429, 503)):
+            _refused(reply, arm)
+            return reply
+        if bench.tick() > until:
+            words = f"takes nothing more ({_code(reply)})" if reply is not None else "cannot be reached"
+            raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
+        asked = reply.headers.get("retry-after", "") if reply is not None else ""
+        await asyncio.sleep(min(float(asked) if asked.isdecimal() else pause, LONGEST_WAIT))
+        pause *= 2
+
+
+def _refused(reply: httpx.Response, arm: str) -> None:
+    """What speaks against the command and not against the arm."""
+    if reply.status_code in (401, 403, 404):
+        raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")
+
+
+async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
+    """With the seconds from its admission to its end."""
+    try:
+        reply = await bench.client.get(f"/v1/runs/{run}", timeout=READ_SECONDS)
+    except httpx.HTTPError:
+        raise OursError("The journal cannot be read; run the same command to go on.") from None
+    if reply.status_code != 200:
+        raise OursError(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
+    told = reply.json()
+    return figures(told), (told["ended_at"] or told["created_at"]) - told["created_at"]
+
+
+def _code(reply: httpx.Response) -> str:
+    try:
+        return str(reply.json()["error"]["code"])[:64]
+    except (ValueError, KeyError, TypeError):
+        return f"status {reply.status_code}"
