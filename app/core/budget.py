@@ -16,9 +16,14 @@ PER_IMAGE = 6_000
 
 def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
     """An upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
-    text = sum(len(message.text.encode()) + len(message.name or "") + _of_tools(message) for message in messages)
-    images = sum(isinstance(part, Image) for message in messages for part in message.parts)
-    return text + PER_MESSAGE * (len(messages) + 1) + PER_IMAGE * images + extra_bytes
+    bound = PER_MESSAGE * (len(messages) + 1) + extra_bytes
+    for message in messages:
+        bound += len(message.name or "")
+        for part in message.parts:
+            bound += PER_IMAGE if isinstance(part, Image) else len(part.text.encode())
+        if message.calls or message.keepsake:
+            bound += _of_tools(message)
+    return bound
 
 
 def tool_bytes(toolbox: Toolbox) -> int:

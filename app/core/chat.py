@@ -4,7 +4,7 @@ Adapters in `gateway/` and `providers/` translate to and from these records; eve
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -248,11 +248,14 @@ class End:
 Piece = Words | ToolDelta | Keepsake | Chosen | End
 
 
+SAMPLING = tuple(one.name for one in fields(Sampling))
+
+
 def task_to_json(task: Task) -> dict[str, Any]:
     """A task as plain JSON values, for the content store."""
     value = {
         "messages": [message_to_json(message) for message in task.messages],
-        "sampling": asdict(task.sampling),
+        "sampling": {name: getattr(task.sampling, name) for name in SAMPLING},
         "user": task.user,
         "metadata": dict(task.metadata),
     }
@@ -275,7 +278,7 @@ def task_from_json(value: Mapping[str, Any]) -> Task:
 
 
 def sampling_from_json(value: Mapping[str, Any]) -> Sampling:
-    """The inverse of `asdict`."""
+    """A sampling from its fields as JSON values."""
     bias = tuple((token, weight) for token, weight in value.get("logit_bias", ()))
     return Sampling(**{**value, "stop": tuple(value["stop"]), "logit_bias": bias})
 

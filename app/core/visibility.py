@@ -67,11 +67,14 @@ def compose(
 
 def _exchange(use: ToolUse, worker: str, *, with_user: bool) -> Iterator[Message]:
     """The worker's message, and each result under the id that the worker knows its call by."""
-    yield use.said if use.worker == worker else replace(use.said, keepsake=None)
+    ours = use.worker == worker or use.said.keepsake is None
+    yield use.said if ours else replace(use.said, keepsake=None)
     theirs = {ours: call.id for ours, call in zip(use.ids, use.said.calls, strict=True)}
     for message in use.came:
         if message.call_id:
-            yield replace(message, call_id=theirs[message.call_id])
+            yield Message(
+                message.role, message.parts, message.name, message.calls, theirs[message.call_id], message.failed
+            )
         elif with_user:
             yield message
 

@@ -85,7 +85,7 @@ async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], Non
     colons = await _prescan(body, bounds)
     value = _parse(body)
     await _give_way(body)
-    _walk(value, colons, bounds)
+    _walk(value, colons, bounds, nul=b"\\u0000" in body)
     await _give_way(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
@@ -190,19 +190,21 @@ def _parse(body: bytes) -> object:
     return value
 
 
-def _walk(root: object, colons: int, bounds: Bounds) -> None:
-    """Check all values, level by level; `colons` is the number of keys before duplicates fell together."""
+def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
+    """Check all values, level by level; `colons` is the number of keys before duplicates fell together, and `nul` says
+    whether there may be a NUL, which JSON can hold only as an escape. The parser makes these types exactly."""
     level = [root]
     keys = 0
     for _ in range(bounds.depth + 1):
         deeper: list[object] = []
         for value in level:
-            if isinstance(value, str):
-                _check_text(value, bounds.text)
-            elif isinstance(value, dict):
-                keys += _check_keys(value, bounds)
+            if type(value) is str:
+                if len(value) > bounds.text or (nul and "\x00" in value):
+                    raise _bad_text(value)
+            elif type(value) is dict:
+                keys += _check_keys(value, bounds, nul)
                 deeper += value.values()
-            elif isinstance(value, list):
+            elif type(value) is list:
                 deeper += value
             elif isinstance(value, float | int) and not -WHOLE <= value < WHOLE:
                 raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
@@ -213,16 +215,16 @@ def _walk(root: object, colons: int, bounds: Bounds) -> None:
         raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
 
 
-def _check_keys(value: dict[str, object], bounds: Bounds) -> int:
+def _check_keys(value: dict[str, object], bounds: Bounds, nul: bool) -> int:
     if len(value) > bounds.keys:
         raise _too_many()
-    for key in value:
-        _check_text(key, bounds.key)
+    if max(map(len, value), default=0) > bounds.key:
+        raise _bad_text("")
+    if nul and any("\x00" in key for key in value):
+        raise _bad_text("\x00")
     return len(value)
 
 
-def _check_text(text: str, longest: int) -> None:
-    if len(text) > longest:
-        raise InvalidRequest("A string in the body is too long.", code="invalid_json")
-    if "\x00" in text:
-        raise InvalidRequest("The body holds a NUL character.", code="invalid_json")
+def _bad_text(text: str) -> InvalidRequest:
+    fault = "The body holds a NUL character." if "\x00" in text else "A string in the body is too long."
+    return InvalidRequest(fault, code="invalid_json")

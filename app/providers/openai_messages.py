@@ -3,10 +3,10 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from app.core.chat import Image, Message, Part, Text
+from app.core.chat import Image, Message, Part, Text, ToolCall
 from app.providers.functions import openai_calls
 
 LONGEST_ID = 40
@@ -54,7 +54,7 @@ class Talk:
     def _calls(self, message: Message) -> dict[str, Any]:
         if not message.calls:
             return {}
-        calls = openai_calls(replace(call, id=self._id(call.id)) for call in message.calls)
+        calls = openai_calls(ToolCall(self._id(call.id), call.name, call.arguments) for call in message.calls)
         if not self.reasoning or message.keepsake is None:
             return {"tool_calls": calls}
         for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
