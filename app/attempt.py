@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from app.conductor.protocol import Conductor
+from app.conductor.protocol import Policy
 from app.core import budget
 from app.core.breaker import Verdict
 from app.core.chat import Piece, Usage, usage_to_json
@@ -63,7 +63,7 @@ class Means:
     queue: StepQueue
     catalog: Callable[[], Catalog]
     provider: Callable[[str], Provider]
-    conductor: Callable[[Tier], Conductor]
+    conductor: Callable[[Tier], Policy]
     health: Health
     telemetry: Telemetry
     now: Callable[[], float]

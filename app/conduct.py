@@ -26,7 +26,7 @@ from app import ended
 from app.attempt import Means
 from app.audience import Audience
 from app.beside import Begun, DispatcherBeside, held, together
-from app.conductor.protocol import Conductor
+from app.conductor.protocol import Policy
 from app.consequences import Consequences, ending, possible, projection, tags, tentative
 from app.core import drafts
 from app.core.chat import Task
@@ -75,7 +75,7 @@ class Driver:
         state: RunState,
         task: Task,
         salt: bytes,
-        conductor: Conductor,
+        conductor: Policy,
         audience: Audience,
         epoch: int = 1,
     ) -> None:

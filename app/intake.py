@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from app.attempt import Means
-from app.conductor.protocol import Conductor, Given
+from app.conductor.protocol import Given, Policy
 from app.core import drafts
 from app.core.arms import steps_needed
 from app.core.journal import Draft
@@ -37,7 +37,7 @@ def choose(means: Means, order: Order) -> Eligible:
     return healthy(choice, means.health.ejected(choice.workers))
 
 
-def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, str]:
+def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """Who plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be executed."""
     if order.plan is None:
         return _policy(means, order, choice)
@@ -49,7 +49,7 @@ def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, 
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
 
 
-def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, str]:
+def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
     spec = order.tier.conductor
     if spec.whole and (needed := steps_needed(spec)) > order.limits.steps:
@@ -59,7 +59,8 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Conductor, st
             param="model",
             code="too_few_steps",
         )
-    if spec.worker is None or not missing_clearance(means.catalog().workers[spec.worker], order.labels):
+    asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
+    if asked is None or not missing_clearance(means.catalog().workers[asked], order.labels):
         return means.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]
@@ -87,4 +88,5 @@ def admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, t
         ignored=order.ignored,
         on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
         wire=order.wire,
+        explore=order.explore,
     )

@@ -41,6 +41,8 @@ class Order:
     """Only plan: the run ends with its plan, and nothing of it is executed."""
     ignored: tuple[str, ...] = ()
     """Parameters that the request named and nobody honours, for the journal."""
+    explore: bool = True
+    """Whether a selector may leave the plan to chance."""
     on_disconnect: OnDisconnect | None = None
     """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
     wire: Mapping[str, Any] = field(default_factory=dict)

@@ -12,12 +12,15 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
+import orjson
+
 from app import outcomes
 from app.attempt import Attempt, Means
-from app.conductor.protocol import Brief, Conductor, Given, PastStep, Previous
+from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous
 from app.core import drafts
 from app.core.arms import tier_of
 from app.core.chat import Form, Message, Piece, Sampling, Task
+from app.core.decision import Decision
 from app.core.journal import Draft
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
@@ -75,7 +78,7 @@ class Planner:
         *,
         task: Task,
         salt: bytes,
-        conductor: Conductor,
+        conductor: Policy,
         tell: Callable[[Planned], object],
     ) -> None:
         """Whoever asks for a proposal brings what to journal its calls with. It is not kept: a driver that refers to
@@ -83,7 +86,9 @@ class Planner:
         self._means = means
         self._task = task
         self._salt = salt
-        self._conductor = conductor
+        self._policy = conductor
+        self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
+        """Who proposes: of a chooser the one that it has chosen last, and at first whoever repairs."""
         self._tell = tell
         self._running: asyncio.Task[None] | None = None
         self._stopped = False
@@ -98,13 +103,13 @@ class Planner:
         self, state: RunState, command: Propose, append: Append
     ) -> tuple[list[Draft], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them."""
+        decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
         brief = self._brief(state, command, conductor)
         answer = state.answer(command.round - 1)
         names = [worker.name for worker in brief.workers]
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
-        written = [drafts.opened(command, kind, names, conductor.instant)]
-        contents: list[tuple[str, bytes]] = []
+        written = [drafts.opened(command, kind, names, conductor.instant, decision)]
         if conductor.instant:
             steps = [step async for step in conductor.propose(brief, partial(self._ask, append, brief))]
             for place, step in enumerate(steps):
@@ -113,6 +118,26 @@ class Planner:
                 contents += new
             written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
         return written, contents
+
+    def _choose(self, state: RunState, command: Propose) -> tuple[Decision | None, list[tuple[str, bytes]]]:
+        """A chooser's decision, where there is one to be made, with the features that it rests on."""
+        if not isinstance(self._policy, Chooser) or command.mode != "first":
+            return None, []
+        brief = self._brief(state, command, Given(()))
+        explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
+        chosen = self._policy.choose(brief, seed, explores=explores, asks=self._may_ask(state))
+        self._conductor = chosen.conductor
+        body = orjson.dumps(chosen.seen.to_json())
+        ref = address(self._salt, body)
+        return _decision(chosen, ref), [(ref, body)]
+
+    def _may_ask(self, state: RunState) -> bool:
+        """Whether the tier's model may plan for this run: it reads the whole task (D6), and should be there."""
+        tier, known = self._means.catalog().tiers.get(state.admitted.tier), self._means.catalog().workers
+        model = known.get(tier.conductor.worker or "") if tier is not None else None
+        if model is None or missing_clearance(model, state.admitted.labels):
+            return False
+        return not self._means.health.refusal(model, self._left_of(state))
 
     def step(
         self, proposal: Propose | Proposal, place: int, step: Step, previous: Answer | None
@@ -220,6 +245,9 @@ class Planner:
             return state.deadline - (1 - share) * max(state.deadline - self._means.now(), 0.0)
         return state.deadline - (1 - share) * state.admitted.limits.seconds
 
+    def _left_of(self, state: RunState) -> float:
+        return state.deadline - self._means.now()
+
     def _left(self) -> float:
         return self._until - self._means.now()
 
@@ -276,6 +304,10 @@ class Planner:
     def _sees(self, state: RunState) -> Access:
         """A conductor reads the conversation; in a further round the answer before as well."""
         return Access(True, (state.previous.step.n,) if state.previous is not None else ())
+
+
+def _decision(chosen: Chosen, features: str) -> Decision:
+    return Decision(chosen.choice, chosen.policy, chosen.version, features, chosen.explore, chosen.seed)
 
 
 def faults(state: RunState, step: Step, place: int) -> list[str]:

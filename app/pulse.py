@@ -89,7 +89,7 @@ def conductors(catalog: Catalog) -> Iterator[tuple[Worker, float]]:
     seconds: dict[str, float] = {}
     for tier in catalog.tiers.values():
         spec = tier.conductor
-        if spec.kind == "model" and spec.worker is not None and spec.probe:
+        if spec.kind != "fixed" and spec.worker is not None and spec.probe:
             seconds[spec.worker] = max(spec.probe, seconds.get(spec.worker, 0.0))
     for name, longest in seconds.items():
         worker = catalog.workers[name]

@@ -65,6 +65,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(opened.clock.keep(stopping))
         driving = group.create_task(opened.drivers.run(runs_end))
         telling = group.create_task(opened.webhooks.run(runs_end))
+        group.create_task(opened.learner.run(stopping))
         if roles.gateway:  # whoever only dispatches conducts orphans at most, and learns from their calls
             group.create_task(opened.pulse.run(stopping))
         group.create_task(_follow_calibration(opened, stopping))

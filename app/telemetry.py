@@ -57,6 +57,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_orphans_stranded": ("Runs without a driver that this process cannot drive.", ()),
     "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
+    "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -109,9 +110,9 @@ class Telemetry:
         """Add a duration to a histogram of the table."""
         self._child(self._histograms, name, labels).observe(seconds)
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: float, *labels: str) -> None:
         """Set a gauge of the table."""
-        self._gauges[name].set(value)
+        (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set(value)
 
     def watch(self, name: str, value: Callable[[], float], *labels: str) -> None:
         """Let a gauge of the table ask for its value whenever it is read."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 
 from opentelemetry import trace
@@ -28,7 +29,8 @@ from app.attempt import Means
 from app.clock import Clock
 from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
-from app.conductor.protocol import Conductor
+from app.conductor.protocol import Policy
+from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
 from app.config import Loaded, Settings, pepper
 from app.core.calibration import Trial, measured
@@ -41,6 +43,7 @@ from app.gateway.gate import Gate, Rates
 from app.gateway.ingress import Bounds
 from app.health import Health
 from app.learn.provider import WorldProvider
+from app.learner import Learner, Standings
 from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider
 from app.pulse import Pulse
@@ -58,12 +61,13 @@ DRAIN_SECONDS = 25.0
 class Pool:
     """The configuration in force, and the adapters and conductors made for it. Replaced as a whole by `install`."""
 
-    def __init__(self, loaded: Loaded, health: Health) -> None:
-        """`health` follows the pool that is in force."""
+    def __init__(self, loaded: Loaded, health: Health, standings: Standings) -> None:
+        """`health` follows the pool that is in force; `standings` are what its selectors choose by."""
+        self._standings = standings
         self.health = health
         self._retired: list[Adapter | WorldProvider] = []
         self._adapters: dict[str, Adapter | WorldProvider] = {}
-        self._conductors: dict[ConductorSpec, Conductor] = {}
+        self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
         self.loaded = loaded
         self.install(loaded)
@@ -99,15 +103,16 @@ class Pool:
             raise WorkerMisconfigured()
         return adapter
 
-    def conductor(self, tier: Tier) -> Conductor:
+    def conductor(self, tier: Tier) -> Policy:
         """The policy that plans for a tier, or for an arm of one: there are many, so what costs nothing is not kept."""
         if tier.conductor.kind == "random":
             return RandomConductor()
         if tier.conductor.whole:
             return FixedConductor(tier.conductor)
-        known = self._conductors.get(tier.conductor)
+        key = (tier.name, tier.conductor)
+        known = self._conductors.get(key)
         if known is None:
-            known = self._conductors[tier.conductor] = self._make(tier.conductor)
+            known = self._conductors[key] = self._make(tier.name, tier.conductor)
         return known
 
     def conducts(self) -> bool | None:
@@ -116,13 +121,17 @@ class Pool:
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
         return not self.health.ejected(found) if found else None
 
-    def _make(self, spec: ConductorSpec) -> Conductor:
-        if spec.kind == "fixed" or spec.worker is None:
-            return FixedConductor(spec)
+    def _make(self, tier: str, spec: ConductorSpec) -> Policy:
+        model = self._model(spec, spec.worker) if spec.worker is not None else None
+        if spec.selector is not None:
+            return Selector(tier, spec.selector, partial(self._standings.of, tier), model)
+        return model or FixedConductor(spec)
+
+    def _model(self, spec: ConductorSpec, worker: str) -> ModelConductor:
         catalog = self.loaded.catalog
-        options = catalog.providers[catalog.workers[spec.worker].provider].options
+        options = catalog.providers[catalog.workers[worker].provider].options
         return ModelConductor(
-            spec.worker,
+            worker,
             STYLES[spec.prompt],
             positional=options.get("positional") == "true",
             logprobs=options.get("logprobs") == "true",
@@ -152,6 +161,7 @@ class House:
     gate: Gate
     webhooks: Webhooks
     clock: Clock
+    learner: Learner
 
 
 @asynccontextmanager
@@ -163,7 +173,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     telemetry.gauge("baton_rehearsal", loaded.catalog.rehearsal)
     key, fresh = pepper(settings), Fresh()
     chance = random.Random(fresh.bytes(16)).random
-    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance))
+    standings = Standings()
+    pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
         clock = Clock(now, time.monotonic, store.clock)
         means = Means(
@@ -207,7 +218,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
         drivers.beside = dispatcher
         try:
             webhooks = Webhooks(means, _target(settings))
-            yield House(pool, means, drivers, dispatcher, pulse, gate, webhooks, clock)
+            learner = Learner(means, standings)
+            yield House(pool, means, drivers, dispatcher, pulse, gate, webhooks, clock, learner)
         finally:
             await pool.close()
 

@@ -42,6 +42,9 @@ def _named(run: Account) -> Iterator[tuple[int, str]]:
             ref = fact.body.get(name)
             if isinstance(ref, str) and ref and fact.kind is not Kind.CALL_INTENDED:
                 yield fact.seq, ref
+        decision = fact.body.get("decision")
+        if isinstance(decision, dict) and isinstance(decision.get("features"), str):
+            yield fact.seq, decision["features"]
 
 
 def _lengths(run: Account) -> Iterator[Violation]:

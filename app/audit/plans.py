@@ -4,6 +4,7 @@ back."""
 from collections.abc import Iterator
 
 from app.audit.account import Account, Fact, Proposal
+from app.audit.choices import decided
 from app.audit.report import Violation
 from app.core.journal import Kind
 from app.core.workflow import topology
@@ -23,6 +24,7 @@ def plans(run: Account) -> Iterator[Violation]:
     for proposal in run.proposals:
         yield from _numbers(run, proposal, base)
         yield from _steps(run, proposal)
+        yield from decided(run, proposal)
         yield from _verdict(run, proposal)
         base += len(proposal.steps)
     rounds = max((proposal.round for proposal in run.proposals), default=0)

@@ -127,7 +127,7 @@ def _conductors(catalog: Catalog) -> Mapping[str, str]:
     """Workers that conduct, with the tiers that they conduct."""
     found: dict[str, list[str]] = {}
     for tier in catalog.tiers.values():
-        if tier.conductor.kind == "model" and tier.conductor.worker is not None:
+        if tier.conductor.worker is not None:
             found.setdefault(tier.conductor.worker, []).append(tier.name)
     return {name: ", ".join(tiers) for name, tiers in found.items()}
 

@@ -13,6 +13,7 @@ CONDUCTORS: Mapping[str, str] = {
     "model": "a model planned it",
     "fixed": "the tier has a fixed shape; no model was asked",
     "random": "a plan drawn by lot; no model was asked",
+    "selector": "the selector chose by what ratings have taught it",
     "caller": "the request brought its own plan",
     "fallback": "the fallback worker answers alone",
 }
@@ -153,6 +154,18 @@ def proposal(record: Record) -> str:
     return " · ".join(parts)
 
 
+def decision(record: Record) -> list[str]:
+    """A selector's choice in plain words: how probable it was, by what it chose, and what else it might have done."""
+    others = sorted(record["candidates"].items(), key=lambda one: -one[1])
+    said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
+    reason = "to explore" if record["explored"] else "as the best"
+    reason += "" if record["explore"] else ", because nothing was to be left to chance"
+    learned = record["version"].partition("-")[0]
+    by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
+    likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
+    return [f"{said}, {reason}; by {by}", *([f"next likely: {', '.join(likely)}"] if likely else [])]
+
+
 def why(run: Record) -> list[str]:
     """In one or two sentences: why this run was routed as it was."""
     last = run["proposals"][-1] if run["proposals"] else None
@@ -163,6 +176,8 @@ def why(run: Record) -> list[str]:
     if before:
         reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
         said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
+    decided = [one["decision"] for one in run["proposals"] if one.get("decision")]
+    said += decision(decided[-1]) if decided and last["conductor"] == "selector" else []
     if run["rounds"] > 1:
         said.append(f"{run['rounds']} rounds: each was shown the answer of the one before")
     if stopped := run["end"].get("stopped"):

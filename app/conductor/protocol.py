@@ -6,13 +6,18 @@ when its model fails. What it yields is untrusted: `conduct.py` validates each s
 
 A conductor that needs a model gets `ask`: the one journaled way to call one. It holds no key, opens no socket, and
 keeps no state between runs.
+
+A *chooser* is no conductor but picks one for each run, by chance: the selector. Its choice is journaled with its
+probabilities before the conductor that it chose is asked for anything.
 """
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.core.chat import Message, Piece, Task
+from app.core.decision import Choice
+from app.core.features import Features
 from app.core.pool import Limits, Worker
 from app.core.workflow import Step
 
@@ -103,3 +108,35 @@ class Given:
         """The steps as they are."""
         for step in self.steps:
             yield step
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A chooser's choice: who is to propose, and what the journal keeps of it."""
+
+    conductor: Conductor
+    choice: Choice
+    policy: str
+    version: str
+    """Of the posterior that it rests on."""
+    seen: Features
+    explore: float
+    seed: str
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A policy over conductors."""
+
+    @property
+    def model(self) -> Conductor | None:
+        """The one conductor among those it chooses from that asks a model; it also repairs what it proposed."""
+        ...
+
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool) -> Chosen:
+        """Pick a conductor for this task. The same brief, seed and posterior give the same choice; without `explores`
+        nothing is left to chance, and unless it `asks` no model may be asked for a plan."""
+        ...
+
+
+Policy = Conductor | Chooser

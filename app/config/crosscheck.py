@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from app.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.config.settings import meant
+from app.core.templates import MOST
 
 Fault = tuple[tuple[str, ...], str]
 
@@ -87,10 +88,23 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
     for worker in tier.conductor.workers:
         if worker not in pool:
             yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
+    yield from _choosing(name, tier, pool)
     yield from _rounds(name, tier)
     conductor = tier.conductor.worker
     if conductor is not None and conductor not in draft.workers:
         yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
+
+
+def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
+    """A selector's planners and checkers are of the pool, and its arms not too many to learn."""
+    conductor = tier.conductor
+    for role in ("planners", "checkers"):
+        for worker in getattr(conductor, role):
+            if worker not in pool:
+                yield ("tiers", name, "conductor", role), _outside(f"selector's {role[:-1]}", worker, pool)
+    spec = conductor.core().selector
+    if spec is not None and len(pool) * len(spec.templates) > MOST:
+        yield ("tiers", name, "conductor", "templates"), f"make more than {MOST} arms with this pool; remove some"
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
@@ -100,12 +114,12 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
     conductor = tier.conductor
-    if conductor.kind == "fixed" and not conductor.again:
+    if conductor.kind != "model" and not conductor.again:
+        remedy = "remove it" + (", or let the conductor say again = true" if conductor.kind == "fixed" else "")
         for place in several:
             yield (
                 ("tiers", name, *place, "rounds"),
-                "is of no use to a fixed conductor, which takes the first answer; remove it, or let the conductor say "
-                "again = true",
+                f"is of no use to a {conductor.kind} conductor, which takes the first answer; {remedy}",
             )
     if conductor.prompt == "compact":
         for place in several:

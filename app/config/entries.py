@@ -5,7 +5,7 @@ Numbers come from `tomllib` with `parse_float=Decimal`, so that no price ever pa
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
 
@@ -21,6 +21,8 @@ from app.core.pool import (
     Limits,
     Price,
     ProviderSpec,
+    SelectorSpec,
+    Template,
     WireFormat,
     Worker,
 )
@@ -95,6 +97,18 @@ Number = Annotated[float, BeforeValidator(_number)]
 Names = Annotated[list[str], AfterValidator(_distinct)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[Number, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+
+CHOICES = SelectorSpec()
+"""A selector's defaults."""
+CHOOSING = frozenset(field.name for field in fields(SelectorSpec))
+_MODEL = frozenset({"worker", "share", "probe", "temperature", "prompt"})
+USES: Mapping[str, frozenset[str]] = {
+    "model": _MODEL,
+    "fixed": frozenset({"shape", "workers", "width", "again", "temperature"}),
+    "selector": _MODEL | CHOOSING,
+}
+"""The settings of each kind of conductor."""
 
 
 class Entry(BaseModel):
@@ -198,9 +212,10 @@ class LimitsEntry(Entry):
 
 
 class ConductorEntry(Entry):
-    """`conductor = { kind = "model", worker = ... }` or `{ kind = "fixed", shape = ..., workers = [...] }`."""
+    """`conductor = { kind = "model", worker = ... }`, `{ kind = "fixed", shape = ..., workers = [...] }`, or
+    `{ kind = "selector", templates = [...] }`."""
 
-    kind: Literal["model", "fixed"]
+    kind: Literal["model", "fixed", "selector"]
     worker: str | None = None
     shape: Literal["single", "chain", "fan_out", "self_consistency"] = "single"
     workers: Names = []
@@ -210,23 +225,30 @@ class ConductorEntry(Entry):
     prompt: Literal["general", "compact"] = "general"
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
+    templates: Annotated[list[Template], AfterValidator(_distinct), Field(min_length=1)] = list(CHOICES.templates)
+    planners: Names = []
+    checkers: Names = []
+    explore: Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)] = CHOICES.explore
+    decay: Annotated[Number, Field(ge=0.5, le=1, allow_inf_nan=False)] = CHOICES.decay
+    cost: Annotated[Number, Field(ge=0, lt=1, allow_inf_nan=False)] = CHOICES.cost
+    full_usd: Dollars = CHOICES.full_usd
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "ConductorEntry":
         if self.kind == "model" and self.worker is None:
             raise ValueError('needs `worker`, the model that plans; or use kind = "fixed"')
-        strange = (
-            {"worker", "share", "probe", "prompt"} if self.kind == "fixed" else {"shape", "workers", "width", "again"}
-        )
-        if misplaced := sorted(strange & self.model_fields_set):
-            other = "model" if self.kind == "fixed" else "fixed"
+        if misplaced := sorted(self.model_fields_set - USES[self.kind] - {"kind"}):
+            other = next(kind for kind, used in USES.items() if set(misplaced) & used)
             raise ValueError(f'does not use {", ".join(misplaced)}; remove it, or use kind = "{other}"')
         return self
 
     def core(self) -> ConductorSpec:
         """The core record."""
         fields = self.model_dump()
-        return ConductorSpec(**fields | {"workers": tuple(self.workers)})
+        choices = {name: fields.pop(name) for name in CHOOSING}
+        choices |= {name: tuple(choices[name]) for name in ("templates", "planners", "checkers")}
+        selector = SelectorSpec(**choices) if self.kind == "selector" else None
+        return ConductorSpec(**fields | {"workers": tuple(self.workers), "selector": selector})
 
 
 class EvaluationEntry(Entry):

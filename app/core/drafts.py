@@ -6,6 +6,7 @@ from typing import Any
 
 from app.core.bill import bill
 from app.core.chat import usage_to_json
+from app.core.decision import Decision
 from app.core.journal import Draft, Kind
 from app.core.pool import Limits
 from app.core.progress import Await, Finish, Propose
@@ -32,6 +33,7 @@ def admitted(
     ignored: Sequence[str],
     on_disconnect: OnDisconnect,
     wire: Mapping[str, Any],
+    explore: bool = True,
 ) -> Draft:
     """`run.admitted`: the task by its ref, and everything that bounds the run, pinned as it was at this moment."""
     body = {
@@ -52,13 +54,16 @@ def admitted(
         "ignored": list(ignored),
         "on_disconnect": on_disconnect,
         "wire": dict(wire),
+        "explore": explore,
     }
     return Draft(Kind.ADMITTED, body)
 
 
-def opened(command: Propose, conductor: str, order: Sequence[str], instant: bool) -> Draft:
-    """`plan.opened`: who is asked, and the workers in the order in which they are shown."""
-    body = {
+def opened(
+    command: Propose, conductor: str, order: Sequence[str], instant: bool, decision: Decision | None = None
+) -> Draft:
+    """`plan.opened`: who is asked, and the workers in the order in which they are shown; of a selector its decision."""
+    body: dict[str, Any] = {
         "proposal": command.number,
         "base": command.base,
         "mode": command.mode,
@@ -67,6 +72,8 @@ def opened(command: Propose, conductor: str, order: Sequence[str], instant: bool
         "order": list(order),
         "instant": instant,
     }
+    if decision is not None:
+        body["decision"] = decision.body()
     return Draft(Kind.PLAN_OPENED, body)
 
 

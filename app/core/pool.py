@@ -142,12 +142,37 @@ class Limits:
     """Seconds for which such a run waits for the results before it is given up."""
 
 
+Template = Literal[
+    "answer", "reason", "plan-solve", "plan-reason", "answer-check", "reason-check", "plan-reason-check", "judge",
+    "mixture",
+]  # fmt: skip
+"""What a selector chooses among, beside the workers; `core/templates.py` says what each is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorSpec:
+    """What a selector may choose among, and how it weighs and explores."""
+
+    templates: tuple[Template, ...] = ("answer", "plan-reason", "answer-check")
+    planners: tuple[str, ...] = ()
+    checkers: tuple[str, ...] = ()
+    """Who may plan and check; empty: whose card says so."""
+    explore: float = 0.05
+    """The share of requests that is spread evenly over all arms."""
+    decay: float = 0.995
+    """What a rating counts a day later."""
+    cost: float = 0.2
+    """The share of a right answer's worth that a full cost takes away."""
+    full_usd: int = 50_000
+    """Micro-dollars of a full cost."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConductorSpec:
-    """Which policy plans for a tier. `worker` is the served model for `model`; `shape` and `workers` are for
-    `fixed`."""
+    """Which policy plans for a tier. `worker` is the served model for `model`, and for `selector` whose plan is one of
+    its arms; `shape` and `workers` are for `fixed`."""
 
-    kind: Literal["model", "fixed", "random"]
+    kind: Literal["model", "fixed", "random", "selector"]
     worker: str | None = None
     shape: Literal["single", "chain", "fan_out", "self_consistency"] = "single"
     workers: tuple[str, ...] = ()
@@ -165,6 +190,7 @@ class ConductorSpec:
     was asked for. The rest is for the steps."""
     probe: float = 2.5
     """Seconds that one token may take before a conductor of which nothing else is heard counts as out; 0: never ask."""
+    selector: SelectorSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,7 @@ def begin(event: Event) -> RunState:
         preview=body["preview"],
         rehearsal=body["rehearsal"],
         labels=frozenset(body.get("labels", ())),
+        explore=body.get("explore", True),
     )
     return RunState(run=event.run, admitted=admitted, turn=_turn(0, body, event.at), seq=event.seq)
 

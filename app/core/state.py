@@ -159,6 +159,8 @@ class Admitted:
     rehearsal: bool = False
     labels: frozenset[str] = frozenset()
     """What whoever sees any of the run must be cleared for."""
+    explore: bool = True
+    """Whether its plan may be left to chance."""
 
 
 @dataclass(frozen=True, slots=True)

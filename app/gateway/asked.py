@@ -56,6 +56,8 @@ class Extension(Wire):
     plan: dict[str, Any] | None = None
     stream_steps: bool = False
     on_disconnect: Literal["cancel", "finish"] | None = None
+    explore: bool = True
+    """False: a selector takes what it holds for best, and leaves nothing to chance."""
 
 
 NOTHING_ASKED: Final = Extension()
@@ -105,6 +107,7 @@ def order_of(
         streams=streams,
         stream_steps=steps,
         ignored=ignored,
+        explore=extension.explore,
         on_disconnect=extension.on_disconnect,
         wire={**wire, **({"steps": True} if steps else {})},
     )

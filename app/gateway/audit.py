@@ -104,6 +104,7 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
                 "outage": one.outage,
                 "reasons": list(one.reasons),
                 "topology": one.topology or None,
+                "decision": opened[0].body.get("decision") if opened else None,
                 "order": opened[0].body.get("order") if opened else None,
                 "steps": [event.body["n"] for event in planned],
                 "probabilities": {str(event.body["n"]): event.body.get("probability") for event in planned},

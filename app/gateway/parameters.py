@@ -57,7 +57,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
     "user": _honoured("Kept with the task."),
     "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
-    "baton": _honoured("Baton's extension: budget, pool, labels, plan, stream_steps, on_disconnect."),
+    "baton": _honoured("Baton's extension: budget, pool, labels, plan, stream_steps, on_disconnect, explore."),
     # Tools and formats of the answer.
     "tools": _honoured("At most 128 functions; custom tools are refused. Only workers with `tools` may take part."),
     "tool_choice": _honoured("`none`, `auto`, `required`, a function, or `allowed_tools`. Binds the answering step."),

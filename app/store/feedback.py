@@ -1,9 +1,10 @@
 """Ratings of runs, as rows. They are only ever added; their comments are erased with the content of the run."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.feedback import Feedback
@@ -34,6 +35,16 @@ def add(conn: Connection, given: Feedback) -> Feedback:
 def of(conn: Connection, run: str) -> tuple[Feedback, ...]:
     """All ratings of a run, oldest first."""
     query = select(FEEDBACK).where(FEEDBACK.c.run == run).order_by(FEEDBACK.c.at, FEEDBACK.c.id)
+    return tuple(_feedback(row) for row in conn.execute(query))
+
+
+def of_all(conn: Connection, runs: Sequence[str]) -> tuple[Feedback, ...]:
+    """All ratings of these runs."""
+    return read(conn, select(FEEDBACK).where(FEEDBACK.c.run.in_(list(runs))))
+
+
+def read(conn: Connection, query: Select[Any]) -> tuple[Feedback, ...]:
+    """The ratings that a query selects."""
     return tuple(_feedback(row) for row in conn.execute(query))
 
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from app.core.calibration import Trial
+from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
-from app.core.journal import Draft, Event
+from app.core.journal import Draft, Event, Kind
 from app.core.notices import Notice
 
 
@@ -450,6 +451,20 @@ class Store(Protocol):
 
     async def trials(self) -> tuple[Trial, ...]:
         """All of them, oldest first."""
+        ...
+
+    async def rated(
+        self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
+    ) -> tuple[Rated, ...]:
+        """The runs of these ratings, each with its events of these kinds and the content that `looked_at` names."""
+        ...
+
+    async def learned(self, policy: str, after: int) -> Learned | None:
+        """What was learned for a policy, if its number is higher than `after`."""
+        ...
+
+    async def learn(self, policy: str, learned: Learned, at: float) -> bool:
+        """Replace what was learned; False, and nothing is written, if somebody else has replaced it."""
         ...
 
     async def key(self, public_id: str) -> KeyRow | None:

@@ -10,10 +10,12 @@ from zlib import crc32
 from sqlalchemy import Connection
 
 from app.core.calibration import Trial
+from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
 from app.core.notices import Notice
 from app.errors import StoreUnavailable
-from app.store import claims, content, feedback, keys, notices, runs, trials
+from app.store import claims, content, feedback, keys, notices, rated, runs, trials
 from app.store.commit import pack
 from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
@@ -211,6 +213,17 @@ class SqlStore:
 
     async def trials(self) -> tuple[Trial, ...]:
         return await self._read(trials.every)
+
+    async def rated(
+        self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
+    ) -> tuple[Rated, ...]:
+        return await self._read(partial(rated.of, given=given, kinds=kinds, looked_at=looked_at))
+
+    async def learned(self, policy: str, after: int) -> Learned | None:
+        return await self._read(partial(rated.known, policy=policy, after=after))
+
+    async def learn(self, policy: str, learned: Learned, at: float) -> bool:
+        return await self._write(partial(rated.learn, policy=policy, learned=learned, at=at))
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.vigil.sound:

@@ -177,6 +177,17 @@ TRIALS = Table(
     sqlite_with_rowid=False,
 )
 
+# What selectors have learned (core/posterior.py), numbered: whoever writes a number has read the one before it.
+POLICIES = Table(
+    "policies",
+    METADATA,
+    Column("policy", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 # Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
 CATALOGS = Table(
     "catalogs",

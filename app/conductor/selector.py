@@ -1,0 +1,62 @@
+"""The conductor that learns from ratings: a contextual bandit over small workflows.
+
+It generates nothing. It chooses one of its arms (`core/templates.py`) by what its posterior believes of this request
+(`core/posterior.py`), and says with which probability (`core/decision.py`); one of the arms may be to let a model plan.
+The posterior is read anew for each choice from whoever keeps it up to date (`app/learner.py`); nothing is kept here.
+The dice are dealt by the run's id and the proposal's number, so that a choice can be made again from the posterior
+that it names.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from random import Random
+from statistics import NormalDist
+
+from app.conductor.protocol import Brief, Chosen, Conductor, Given
+from app.core.decision import Normals, decide
+from app.core.features import asked, features
+from app.core.pool import SelectorSpec
+from app.core.posterior import estimates
+from app.core.standing import Standing, policy
+from app.core.templates import MODEL, arms
+
+GRAIN = 1024
+
+
+class Selector:
+    """The selector of one tier."""
+
+    def __init__(
+        self, tier: str, spec: SelectorSpec, standing: Callable[[], Standing], model: Conductor | None = None
+    ) -> None:
+        """`model` is the conductor whose plan is one of the arms."""
+        self._policy = policy(tier)
+        self._spec = spec
+        self._standing = standing
+        self.model = model
+
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool) -> Chosen:
+        """See `protocol.Chooser`."""
+        seen = features(asked(brief.task.messages))
+        open_ = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
+        standing = self._standing()
+        share = self._spec.explore if explores else None
+        found = estimates(standing.posterior, self._spec, open_, brief.workers, seen)
+        random = Random(seed)
+        choice = decide(found, share, _normals(random), random.random)
+        arm = next(one for one in open_ if one.name == choice.action)
+        conductor = self.model if arm.name == MODEL and self.model is not None else Given(arm.steps)
+        return Chosen(conductor, choice, self._policy, standing.version, seen, share or 0.0, seed)
+
+
+def _normals(random: Random) -> Normals:
+    def draw(count: int) -> Sequence[float]:
+        return random.choices(_grains(), k=count)
+
+    return draw
+
+
+@cache
+def _grains() -> tuple[float, ...]:
+    """The normal distribution in equally probable grains: to pick one is ten times as fast as to compute one."""
+    return tuple(NormalDist().inv_cdf((n + 0.5) / GRAIN) for n in range(GRAIN))

@@ -1,0 +1,71 @@
+"""What a selector looks at in a request: hashed words of the caller's last message, and a few counts. Pure, no model.
+
+A word becomes one of `WIDTH` places with a sign, by a hash that never changes, so that a posterior of yesterday still
+means the same; all numbers are one word. The vector of words has length 1, whatever the text's.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.core.chat import Message
+
+VERSION = "words-1"
+WIDTH = 1024
+MOST_CHARS = 4_000
+"""Of a text, from its beginning, and as many from its end: what it asks for usually stands there."""
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A request as numbers. `words` are (place, value) pairs in the order of the places; `counts` are roughly within
+    -3 and 3: the text's length, its numbers, and the digits of the longest of them."""
+
+    words: tuple[tuple[int, float], ...]
+    counts: tuple[float, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """As it is kept beside the journal."""
+        return {"version": VERSION, "words": [list(one) for one in self.words], "counts": list(self.counts)}
+
+
+def from_json(value: dict[str, object]) -> Features | None:
+    """The inverse of `Features.to_json`; None for features of another version."""
+    if value.get("version") != VERSION:
+        return None
+    words: list[list[float]] = value["words"]  # type: ignore[assignment]
+    counts: list[float] = value["counts"]  # type: ignore[assignment]
+    return Features(tuple((int(place), float(amount)) for place, amount in words), tuple(map(float, counts)))
+
+
+def asked(messages: Sequence[Message]) -> str:
+    """What the caller said last."""
+    return next((message.text for message in reversed(messages) if message.role == "user"), "")
+
+
+def features(text: str) -> Features:
+    """Those of a text."""
+    if len(text) > 2 * MOST_CHARS:
+        text = f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}"
+    numbers = _NUMBER.findall(text)
+    counts = (
+        math.log1p(len(text)) - 4.0,
+        math.log1p(len(numbers)) - 1.0,
+        math.log1p(max(map(len, numbers), default=0)) - 0.7,
+    )
+    return Features(words(text), counts)
+
+
+def words(text: str) -> tuple[tuple[int, float], ...]:
+    """The hashed words of a text, each counted once."""
+    summed: dict[int, int] = {}
+    for word in {"0" if word[0].isdigit() else word for word in _WORD.findall(text.casefold())}:
+        bits = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0) + (1 if bits >> 40 & 1 else -1)
+    found = sorted((place, amount) for place, amount in summed.items() if amount)
+    length = math.sqrt(sum(amount * amount for _, amount in found))
+    return tuple((place, amount / length) for place, amount in found)

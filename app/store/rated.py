@@ -1,0 +1,65 @@
+"""Rated runs as whoever learns from them reads them, and what was learned: one body for each policy, numbered."""
+
+from collections.abc import Callable, Sequence
+
+import orjson
+from sqlalchemy import Connection, select, tuple_, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.core.evidence import Learned, Rated
+from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
+from app.store import feedback
+from app.store.tables import CONTENTS, EVENTS, POLICIES, RUNS
+
+LookedAt = Callable[[Sequence[Event]], str]
+
+
+def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt) -> tuple[Rated, ...]:
+    """The runs of these ratings, each with its events of these kinds and the content that `looked_at` names."""
+    names = sorted({one.run for one in given})
+    columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
+    rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names)))}
+    events: dict[str, list[Event]] = {name: [] for name in names}
+    wanted = [kind.value for kind in kinds]
+    query = select(EVENTS).where(EVENTS.c.run.in_(names), EVENTS.c.kind.in_(wanted))
+    for run, seq, kind, at, body in conn.execute(query.order_by(EVENTS.c.run, EVENTS.c.seq)):
+        events[run].append(Event(run, seq, Kind(kind), at, orjson.loads(body)))
+    all_given: dict[str, list[Feedback]] = {name: [] for name in names}
+    for one in feedback.of_all(conn, names):
+        all_given[one.run].append(one)
+    refs = [(run, looked_at(found)) for run, found in events.items()]
+    held = tuple_(CONTENTS.c.run, CONTENTS.c.ref).in_(refs)
+    bodies = {row.run: row.body for row in conn.execute(select(CONTENTS).where(held))}
+    return tuple(
+        Rated(
+            one,
+            rows[one.run].tier,
+            rows[one.run].state == "succeeded" and not rows[one.run].degraded,
+            rows[one.run].spent_usd,
+            tuple(all_given[one.run]),
+            tuple(events[one.run]),
+            bodies.get(one.run),
+        )
+        for one in given
+        if one.run in rows
+    )
+
+
+def known(conn: Connection, policy: str, after: int) -> Learned | None:
+    """What was learned for a policy, if it has a higher number."""
+    row = POLICIES.c
+    found = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
+    return Learned(*found) if found is not None else None
+
+
+def learn(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
+    """Put what was learned in the place of the number before it; False if somebody else has."""
+    row = POLICIES.c
+    if learned.number > 1:
+        before = (row.policy == policy, row.number == learned.number - 1)
+        changed = update(POLICIES).where(*before).values(number=learned.number, body=learned.body, at=at)
+        return bool(conn.execute(changed).rowcount)
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    fresh = insert(POLICIES).values(policy=policy, number=1, body=learned.body, at=at)
+    return bool(conn.execute(fresh.on_conflict_do_nothing()).rowcount)

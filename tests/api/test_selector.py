@@ -1,0 +1,137 @@
+"""The selector over the real wiring: what it may choose, what the journal keeps of it, and what it learns."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from app.core.features import features, from_json
+from app.core.journal import Kind
+from app.wiring import House
+from tests.api.house import WORKER, calling, events, open_house
+from tests.stubs import ProviderStub
+
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = "true" }}
+
+{workers}
+
+[tiers.baton-mini]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-ultra]
+pool = ["alpha", "beta"]
+conductor = {{ kind = "selector", templates = ["answer"], worker = "planner", explore = 1.0 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+ARMS = {f"answer {name}" for name in ("alpha", "beta", "gamma")}
+ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
+    async with open_house(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened) as running:
+        yield running
+
+
+async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: str = "baton-mini", **baton: Any) -> str:
+    asked = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
+    reply = await client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    return str(reply.headers["x-baton-run"])
+
+
+async def decision(opened: House, run: str) -> dict[str, Any]:
+    journal = await events(opened, run)
+    found: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    return found
+
+
+async def test_a_decision_is_journaled_whole_before_anything_is_executed(
+    opened: House, client: httpx.AsyncClient
+) -> None:
+    run = await ask(client)
+    made = await decision(opened, run)
+    assert (made["layer"], made["policy"]) == ("selector", "selector-1/baton-mini")
+    assert set(made["candidates"]) == ARMS
+    assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
+    assert made["propensity"] == made["candidates"][made["action"]] > 0
+    assert min(made["candidates"].values()) >= 0.05 / len(ARMS)
+    journal = await events(opened, run)
+    planned = [event.body["worker"] for event in journal if event.kind is Kind.PLAN_STEP]
+    assert planned == made["action"].split(" ")[1:]
+    kinds = [event.kind for event in journal]
+    assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED)
+    kept = await opened.means.store.contents(run, [made["features"]])
+    assert from_json(orjson.loads(kept[made["features"]])) == features("What is 2 + 2?")
+
+
+async def test_what_is_not_eligible_is_no_arm(opened: House, client: httpx.AsyncClient) -> None:
+    pinned = await decision(opened, await ask(client, pool={"pin": "beta"}))
+    assert set(pinned["candidates"]) == {"answer beta", "answer-check beta beta"}
+    denied = await decision(opened, await ask(client, pool={"deny": ["gamma"]}))
+    assert not any("gamma" in arm for arm in denied["candidates"])
+    short = await decision(opened, await ask(client, budget={"steps": 1}))
+    assert set(short["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
+
+
+async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: House, client: httpx.AsyncClient) -> None:
+    made = [await decision(opened, await ask(client, explore=False)) for _ in range(3)]
+    assert {one["propensity"] for one in made} == {1.0}
+    assert {(one["explore"], one["explored"]) for one in made} == {(0.0, False)}
+    assert len({one["action"] for one in made}) == 1
+
+
+async def test_the_propensities_are_those_of_the_dice(opened: House, client: httpx.AsyncClient) -> None:
+    made = [await decision(opened, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(40)]
+    assert {one["explore"] for one in made} == {1.0}
+    assert all(set(one["candidates"].values()) == {1 / 3} for one in made)
+    assert len(Counter(one["action"] for one in made)) == 3, "the chance that one is missing is 3 in 10 million"
+
+
+async def test_ratings_move_the_choice_and_survive_a_restart(
+    opened: House, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
+) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    for _ in range(30):
+        run = await ask(client)
+        action = (await decision(opened, run))["action"]
+        good = action == "answer beta"
+        assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).status_code == 200
+        await opened.learner.learn(tier, tier.conductor.selector)  # type: ignore[arg-type]
+    made = await decision(opened, run := await ask(client))
+    assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
+    assert made["version"].partition("-")[0] == "30"
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert shown["proposals"][0]["decision"] == made
+    text = (tmp_path / "pool.toml").read_text()
+    async with open_house(tmp_path, text) as again, calling_again(again) as other:
+        await again.learner.learn(tier, tier.conductor.selector)  # type: ignore[arg-type]
+        anew = await decision(again, await ask(other))
+        assert anew["version"] == made["version"]
+
+
+def calling_again(opened: House) -> Any:
+    return calling(opened)
