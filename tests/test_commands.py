@@ -1,6 +1,10 @@
-"""The command line as its users meet it: real processes over a data folder of the test's own, without network."""
+"""The command line as its users meet it, over a data folder of the test's own and without network.
+
+Services are real processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
+"""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -9,8 +13,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +29,17 @@ from app.core.pool import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
 from app.gateway.auth import SCOPES
 from app.serving import Started
+from tests import processes
+from tests.processes import KEY, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-KEY = "bt_bootstrap1_0123456789abcdef0123456789abcdef"
 EASY = "What is 17 * 23?"
 HARD = "Solve 3(x + 2) = 2x + 11"
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """What a command sees: nothing of this machine's providers or settings."""
-    return {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONPYCACHEPREFIX": str(ROOT / ".pytest_cache" / "bytecode"),  # else each process compiles all over again
-        "BATON_DATA_DIR": str(folder / "data"),
-        "BATON_BOOTSTRAP_KEY": KEY,
-        "BATON_REHEARSAL_DELAY": "0",
-        **more,
-    }
+    own = {"BATON_BOOTSTRAP_KEY": KEY, "BATON_REHEARSAL_DELAY": "0"}
+    return processes.environment(folder, **(own | more))
 
 
 @dataclass
@@ -53,13 +51,30 @@ class Done:
     err: str
 
 
-def baton(folder: Path, *arguments: str, **more: str) -> Done:
-    """One command to its end."""
-    command = [sys.executable, "-m", "app", *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(folder, **more), capture_output=True, text=True, timeout=60, check=False
-    )
+def apart(folder: Path, *arguments: str, **more: str) -> Done:
+    """One command to its end, in a process of its own."""
+    done = processes.command(folder, environment(folder, **more), *arguments)
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def baton(folder: Path, *arguments: str, **more: str) -> Done:
+    """One command to its end, in this process: most of another one's time would be spent on being there."""
+    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, same_logging():
+        status = main(arguments, environment(folder, **more))
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def same_logging() -> Iterator[None]:
+    """Commands say where log lines go and how many; afterwards it is as before."""
+    loggers = [logging.getLogger(name) for name in (None, "app.store", *terminal.NOISY)]
+    before = [(one, one.level, one.handlers[:]) for one in loggers]
+    try:
+        yield
+    finally:
+        for one, level, handlers in before:
+            one.setLevel(level)
+            one.handlers[:] = handlers
 
 
 @dataclass
@@ -159,7 +174,7 @@ def test_the_help_names_every_scope() -> None:
 
 
 def test_all_faults_of_a_configuration_are_told_one_a_line(tmp_path: Path) -> None:
-    done = baton(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
+    done = apart(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
     assert done.status == 2
     assert [line.split(":")[0] for line in done.err.splitlines()] == ["BATON_PROT", "BATON_PORT", "BATON_LOG_LEVEL"]
 
@@ -182,7 +197,7 @@ def test_a_database_that_is_down_is_a_sentence(tmp_path: Path, line: str) -> Non
 
 
 def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
-    done = baton(tmp_path, "serve", BATON_PORT=service.url.rpartition(":")[2])
+    done = apart(tmp_path, "serve", BATON_PORT=service.url.rpartition(":")[2])
     assert done.status != 0
     assert "address already in use" in done.err
     assert "Traceback" not in done.err
@@ -221,7 +236,7 @@ def test_a_dispatcher_announces_no_address() -> None:
 
 
 def test_the_probe_tells_ready_from_absent(service: Service, tmp_path: Path) -> None:
-    assert baton(tmp_path, "probe", BATON_PORT=service.url.rpartition(":")[2]).status == 0
+    assert apart(tmp_path, "probe", BATON_PORT=service.url.rpartition(":")[2]).status == 0
     assert baton(tmp_path, "probe", BATON_PORT="1").status == 1
 
 
@@ -246,7 +261,7 @@ def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
 
 def test_show_explains_an_orchestrated_run(service: Service) -> None:
     reply = service.ask("baton-ultra", HARD)
-    done = baton(service.folder, "runs", "show", reply["id"])
+    done = apart(service.folder, "runs", "show", reply["id"])
     assert done.status == 0, done.err
     for words in (
         reply["baton"]["run"],
@@ -327,7 +342,7 @@ def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
-    made = baton(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
+    made = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
     key = made.out.strip()
     headers = {"Authorization": f"Bearer {key}"}
     models = httpx.get(f"{service.url}/v1/models", headers=headers).json()["data"]
@@ -354,7 +369,7 @@ def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_plan_executes_nothing(service: Service) -> None:
-    done = baton(service.folder, "plan", HARD)
+    done = apart(service.folder, "plan", HARD)
     assert done.status == 0, done.err
     assert "estimate: $0.0" in done.out
     assert "planned only, nothing executed" in done.out
@@ -374,7 +389,7 @@ def test_plan_says_why_not(tmp_path: Path, more: list[str], words: str) -> None:
 
 
 def test_doctor_is_content_with_rehearsal_and_says_so(tmp_path: Path) -> None:
-    done = baton(tmp_path, "doctor")
+    done = apart(tmp_path, "doctor")
     assert done.status == 0, done.out
     assert "REHEARSAL" in done.out
     assert "skip  redis" in done.out
@@ -405,7 +420,7 @@ def test_doctor_tells_faulty_settings(tmp_path: Path) -> None:
 
 
 def test_config_lists_everything_and_masks_secrets(tmp_path: Path) -> None:
-    done = baton(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
+    done = apart(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
     assert done.status == 0
     for words in ("BATON_PORT", "8080", "environment", "Pool: rehearsal", "baton-ultra: rehearsal-sage"):
         assert words in done.out
@@ -414,7 +429,7 @@ def test_config_lists_everything_and_masks_secrets(tmp_path: Path) -> None:
 
 
 def test_migrate_makes_the_database(tmp_path: Path) -> None:
-    assert baton(tmp_path, "migrate").status == 0
+    assert apart(tmp_path, "migrate").status == 0
     assert baton(tmp_path, "migrate").status == 0
     assert (tmp_path / "data" / "baton.db").exists()
 

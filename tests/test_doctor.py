@@ -18,7 +18,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 async def doctor(folder: Path, stub: ProviderStub, key: str = KEYS["openai"]) -> Done:
-    """The command in a process of its own, with OpenAI at the stub."""
+    """The command, with OpenAI at the stub."""
     environ = {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": stub.openai_url}
     return await asyncio.to_thread(lambda: baton(folder, "doctor", **environ))
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy.engine import make_url
 
-from tests.test_commands import HARD, KEY, baton, environment, started
+from tests.test_commands import HARD, KEY, apart, baton, environment, started
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def process(folder: Path, verb: str, environ: dict[str, str]) -> "Iterator[subpr
 
 def play(folder: Path, environ: dict[str, str]) -> None:
     assert "run `baton migrate`" in baton(folder, "doctor", **environ).out
-    assert baton(folder, "migrate", **environ).status == 0
+    assert apart(folder, "migrate", **environ).status == 0
     checked = baton(folder, "doctor", **environ)
     assert checked.status == 0, checked.out
     assert re.findall(r"^ok\s+(schema|database|redis)", checked.out, re.MULTILINE) == ["schema", "database", "redis"]
@@ -55,7 +55,7 @@ def play(folder: Path, environ: dict[str, str]) -> None:
         headers = {"Authorization": f"Bearer {KEY}"}
         reply = httpx.post(f"{url[1]}/v1/chat/completions", json=body, headers=headers, timeout=20).json()
         assert reply["choices"][0]["message"]["content"] == "The answer is x = 5."
-        shown = baton(folder, "runs", "show", reply["baton"]["run"], **environ)
+        shown = apart(folder, "runs", "show", reply["baton"]["run"], **environ)
         assert "its output is the answer" in shown.out
         assert "estimate: " in baton(folder, "plan", HARD, **environ).out
     assert "Traceback" not in (folder / "gateway.log").read_text() + (folder / "dispatcher.log").read_text()
