@@ -4,10 +4,12 @@ Exit status: 0 fine, 1 it could not be done, 2 the command or the configuration 
 expected to go wrong is said in words; a traceback is a bug.
 """
 
+import gc
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
 from app.command.parser import parser
@@ -18,8 +20,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     """Run one command; the exit status."""
     asked = parser().parse_args(arguments)
     try:
-        # The one import by name: a command pays for what it uses, and not for the whole service.
-        return int(resolve_name(f"app.command.{asked.module}:run")(asked, environ, time.time))
+        return _command(asked.module, alone=arguments is None)(asked, environ, time.time)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -27,6 +28,21 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         return 0
     except (BatonError, ExceptionGroup) as error:
         return _complain(error)
+
+
+def _command(module: str, *, alone: bool) -> Callable[[Namespace, Mapping[str, str], Callable[[], float]], int]:
+    """What runs it. The one import by name: a command pays for what it uses, and not for the whole service.
+
+    What is imported is never garbage. Where the process is this command's `alone`, the collector never looks through
+    it, now or later: that took a third of the time of a short command.
+    """
+    gc.disable()
+    try:
+        return resolve_name(f"app.command.{module}:run")  # type: ignore[no-any-return]
+    finally:
+        if alone:
+            gc.freeze()
+        gc.enable()
 
 
 def _complain(error: BatonError | ExceptionGroup[Exception]) -> int:

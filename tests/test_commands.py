@@ -3,6 +3,7 @@
 Services are real processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
 """
 
+import gc
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -23,9 +24,8 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.command import estimate, greeting, story, terminal
+from app.command import greeting, terminal
 from app.command.parser import parser
-from app.core.pool import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
 from app.gateway.auth import SCOPES
 from app.serving import Started
@@ -434,72 +434,19 @@ def test_migrate_makes_the_database(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "baton.db").exists()
 
 
-# -- words
+# -- the program
 
 
-def test_texts_cannot_steer_the_terminal() -> None:
-    assert "\x1b" not in terminal.clean("\x1b[2J\x1b]0;owned\x07 hello\u202e")
-    assert terminal.clean("tab\tand\nline äöü ★") == "tab\tand\nline äöü ★"
-
-
-@pytest.mark.parametrize(
-    ("micro", "words"), [(0, "$0.00"), (7, "$0.000007"), (500_000, "$0.50"), (12_340_000, "$12.34"), (2e9, "$2,000.00")]
-)
-def test_dollars(micro: float, words: str) -> None:
-    assert terminal.dollars(micro) == words
-
-
-@pytest.mark.parametrize(
-    ("access", "words"),
-    [
-        (["user"], "the conversation"),
-        (["user", 0, 1], "the conversation and steps 0, 1"),
-        ([2], "step 2, not the conversation"),
-        ([], "nothing but its subtask"),
-    ],
-)
-def test_access_lists_in_words(access: list[str | int], words: str) -> None:
-    assert story.sees(access) == words
-
-
-def test_a_replaced_worker_is_explained() -> None:
-    step: Mapping[str, Any] = {
-        "probability": 0.5,
-        "planned_worker": "a",
-        "worker": "b",
-        "attempts": [{"worker": "a", "error": "worker_timeout", "outcome": "error"}],
-    }
-    assert story.choice(step) == (
-        "the conductor chose a with probability 0.50; b took over from a after worker_timeout"
-    )
-
-
-def test_a_worker_that_was_passed_over_is_explained() -> None:
-    call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
-    step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}
-    assert story.choice(step) == "b took over from a, which was passed over (failing)"
-    assert story.passed_over(call) == ["a passed over (failing)"]
-
-
-def test_a_dead_letter_is_explained() -> None:
-    assert story.error("dead_letter") == (
-        "dead_letter (one dispatcher after the other fell silent over it, so it was given up; see the runbook)"
-    )
-    assert (story.error("worker_timeout"), story.error(None)) == ("worker_timeout", None)
-
-
-def test_an_estimate_follows_the_longest_path() -> None:
-    worker = Worker("w", "p", "m", Price(1_000_000, 2_000_000), Card(speed=100.0))
-    limits = Limits(output_tokens=400)
-    steps = [
-        estimate.Planned(0, worker, True, ()),
-        estimate.Planned(1, worker, True, ()),
-        estimate.Planned(2, worker, True, (0, 1)),
-    ]
-    found = estimate.estimate(steps, 80, limits)
-    assert found.seconds == pytest.approx(2 * (0.6 + 4.0))
-    assert found.usd == 3 * 200 + 800 + 3 * 800
-    assert found.usd <= found.usd_most <= limits.usd
+@pytest.mark.parametrize("given", [None, ["config"]])
+def test_imports_are_kept_from_the_collector_which_then_works(
+    given: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["baton", "config"])
+    monkeypatch.setattr("app.command.settings.run", lambda *_: int(gc.isenabled()))
+    monkeypatch.setattr(gc, "freeze", lambda: seen.append("frozen"))
+    assert main(given, {}) == 1
+    assert seen == (["frozen"] if given is None else [])
 
 
 def test_config_invalid_is_not_hidden_in_a_group(

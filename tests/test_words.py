@@ -1,0 +1,74 @@
+"""What the commands say: texts, figures and a run's story, in words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from app.command import estimate, story, terminal
+from app.core.pool import Card, Limits, Price, Worker
+
+
+def test_texts_cannot_steer_the_terminal() -> None:
+    assert "\x1b" not in terminal.clean("\x1b[2J\x1b]0;owned\x07 hello\u202e")
+    assert terminal.clean("tab\tand\nline äöü ★") == "tab\tand\nline äöü ★"
+
+
+@pytest.mark.parametrize(
+    ("micro", "words"), [(0, "$0.00"), (7, "$0.000007"), (500_000, "$0.50"), (12_340_000, "$12.34"), (2e9, "$2,000.00")]
+)
+def test_dollars(micro: float, words: str) -> None:
+    assert terminal.dollars(micro) == words
+
+
+@pytest.mark.parametrize(
+    ("access", "words"),
+    [
+        (["user"], "the conversation"),
+        (["user", 0, 1], "the conversation and steps 0, 1"),
+        ([2], "step 2, not the conversation"),
+        ([], "nothing but its subtask"),
+    ],
+)
+def test_access_lists_in_words(access: list[str | int], words: str) -> None:
+    assert story.sees(access) == words
+
+
+def test_a_replaced_worker_is_explained() -> None:
+    step: Mapping[str, Any] = {
+        "probability": 0.5,
+        "planned_worker": "a",
+        "worker": "b",
+        "attempts": [{"worker": "a", "error": "worker_timeout", "outcome": "error"}],
+    }
+    assert story.choice(step) == (
+        "the conductor chose a with probability 0.50; b took over from a after worker_timeout"
+    )
+
+
+def test_a_worker_that_was_passed_over_is_explained() -> None:
+    call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
+    step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}
+    assert story.choice(step) == "b took over from a, which was passed over (failing)"
+    assert story.passed_over(call) == ["a passed over (failing)"]
+
+
+def test_a_dead_letter_is_explained() -> None:
+    assert story.error("dead_letter") == (
+        "dead_letter (one dispatcher after the other fell silent over it, so it was given up; see the runbook)"
+    )
+    assert (story.error("worker_timeout"), story.error(None)) == ("worker_timeout", None)
+
+
+def test_an_estimate_follows_the_longest_path() -> None:
+    worker = Worker("w", "p", "m", Price(1_000_000, 2_000_000), Card(speed=100.0))
+    limits = Limits(output_tokens=400)
+    steps = [
+        estimate.Planned(0, worker, True, ()),
+        estimate.Planned(1, worker, True, ()),
+        estimate.Planned(2, worker, True, (0, 1)),
+    ]
+    found = estimate.estimate(steps, 80, limits)
+    assert found.seconds == pytest.approx(2 * (0.6 + 4.0))
+    assert found.usd == 3 * 200 + 800 + 3 * 800
+    assert found.usd <= found.usd_most <= limits.usd
