@@ -43,7 +43,8 @@ def _header(run: story.Record) -> Text:
     state = run["state"]
     words = Text(run["id"], style="bold")
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
-    words.append(f"  {clean(run['tier'])}, effort {run['effort']}")
+    asked = f" (as {clean(run['model'])})" if run["model"] != run["tier"] else ""
+    words.append(f"  {clean(run['tier'])}{asked}, effort {run['effort']}")
     words.append("  degraded", style="yellow") if run["degraded"] and not run["preview"] else None
     words.append("  REHEARSAL: simulated workers", style="yellow") if run["rehearsal"] else None
     words.append("  preview: planned only, nothing executed") if run["preview"] else None
