@@ -10,18 +10,20 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
 
 from app.__main__ import main
 from app.command import eval as evaluation
-from app.command import specimens, taskset, trials
+from app.command import plot, specimens, taskset, trials
 from app.command.parser import parser
 from app.command.sandbox import Sandbox
 from app.command.trials import Bench, Experiment
 from app.errors import ConfigInvalid, OursError
 from app.learn.measures import Measure
+from app.learn.standings import Table, table
 from app.providers.rehearsal.families import solve
 
 PAGE = (Path(__file__).resolve().parent.parent / "deploy" / "evaluation.md").read_text()
@@ -177,7 +179,7 @@ async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None
     found: list[Measure] = []
     ticks = iter(range(0, 100_000, 50))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
-        await trials.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, (), found.append)
+        await trials.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append)
     [one] = found
     return one
 
@@ -253,8 +255,64 @@ async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_w
     clock: Callable[[], float] = asyncio.get_running_loop().time
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, clock, clock)
-        await trials.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), (), found.append)
+        await trials.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
         assert (len(found), most) == (12, 4)
         late = Experiment("id", tasks[:1], ("late",), 1, "t", "c", 4, deadline=0.05)
-        await trials.carry_out(bench, late, (), found.append)
+        await trials.carry_out(bench, late, {}, found.append)
     assert (found[-1].outcome, found[-1].reason) == ("failed", "too_late")
+
+
+async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=RUN) if request.method == "GET" else ADMITTED
+
+    tasks = tuple(taskset.parse([json.dumps(TASK | {"id": str(n)}) for n in range(9)], "t", None, []))
+    found: list[Measure] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
+        bench = Bench(client, lambda: 0.0, lambda: 1.0)
+        for cap, rows in ((1.2, 3), (1.4, 3), (2.0, 4), (99.0, 9)):  # each costs half a dollar; one is asked at a time
+            done = {one.place: one for one in found}
+            experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
+            if rows < 9:
+                with pytest.raises(OursError, match="--usd is spent"):
+                    await trials.carry_out(bench, experiment, done, found.append)
+            else:
+                await trials.carry_out(bench, experiment, done, found.append)
+            assert len(found) == rows
+    assert len({one.place for one in found}) == 9
+
+
+def drawing() -> Table:
+    rows = [
+        Measure(task=str(n), arm=arm, right=right, usd=usd)
+        for n in range(3)
+        for arm, right, usd in (("cheap", 0.0, 0.001), ("dear", 1.0, 0.1))
+    ]
+    return table(rows, ["cheap", "dear"], "cheap", 0, 20)
+
+
+def test_the_plot_has_every_arm_at_its_cost_and_accuracy() -> None:
+    made = drawing()
+    assert [one.arm for one in made.standings] == ["dear", "oracle", "cheap"]
+    lines = plot.characters(made).splitlines()
+    assert lines[0].endswith("*"), "the dear arm and the oracle are the same point: best and dearest"
+    assert lines[0].startswith(" 1.000 |")
+    assert lines[plot.HEIGHT - 1] == " 0.000 |c"
+    assert lines[-1].endswith("$0.001 to $0.10 for each task, logarithmic")
+
+
+def test_a_png_is_drawn_where_matplotlib_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = MagicMock()
+    figure, axes = MagicMock(), MagicMock()
+    pyplot.subplots.return_value = (figure, axes)
+    monkeypatch.setattr(plot, "resolve_name", lambda name: {"matplotlib.pyplot": pyplot}[name])
+    assert plot.png(drawing(), tmp_path / "plot.png")
+    drawn = [(round(call.args[0][0], 6), call.args[1][0]) for call in axes.errorbar.call_args_list]
+    assert drawn == [(0.1, 1.0), (0.1, 1.0), (0.001, 0.0)]
+    assert figure.savefig.call_args.args == (tmp_path / "plot.png",)
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(plot, "resolve_name", missing)
+    assert not plot.png(drawing(), tmp_path / "plot.png")

@@ -25,6 +25,7 @@ from app.command.trials import Bench, Experiment
 from app.config import configure
 from app.core.arms import ORACLE
 from app.core.grading import VERSION
+from app.core.pool import MILLION
 from app.errors import ConfigInvalid, OursError
 from app.learn.measures import Measure, mixture, of_json
 from app.learn.standings import Table, table
@@ -165,6 +166,7 @@ def _experiment(asked: argparse.Namespace, tasks: Sequence[Graded], served: Serv
         catalog=served.catalog,
         concurrency=asked.concurrency,
         deadline=served.seconds + SPARE,
+        usd=asked.usd / MILLION if asked.usd is not None else None,
         options=_options(asked),
     )
 

@@ -277,6 +277,7 @@ def _eval(commands: "Commands[argparse.ArgumentParser]") -> None:
     made.add_argument("--out", default="evaluation", help="the folder for rows, table and plot; rows there are kept")
     made.add_argument("--with", action="append", default=[], metavar="DIR", dest="beside", help="rows to compare, too")
     made.add_argument("--report", action="store_true", help="ask nothing, only tell")
+    made.add_argument("--usd", type=_dollars, help="begin nothing more once the rows have cost so many dollars")
     made.add_argument("--concurrency", type=_count, default=8, help="requests at one time")
     made.add_argument("--temperature", type=float, help="of every request")
     made.add_argument("--effort", help="of every request: minimal, low, medium, high, ...")

@@ -55,15 +55,16 @@ def png(table: Table, path: Path) -> bool:
     except ModuleNotFoundError:
         return False
     figure, axes = pyplot.subplots(figsize=(7, 5))
-    for one in table.standings:
+    for place, one in enumerate(table.standings):
         below, above = one.accuracy.value - one.accuracy.low, one.accuracy.high - one.accuracy.value
-        axes.errorbar([one.usd], [one.accuracy.value], yerr=[[below], [above]], fmt="o" if one.front else "x")
-        axes.annotate(one.arm, (one.usd, one.accuracy.value), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        form, named = "o" if one.front else "x", f"{mark(place)}  {one.arm}"
+        axes.errorbar([one.usd], [one.accuracy.value], yerr=[[below], [above]], fmt=form, label=named)
+        axes.annotate(mark(place), (one.usd, one.accuracy.value), xytext=(4, 4), textcoords="offset points")
     if _wide([one.usd for one in table.standings]):
         axes.set_xscale("log")
     axes.set_xlabel("dollars for each task (o: on the Pareto front)")
     axes.set_ylabel(f"accuracy over {table.tasks} tasks, 95 % interval")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=2)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
     return True

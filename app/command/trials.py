@@ -7,7 +7,7 @@ service refuses before a run begins (rate, capacity) is tried again; what a run 
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class Experiment:
     catalog: str
     concurrency: int = 8
     deadline: float = 330.0
+    usd: float | None = None
+    """Dollars after which nothing more is begun; what is being asked then is still paid for."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def places(self) -> Iterator[tuple[Graded, str, int]]:
@@ -57,14 +59,24 @@ class Bench:
 
 
 async def carry_out(
-    bench: Bench, experiment: Experiment, done: Collection[tuple[str, str, int]], take: Callable[[Measure], None]
+    bench: Bench,
+    experiment: Experiment,
+    done: Mapping[tuple[str, str, int], Measure],
+    take: Callable[[Measure], None],
 ) -> None:
     """Ask everything that is not `done`, a few at a time; `take` gets each row as it comes. Raises `OursError`."""
+    spent, stopped = sum(one.usd for one in done.values()), False
     left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
 
     async def one_after_the_other() -> None:
+        nonlocal spent, stopped
         for task, arm, repeat in left:
-            take(await _measured(bench, experiment, task, arm, repeat))
+            if experiment.usd is not None and spent >= experiment.usd:
+                stopped = True
+                return
+            row = await _measured(bench, experiment, task, arm, repeat)
+            spent += row.usd
+            take(row)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -72,6 +84,8 @@ async def carry_out(
                 group.create_task(one_after_the_other())
     except BaseExceptionGroup as found:
         raise next((one for one in found.exceptions if isinstance(one, OursError)), found) from None
+    if stopped:
+        raise OursError("The money of --usd is spent; the rows so far are kept, and a larger one goes on from them.")
 
 
 async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> Measure:
