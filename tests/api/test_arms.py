@@ -21,21 +21,9 @@ LEASE = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     async with open_house(tmp_path, pool_text(stub) + SWITCH) as running:
         yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as caller:
-        yield caller
 
 
 async def ask(client: httpx.AsyncClient, model: str, **more: Any) -> dict[str, Any]:

@@ -1,44 +1,11 @@
 """Real runs over the real wiring, asked for and explained by HTTP: the audit trail reads what the journal wrote."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from app.gateway.app import create_app
-from app.gateway.auth import mint
-from app.wiring import House
-from tests.api.house import open_house, plan, pool_text
+from tests.api.house import plan
 from tests.stubs import Fail, ProviderStub, Reply
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller with a key in the real store."""
-    key, row = mint(
-        opened.gate.pepper, tenant="acme", name="t", scopes=["runs:write", "runs:read", "audit:read"], now=0.0
-    )
-    assert await opened.gate.store.add_key(row)
-    transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
-    headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
-        yield client
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,6 @@ from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 DOWN = Fail(status=503)
 ANSWER = "Hello there."
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
 
 
 async def run(opened: House, tier: str = "baton-mini", **changes: Any) -> Outcome:

@@ -19,20 +19,6 @@ from tests.stubs import Hang, ProviderStub, Reply
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
 async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
     async with calling(opened, await key_of(opened)) as running:
         yield running

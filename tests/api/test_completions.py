@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ from openai.types import Completion
 
 from app.core.chat import Message, Text
 from app.gateway.parameters import COMPLETIONS
-from tests.api.house import calling, open_house, pool_text
 from tests.api.stand_ins import House
 from tests.bad_bodies import CANARY, RAW
 from tests.exact import exactly
@@ -26,12 +24,6 @@ REFUSED: dict[str, Any] = {"n": 2, "best_of": 3, "echo": True, "suffix": "!", "l
 async def stub() -> AsyncIterator[ProviderStub]:
     async with ProviderStub() as running:
         running.always("alpha", Reply(chunks=("Fo", "ur", ".")))
-        yield running
-
-
-@pytest.fixture
-async def client(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as running:
         yield running
 
 

@@ -16,13 +16,6 @@ from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
 PATIENT = {"BATON_LEASE_SECONDS": "0.6"}
 
 

@@ -15,13 +15,6 @@ from tests.stubs.script import Behaviour
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     """A service whose worker alpha must be quick."""
     quick = "[workers.alpha]\ndeadlines = { first = 0.3, gap = 0.3, total = 0.8 }\n"

@@ -1,33 +1,18 @@
 """The API's description of itself: complete, without what is not public, and true of real replies."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from jsonschema import Draft202012Validator
 
 from app.gateway.description import OPERATIONS
 from app.gateway.parameters import COMPLETIONS, PARAMETERS
-from tests.api.house import calling, open_house, plan, pool_text
+from tests.api.house import plan
 from tests.api.stand_ins import House, api_routes
 from tests.stubs import Fail, ProviderStub, Reply
 
 CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
 ASK: dict[str, Any] = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def client(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as running:
-        yield running
 
 
 async def described(client: httpx.AsyncClient) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Every kind of reply and event of Anthropic's format, against the official types; streamed and whole say the same."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +8,6 @@ import pytest
 from anthropic.pagination import SyncPage
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 
-from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
 from tests.exact import exactly
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import ToolCall, Usage
@@ -47,24 +43,6 @@ REPLIES: dict[str, tuple[Reply, list[str], str]] = {
         "tool_use",
     ),
 }
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
 
 
 def exact_events(text: str) -> list[dict[str, Any]]:

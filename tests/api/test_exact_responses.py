@@ -1,8 +1,6 @@
 """Every kind of reply and event of `/v1/responses`, against the official types and the published description."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +11,6 @@ from openai.types.responses.response_item_list import ResponseItemList
 from app.ended import without
 from app.errors import LeaseLost
 from app.gateway.responses_reply import Events, Subject
-from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
 from tests.api.stand_ins import TASK, state_of
 from tests.exact import OURS, exactly, published
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
@@ -53,24 +49,6 @@ REPLIES: dict[str, tuple[Reply, list[str]]] = {
         [*TEXT, *CALL, *CALL, "completed"],
     ),
 }
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
 
 
 def exact_events(text: str, *, broken: bool = False) -> list[dict[str, Any]]:

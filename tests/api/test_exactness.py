@@ -1,8 +1,6 @@
 """Every kind of reply of the chat and model routes, against the official types and the published description."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +9,7 @@ from openai.pagination import SyncPage
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.wiring import House
-from tests.api.house import calling, open_house, plan, pool_text
+from tests.api.house import plan
 from tests.exact import exactly, published
 from tests.stubs import Fail, ProviderStub, Raw, Reply, Truncate
 from tests.stubs.script import Usage
@@ -28,24 +25,6 @@ REPLIES: dict[str, Reply] = {
     "without usage": Reply(usage=None),
     "not ASCII": Reply(chunks=("\U0001f600", "\u2028", '"\\', "\x00")),
 }
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:

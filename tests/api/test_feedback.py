@@ -1,8 +1,6 @@
 """Feedback over the real wiring: what is taken, from whom, once; and where it is shown."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,28 +9,9 @@ import pytest
 from app.gateway.auth import mint
 from app.store.protocol import RunQuery
 from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
 from tests.stubs import Hang, ProviderStub
 
 ASKED = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
 
 
 async def answered(client: httpx.AsyncClient) -> str:

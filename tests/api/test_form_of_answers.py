@@ -1,8 +1,6 @@
 """Answers that must have a form: native where a worker can be held to it, else asked for, checked and repaired once."""
 
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from app.core.chat import Form, Message, Task, Text
 from app.core.journal import Kind
 from app.wiring import House
-from tests.api.house import events, finish, open_house, order, plan, pool_text
+from tests.api.house import events, finish, order, plan
 from tests.stubs import ProviderStub, Reply
 
 POINT = {
@@ -21,20 +19,6 @@ POINT = {
 }
 STRICT, LOOSE = Form(POINT, strict=True), Form(POINT)
 GOOD, BAD = Reply(chunks=('{"x"', ": 7}")), Reply(chunks=("Seven", "!"))
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
 
 
 def asked(opened: House, form: Form, tier: str = "baton-mini", **more: Any) -> Any:

@@ -42,13 +42,6 @@ async def watched(
         yield opened, seen
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
 DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
 QUEUED_TWICE = [Kind.STEP_QUEUED, Kind.STEP_QUEUED]
 

@@ -4,14 +4,11 @@
 """
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
 from tests.api.known_clients import HEADERS, HI, MARK, MESSAGES, REFUSED, RESPONSES, SCHEMA, WORK, text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -21,18 +18,6 @@ from tests.stubs.script import ToolCall
 async def stub() -> AsyncIterator[ProviderStub]:
     async with ProviderStub() as running:
         running.always("alpha", Reply(chunks=("{", "}")))
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
         yield running
 
 

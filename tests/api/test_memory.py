@@ -2,30 +2,15 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from weakref import ref
 
 import pytest
 
 from app.conduct import Driver
 from app.wiring import House
-from tests.api.house import finish, open_house, order, plan, plan_text, pool_text
+from tests.api.house import finish, order, plan, plan_text
 from tests.stubs import Fail, ProviderStub, Reply
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
 
 
 @pytest.fixture

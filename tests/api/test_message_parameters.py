@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from app.gateway import anthropic_request as ours
 from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
+from tests.api.house import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -97,20 +97,8 @@ output_tokens = 99
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
         yield running
 
 

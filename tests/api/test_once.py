@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,6 @@ from tests.api.house import events, kinds, open_house, pool_text
 from tests.api.stand_ins import House as StandIn
 from tests.api.stand_ins import api_routes
 from tests.stubs import Fail, ProviderStub, Reply
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
 
 
 async def ended(opened: House, run: str) -> RunRow:

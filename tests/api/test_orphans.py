@@ -4,7 +4,7 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,6 @@ from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
 SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
 
 
 async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:

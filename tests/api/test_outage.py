@@ -3,7 +3,7 @@ called is forgotten."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -27,12 +27,6 @@ from tests.stubs import Fail, ProviderStub, Reply
 LEASE = 0.6
 SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
 CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
 
 
 @contextmanager

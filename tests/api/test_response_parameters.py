@@ -17,7 +17,7 @@ from app.gateway import responses_input as items
 from app.gateway import responses_request as ours
 from app.gateway.parameters import RESPONSES
 from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
+from tests.api.house import open_house, pool_text
 from tests.exact import CUT
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -145,12 +145,6 @@ def logprobs_of(body: dict[str, Any]) -> Any:
     return body["output"][0]["content"][0]["logprobs"]
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
 EFFORTS = """
 [tiers.baton-mini.efforts.low]
 output_tokens = 77
@@ -160,12 +154,6 @@ output_tokens = 77
 @pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
         yield running
 
 

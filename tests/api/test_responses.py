@@ -30,18 +30,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
         yield running
 
 
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
-
-
 async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
     """A response."""
     reply = await client.post("/v1/responses", json=ASKED | more)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from openai import AsyncOpenAI
 from app.core.position import ATTEMPT, DONE, FINISH, USAGE
 from app.wiring import House
 from tests.api.callers import Heard, body, calling, key_of, listening, post, stream
-from tests.api.house import open_house, pool_text
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "\U0001f600 ", "zwanzig.")
@@ -27,13 +25,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
     """The providers, whose worker says its answer piece by piece."""
     async with ProviderStub() as running:
         running.always("alpha", Reply(chunks=PIECES, gap=0.01))
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
         yield running
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,6 @@ from app.errors import InvalidRequest
 from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
 
 
 async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, opened: House) -> None:

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.wiring import House
 from tests.api.house import calling, open_house, plan, pool_text
 from tests.stubs import ProviderStub, Raw, Reply
 
@@ -22,18 +21,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
     async with ProviderStub() as running:
         running.always("alpha", Reply(chunks=("Hm", ".")))
         running.always("beta", Reply(chunks=WORDS))
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
         yield running
 
 

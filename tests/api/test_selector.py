@@ -38,21 +38,9 @@ ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
     async with open_house(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
         yield running
 
 

@@ -18,20 +18,6 @@ ANSWER = "Hello there."
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
 async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     """A service with one worker."""
     text = (

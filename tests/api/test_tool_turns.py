@@ -25,12 +25,6 @@ for one in PARALLEL["steps"][:2]:
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as stub:
-        yield stub
-
-
-@pytest.fixture
 async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     async with open_house(tmp_path, pool_text(stub)) as opened:
         yield opened

@@ -21,18 +21,6 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as stub:
-        yield stub
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
     async with calling(opened, await key_of(opened)) as client:
         yield client

@@ -21,12 +21,6 @@ SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
 
 
 @pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as running:
         yield running

@@ -1,39 +1,18 @@
 """`usage` over many plans: the same streamed and whole, OpenAI's identity inside it, and the journal's sums exactly."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
-from app.wiring import House
-from tests.api.house import calling, open_house, pool_text
 from tests.stubs import Fail, ProviderStub, Reply, plan_reply
 from tests.stubs.script import Usage
 
 WORKERS = ("alpha", "beta", "gamma")
 FIGURES = ("input", "cached", "output", "reasoning")
-
-
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    async with calling(opened) as running:
-        yield running
 
 
 def usage(dice: Random) -> Usage | None:

@@ -86,12 +86,6 @@ async def receiver() -> AsyncIterator[Receiver]:
     await runner.cleanup()
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of tens of milliseconds where they are seconds."""
