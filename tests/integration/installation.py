@@ -1,7 +1,8 @@
 """One installation of several processes over Postgres and Redis, with the provider stub as all of its providers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import asyncpg
 from sqlalchemy.engine import make_url
 
-from tests.processes import KEY, Process, environment, within
+from tests.processes import KEY, Process, environment, running, within
 from tests.stubs import KEYS, plan_reply
 from tests.stubs.control import StubControl
 
@@ -105,3 +106,13 @@ def settings(folder: Path, stub: StubControl, database: str, redis: str) -> dict
         BATON_LEASE_SECONDS=str(LEASE),
         STUB_KEY=KEYS["openai"],
     )
+
+
+@contextmanager
+def launched(folder: Path, environ: Mapping[str, str], *verbs: str) -> Iterator[list[Process]]:
+    """A process of each of these roles, all of which have announced themselves."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
+        for process in processes:
+            process.wait_until_there()
+        yield processes

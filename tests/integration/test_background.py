@@ -1,20 +1,16 @@
 """A background response outlives the gateway that accepted it: stopped or killed right after, another one serves it."""
 
-import asyncio
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import orjson
 import pytest
-from sqlalchemy.engine import make_url
 
-from tests.integration.installation import LEASE, execute, settings
-from tests.processes import KEY, Process, command, running, within
+from tests.integration.installation import LEASE, launched, settings
+from tests.processes import KEY, Process, within
 from tests.stubs import Hang, Reply
-from tests.stubs.control import StubControl, stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -25,33 +21,14 @@ TAKEN_OVER = 2 * LEASE + 10
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[StubControl]:
-    with stub_process() as control:
-        yield control
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server_url: str) -> Iterator[str]:
-    name = f"baton_test_{uuid.uuid4().hex}"
-    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
-    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
-    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
-
-
-@pytest.fixture(scope="module")
 def installed(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
 ) -> Iterator[tuple[Process, Process]]:
     """Two gateways, the first of which the tests end, and a dispatcher."""
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    assert command(folder, environ, "migrate").returncode == 0
-    with ExitStack() as stack:
-        verbs = ("gateway", "gateway", "dispatcher")
-        processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
-        for process in processes:
-            process.wait_until_there()
-        yield processes[0], processes[1]
+    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (one, other, _):
+        yield one, other
 
 
 @pytest.fixture

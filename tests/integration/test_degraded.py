@@ -8,18 +8,19 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
+from app.store.migrate import migrate
 from tests import servers
-from tests.integration.installation import WORKERS, House, settings
-from tests.processes import KEY, Caller, Process, calling, command, running, within
+from tests.integration.installation import WORKERS, House, launched, settings
+from tests.processes import KEY, Caller, Process, calling, within
 from tests.stubs import Hang, Reply, plan_reply
-from tests.stubs.control import stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -51,21 +52,14 @@ def postgres() -> Iterator[servers.Server]:
 
 @pytest.fixture(scope="module")
 def shared(
-    tmp_path_factory: pytest.TempPathFactory, redis: servers.Server, postgres: servers.Server
+    tmp_path_factory: pytest.TempPathFactory, stub: StubControl, redis: servers.Server, postgres: servers.Server
 ) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house")
-    with ExitStack() as stack:
-        stub = stack.enter_context(stub_process())
-        environ = settings(folder, stub, postgres.url, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
-        pool = folder / "pool.toml"
-        pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
-        assert command(folder, environ, "migrate").returncode == 0
-        gateway, *dispatchers = [
-            stack.enter_context(running(verb, folder, environ, wait=False))
-            for verb in ("gateway", "dispatcher", "dispatcher")
-        ]
-        for process in (gateway, *dispatchers):
-            process.wait_until_there()
+    environ = settings(folder, stub, postgres.url, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
+    pool = folder / "pool.toml"
+    pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
+    migrate(postgres.url)
+    with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         within(10, gateway.ready)
         yield House(stub, postgres.url, redis.url, gateway, dispatchers)
 

@@ -4,13 +4,11 @@ Workers and conductor are the provider stub in a process of its own; callers use
 shared by the whole file, because starting it takes longer than any test; who kills a process starts it again.
 """
 
-import asyncio
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,12 @@ import httpx
 import openai
 import pytest
 from redis import Redis
-from sqlalchemy.engine import make_url
 
 from tests import servers
-from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, execute, settings
+from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, launched, settings
 from tests.processes import Caller, Process, asking, calling, command, running, within
 from tests.stubs import Hang, Reply, Stall
-from tests.stubs.control import StubControl, stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -33,34 +30,12 @@ PROMPTLY = 2.0
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[StubControl]:
-    with stub_process() as control:
-        yield control
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server_url: str) -> Iterator[str]:
-    """A database for this file; a fixture of pytest-asyncio would bind it to one test's event loop."""
-    name = f"baton_test_{uuid.uuid4().hex}"
-    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
-    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
-    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
-
-
-@pytest.fixture(scope="module")
 def shared(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
 ) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    assert command(folder, environ, "migrate").returncode == 0
-    with ExitStack() as stack:
-        gateway, *dispatchers = [
-            stack.enter_context(running(verb, folder, environ, wait=False))
-            for verb in ("gateway", "dispatcher", "dispatcher")
-        ]
-        for process in (gateway, *dispatchers):
-            process.wait_until_there()
+    with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         within(10, gateway.ready)
         yield House(stub, database, redis_server_url, gateway, dispatchers)
 

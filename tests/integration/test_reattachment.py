@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from sqlalchemy.engine import make_url
 
-from tests.integration.installation import LEASE, House, execute, settings
-from tests.processes import KEY, Process, asking, command, running, within
+from tests.integration.installation import LEASE, House, execute, launched, settings
+from tests.processes import KEY, Process, asking, command, within
 from tests.stubs import Fail, Hang, Reply, Stall
-from tests.stubs.control import StubControl, stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -31,33 +30,12 @@ ASKED = {"model": "baton-mini", "messages": asking("What is 4 times 5?")}
 
 
 @pytest.fixture(scope="module")
-def stub() -> Iterator[StubControl]:
-    with stub_process() as control:
-        yield control
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server_url: str) -> Iterator[str]:
-    """A database for this file; a fixture of pytest-asyncio would bind it to one test's event loop."""
-    name = f"baton_test_{uuid.uuid4().hex}"
-    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
-    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
-    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
-
-
-@pytest.fixture(scope="module")
 def installed(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
 ) -> Iterator[tuple[House, Process]]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
-    assert command(folder, environ, "migrate").returncode == 0
-    with ExitStack() as stack:
-        verbs = ("gateway", "gateway", "dispatcher", "dispatcher")
-        processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
-        for process in processes:
-            process.wait_until_there()
-        one, other, *dispatchers = processes
+    with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (one, other, *dispatchers):
         within(10, lambda: one.ready() and other.ready())
         yield House(stub, database, redis_server_url, one, dispatchers), other
 

@@ -5,13 +5,10 @@ again where the connection broke. One gateway and one dispatcher: when both are 
 anywhere.
 """
 
-import asyncio
 import hashlib
 import json
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +16,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sqlalchemy.engine import make_url
 
-from tests.integration.installation import WORKERS, House, execute, settings
-from tests.processes import Caller, calling, command, running, within
+from tests.integration.installation import WORKERS, House, launched, settings
+from tests.processes import Caller, calling, command, within
 from tests.stubs import Agent, ToolCall, plan_reply
-from tests.stubs.control import stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -125,23 +121,9 @@ class Coder:
 
 
 @pytest.fixture
-def database(postgres_server_url: str) -> Iterator[str]:
-    """A database of this test's own; a fixture of pytest-asyncio would want an event loop."""
-    name = f"baton_test_{uuid.uuid4().hex}"
-    asyncio.run(execute(postgres_server_url, f'CREATE DATABASE "{name}" TEMPLATE template0'))
-    yield make_url(postgres_server_url).set(database=name).render_as_string(hide_password=False)
-    asyncio.run(execute(postgres_server_url, f'DROP DATABASE "{name}" WITH (FORCE)'))
-
-
-@pytest.fixture
-def house(tmp_path: Path, database: str, redis_server_url: str) -> Iterator[House]:
-    with ExitStack() as stack:
-        stub = stack.enter_context(stub_process())
-        environ = settings(tmp_path, stub, database, redis_server_url)
-        assert command(tmp_path, environ, "migrate").returncode == 0
-        gateway, dispatcher = (
-            stack.enter_context(running(verb, tmp_path, environ, wait=False)) for verb in ("gateway", "dispatcher")
-        )
+def house(tmp_path: Path, stub: StubControl, database: str, redis_server_url: str) -> Iterator[House]:
+    environ = settings(tmp_path, stub, database, redis_server_url)
+    with launched(tmp_path, environ, "gateway", "dispatcher") as (gateway, dispatcher):
         made = House(stub, database, redis_server_url, gateway, [dispatcher])
         there(made)
         stub.always("planner", PLAN)

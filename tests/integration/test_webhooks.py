@@ -15,18 +15,12 @@ from openai import OpenAI
 from tests.integration.installation import settings
 from tests.processes import Process, calling, within
 from tests.stubs import Reply
-from tests.stubs.control import StubControl, stub_process
+from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 Came = list[tuple[dict[str, str], bytes]]
-
-
-@pytest.fixture
-def stub() -> Iterator[StubControl]:
-    with stub_process() as control:
-        yield control
 
 
 @pytest.fixture
