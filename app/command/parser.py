@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     _plan(commands)
     _grade(commands)
     _calibrate(commands)
+    _offpolicy(commands)
     _eval(commands)
     _train(commands)
     _conductor(commands)
@@ -293,6 +294,28 @@ def _trusts(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run unit tests of answers' code even where the kernel does not let the network be cut off",
     )
+
+
+def _offpolicy(commands: "Commands[argparse.ArgumentParser]") -> None:
+    judge = _command(
+        commands,
+        "offpolicy",
+        "offpolicy",
+        "estimate what other policies would have earned, from rated runs whose plan was left to chance; there is no "
+        "verdict where too little speaks of a policy",
+    )
+    judge.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="POLICY",
+        help="greedy (the log's own, without exploring), uniform, or 'always ARM'; repeatable (default: the first two "
+        "and the arms that were taken most)",
+    )
+    judge.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
+    for name in ("tier", "tenant"):
+        judge.add_argument(f"--{name}", help=f"only runs of this {name}")
+    judge.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _count(text: str) -> int:

@@ -9,5 +9,6 @@ provider ... those workers behind the provider seam, for the whole service
 search ..... every plan that could be best; baselines ... what a trained conductor is held against
 reward ..... malformed < wrong < right, with cost gated on being right
 offpolicy .. what another policy would have earned, from decisions logged with their probabilities
+decisions .. what a journal tells of decisions that were left to chance
 train_* .... the only modules that import torch
 """

@@ -122,12 +122,12 @@ class Log:
             ess=total * total / squares if squares else 0.0,
             covered=covered,
             capped=len(cut),
-            logged=_mean(rewards),
-            ips=_mean([w * r for w, r in zip(weights, rewards, strict=True)]),
+            logged=mean(rewards),
+            ips=mean([w * r for w, r in zip(weights, rewards, strict=True)]),
             snips=_ratio(weights, rewards),
             direct=sum(expected) / len(rows),
-            dr=_mean(corrected, doubt),
-            ahead=_mean([c - r for c, r in zip(corrected, rewards, strict=True)], doubt),
+            dr=mean(corrected, doubt),
+            ahead=mean([c - r for c, r in zip(corrected, rewards, strict=True)], doubt),
         )
 
     def _believed(self, target: Sequence[Policy]) -> tuple[list[float], list[float]]:
@@ -140,11 +140,11 @@ class Log:
         return expected, believed
 
 
-def _mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
-    """With the normal interval; `doubt` is a standard error of another kind."""
-    mean, error = _averaged(values)
+def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
+    """Of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
+    value, error = _averaged(values)
     wide = WIDE * math.hypot(error, doubt)
-    return Estimate(mean, mean - wide, mean + wide)
+    return Estimate(value, value - wide, value + wide)
 
 
 def _averaged(values: Sequence[float]) -> tuple[float, float]:

@@ -1,0 +1,187 @@
+"""`baton offpolicy`: what other policies would have earned, from rated runs whose plan was left to chance.
+
+Each decision counts by the probability with which it was really drawn, which the journal has from before it took
+effect. There is no verdict where too little speaks of a policy (`app/learn/offpolicy.py`).
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+from rich.table import Table
+
+from app.command import loop, storage, terminal
+from app.config import Loaded, configure
+from app.errors import ConfigInvalid
+from app.learn.decisions import ALWAYS, GREEDY, UNIFORM, Decided, choice, decided, folded, score
+from app.learn.offpolicy import Estimate, Log, Logged, Policy, Report, mean
+from app.store.protocol import RunQuery, RunRow, Store
+
+PAGE = 200
+FREQUENT = 6
+"""Arms that are judged without being asked for: those that were taken most often."""
+
+Group = tuple[str, str, str]
+"""Tier, layer and shape: what is judged together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A decision and what came of it."""
+
+    decided: Decided
+    features: tuple[float, ...]
+    reward: float
+
+    @property
+    def logged(self) -> Logged:
+        """As the estimators read it."""
+        return Logged(self.features, self.decided.action, self.decided.propensity, self.reward)
+
+
+@dataclass(slots=True)
+class Read:
+    """What the journal has."""
+
+    rows: dict[Group, list[Row]] = field(default_factory=dict)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Rated runs that say nothing of other policies, by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A policy as the log of one group speaks of it; `left_out` rows had no place for what it would do."""
+
+    group: Group
+    policy: str
+    left_out: int
+    report: Report
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+    """0; 1 if there was nothing to judge by."""
+    loaded = configure(environ)
+    terminal.log_to_stderr("warning")
+    for policy in asked.policy:
+        if policy not in (GREEDY, UNIFORM) and not policy.startswith(ALWAYS):
+            raise ConfigInvalid([f"--policy: write {GREEDY}, {UNIFORM} or '{ALWAYS}ARM'"])
+    found = loop.run(_read(loaded, asked, now()))
+    judged = [one for group, rows in sorted(found.rows.items()) for one in _judged(group, rows, asked.policy)]
+    if asked.json:
+        print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
+    else:
+        _tell(found, judged)
+    return 0 if judged else 1
+
+
+# -- reading
+
+
+async def _read(loaded: Loaded, asked: argparse.Namespace, now: float) -> Read:
+    found = Read()
+    query = {"tenant": asked.tenant, "tier": asked.tier, "since": now - asked.since if asked.since else None}
+    before: tuple[float, str] | None = None
+    async with storage.opened(loaded.settings) as store:
+        while rows := await store.runs(RunQuery(**query, before=before, limit=PAGE)):
+            for row in rows:
+                if row.ended_at is not None:
+                    await _note(store, loaded, row, found)
+            before = (rows[-1].created_at, rows[-1].id)
+    return found
+
+
+async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
+    reward = score(await store.feedback(row.id))
+    if reward is None:
+        return
+    one = decided((await store.journal(row.id)).events)
+    reason = _useless(loaded, row, one)
+    if reason or one is None:
+        found.skipped[reason] += 1
+        return
+    seen = await _features(store, row, one)
+    found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward))
+
+
+def _useless(loaded: Loaded, row: RunRow, one: Decided | None) -> str:
+    if one is None:
+        return "no answer, or a plan without probabilities"
+    if one.shape:
+        tier = loaded.catalog.tiers.get(row.tier)
+        if tier is None or tier.conductor.temperature != 1.0:
+            return "the model decodes at another temperature than 1, so what it tells is not what it was drawn with"
+    return "" if one.chance else "nothing was left to chance"
+
+
+async def _features(store: Store, row: RunRow, one: Decided) -> tuple[float, ...]:
+    """None at all where they were erased: the model of the rewards then knows the arms only."""
+    if not one.features:
+        return ()
+    bodies = await store.contents(row.id, [one.features])
+    return folded(json.loads(bodies[one.features])) if bodies else ()
+
+
+# -- judging
+
+
+def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[Judged]:
+    taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
+    logs: dict[tuple[int, ...], Log] = {}
+    found = []
+    for policy in policies or (GREEDY, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
+        choices = [(place, made) for place, row in enumerate(rows) if (made := choice(policy, row.decided)) is not None]
+        if not choices:
+            continue
+        places = tuple(place for place, _ in choices)
+        if places not in logs:
+            logs[places] = Log([rows[place].logged for place in places])
+        targets: list[Policy] = [made for _, made in choices]
+        found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(targets)))
+    return found
+
+
+# -- telling
+
+
+def _shown(one: Judged) -> dict[str, Any]:
+    tier, layer, shape = one.group
+    about = {"tier": tier, "layer": layer, "shape": shape, "policy": one.policy, "left_out": one.left_out}
+    return {**about, **asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
+
+
+def _tell(found: Read, judged: Sequence[Judged]) -> None:
+    console = terminal.out()
+    for group in dict.fromkeys(one.group for one in judged):
+        tier, layer, shape = group
+        rows = found.rows[group]
+        earned = _in_words(mean([row.reward for row in rows]))
+        about = f", plans of the shape {shape}" if shape else ""
+        console.print(f"{tier}, {layer}{about}: {len(rows)} decisions, which earned {earned}", markup=False)
+        console.print(_table([one for one in judged if one.group == group]))
+        for one in judged:
+            if one.group == group and one.report.refusal:
+                console.print(f"refused, {one.policy}: {one.report.refusal}", markup=False)
+    if not judged:
+        console.print("There are no rated runs whose plan was left to chance.")
+    for reason, count in sorted(found.skipped.items()):
+        console.print(f"rated, and of no use: {count}, because {reason}", markup=False)
+
+
+def _table(judged: Sequence[Judged]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
+        table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
+    for one in judged:
+        told = one.report
+        figures = (f"{told.rows}", f"{told.ess:.0f}", f"{told.covered:.0%}")
+        estimates = (told.ips, told.snips, told.dr, told.ahead)
+        table.add_row(one.policy, *figures, *map(_in_words, estimates), told.verdict)
+    return table
+
+
+def _in_words(one: Estimate) -> str:
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"

@@ -1,0 +1,134 @@
+"""What is read of a journal: which runs tell of other policies, how probable they were, and what others had done."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
+from app.learn.decisions import PLACES, Decided, choice, decided, folded, score
+
+DECISION = {
+    "layer": "selector", "policy": "selector-1/mini", "version": "7-abc", "features": "ref",
+    "candidates": {"answer luna": 0.6, "answer sol": 0.3, "model": 0.1}, "action": "answer sol", "propensity": 0.3,
+    "explored": True, "explore": 0.05, "seed": "s",
+}  # fmt: skip
+
+
+def journal(*told: tuple[Kind, dict[str, Any]]) -> list[Event]:
+    return [Event("run", seq, kind, 0.0, body) for seq, (kind, body) in zip(count(1), told, strict=False)]
+
+
+def opened(proposal: int = 0, mode: str = "first", **more: Any) -> tuple[Kind, dict[str, Any]]:
+    body = {"proposal": proposal, "mode": mode, "conductor": "model", "order": ["sol", "luna"], **more}
+    return Kind.PLAN_OPENED, body
+
+
+def step(n: int, worker: str, *access: Any, proposal: int = 0, **more: Any) -> tuple[Kind, dict[str, Any]]:
+    return Kind.PLAN_STEP, {"proposal": proposal, "n": n, "worker": worker, "access": list(access), **more}
+
+
+def accepted(proposal: int = 0) -> tuple[Kind, dict[str, Any]]:
+    return Kind.PLAN_ACCEPTED, {"proposal": proposal}
+
+
+SUCCEEDED: tuple[Kind, dict[str, Any]] = (Kind.SUCCEEDED, {})
+PLANNED = (
+    opened(),
+    step(0, "sol", "user", probability=0.5),
+    step(1, "luna", "user", 0, probability=0.8),
+    accepted(),
+    SUCCEEDED,
+)
+
+
+def test_a_selector_tells_every_arms_probability() -> None:
+    found = decided(journal(opened(decision=DECISION), step(0, "sol", "user"), accepted(), SUCCEEDED))
+    assert found is not None
+    assert (found.layer, found.shape, found.action, found.propensity) == ("selector", "", "answer sol", 0.3)
+    assert found.candidates == DECISION["candidates"]
+    assert found.features == "ref"
+    assert found.chance
+
+
+def test_a_models_plan_is_its_workers_given_its_shape() -> None:
+    found = decided(journal(*PLANNED))
+    assert found is not None
+    assert (found.layer, found.shape, found.action) == ("model", '[["user"], ["user", 0]]', "sol luna")
+    assert found.propensity == pytest.approx(0.4)
+
+
+def test_steps_are_counted_within_their_plan() -> None:
+    """The repaired plan's steps begin at 2; it was no free choice, but its form is read alike."""
+    further = [
+        opened(1),
+        step(2, "sol", "user", proposal=1, probability=0.5),
+        step(3, "sol", 2, proposal=1, probability=0.5),
+    ]
+    found = decided(journal(*further, accepted(1), SUCCEEDED))
+    assert found is not None
+    assert found.shape == '[["user"], [0]]'
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        PLANNED[:-1],
+        (*PLANNED[:-2], SUCCEEDED),
+        (opened(mode="repair"), *PLANNED[1:]),
+        (opened(mode="fallback"), *PLANNED[1:]),
+        (opened(), step(0, "sol", "user"), accepted(), SUCCEEDED),
+        (opened(), step(0, "sol", "user", probability=0.5), step(1, "sol", "user"), accepted(), SUCCEEDED),
+        (opened(decision=DECISION), opened(1, "fallback"), step(0, "sol", proposal=1), accepted(1), SUCCEEDED),
+    ],
+    ids=["no answer", "no plan", "a repair", "a fallback", "no probability", "not of every step", "given up"],
+)
+def test_what_was_not_drawn_or_has_no_answer_is_no_row(told: tuple[tuple[Kind, dict[str, Any]], ...]) -> None:
+    assert decided(journal(*told)) is None
+
+
+def selected(**changes: Any) -> Decided:
+    found = decided(journal(opened(decision={**DECISION, **changes}), step(0, "sol"), accepted(), SUCCEEDED))
+    assert found is not None
+    return found
+
+
+def test_policies_over_arms() -> None:
+    assert choice("greedy", selected()) == {"answer luna": 1.0}
+    assert choice("uniform", selected()) == pytest.approx({"answer luna": 1 / 3, "answer sol": 1 / 3, "model": 1 / 3})
+    assert choice("always model", selected()) == {"model": 1.0}
+    assert choice("always answer nova", selected()) is None, "it was no candidate there"
+    assert not selected(action="answer luna", propensity=1.0, candidates={"answer luna": 1.0}).chance
+
+
+def test_policies_over_a_models_workers() -> None:
+    found = decided(journal(*PLANNED))
+    assert found is not None
+    assert choice("uniform", found) == {pair: 0.25 for pair in ("sol sol", "sol luna", "luna sol", "luna luna")}
+    assert choice("always luna sol", found) == {"luna sol": 1.0}
+    assert choice("always luna", found) is None, "a plan of another shape"
+    assert choice("always luna nova", found) is None
+    assert choice("greedy", found) is None, "nobody knows what else it would have preferred"
+
+
+def ratings() -> Iterator[Feedback]:
+    """Two of one source, one of another, and a sign."""
+    yield Feedback("2", "run", "t", "k", 5.0, "explicit", "user", "1", 0.5)
+    yield Feedback("1", "run", "t", "k", 4.0, "explicit", "user", "1", 0.0)
+    yield Feedback("3", "run", "t", "", 3.0, "grader", "exact", "grading-1", 1.0)
+    yield Feedback("4", "run", "t", "", 9.0, "implicit", "abandoned", "signs-1", label="abandoned")
+
+
+def test_a_run_is_worth_the_mean_of_the_latest_scores() -> None:
+    given = list(ratings())
+    assert score(given) == 0.75
+    assert score(given[3:]) is None
+    assert score([]) is None
+
+
+def test_words_are_folded_and_counts_stay() -> None:
+    found = folded({"words": [[3, 0.5], [3 + PLACES, 0.25], [7, -1.0]], "counts": [1.0, 2.0]})
+    assert len(found) == PLACES + 2
+    assert (found[3], found[7], found[-2:]) == (0.75, -1.0, (1.0, 2.0))
