@@ -3,8 +3,11 @@
 import asyncio
 import json
 import math
+import shlex
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,10 @@ from app.errors import ConfigInvalid
 from app.wiring import House
 from tests.api.house import finish, open_house, order, pool_text
 from tests.stubs import ProviderStub, Reply
+from tests.test_readme import blocks
 
+LEARNING = (Path(__file__).resolve().parent.parent / "deploy" / "learning.md").read_text()
+[DOCUMENTED] = [block for block in blocks("sh", LEARNING) if "offpolicy" in block]
 RUNS = 12
 DRAWN = Reply(
     chunks=('{"steps": [{"worker": ', "1", ', "subtask": "Solve.", "access": ["user"]}]}'), logprob=math.log(0.5)
@@ -34,9 +40,9 @@ def pool(stub: ProviderStub, temperature: float = 1.0) -> str:
     return pool_text(stub).replace(f"conductor = {asks} }}", f"conductor = {asks}, temperature = {temperature} }}", 1)
 
 
-async def ask(opened: House, tier: str, score: float | None) -> str:
+async def ask(opened: House, tier: str, score: float | None, **changes: Any) -> str:
     """The worker that one run went to, rated: a run over alpha is worth `score`, any other one nothing."""
-    ended = (await finish(await opened.drivers.start(order(opened, tier)))).ended
+    ended = (await finish(await opened.drivers.start(order(opened, tier, **changes)))).ended
     worker = ended.state.steps[0].worker
     if score is not None:
         value = score if worker == "alpha" else 0.0
@@ -50,7 +56,7 @@ async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str
     environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
     asked = parser().parse_args(["offpolicy", *arguments])
     capsys.readouterr()
-    assert await asyncio.to_thread(offpolicy.run, asked, environ, lambda: 2e9) == status
+    assert await asyncio.to_thread(offpolicy.run, asked, environ, time.time) == status
     return capsys.readouterr().out
 
 
@@ -77,6 +83,29 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         assert "rated, and of no use: 1, because no answer, or a plan without probabilities" in words
         assert "always beta" in words or "always gamma" in words
         assert "There are no rated runs" in await told(tmp_path, capsys, "--tier", "baton-mini", status=1)
+
+
+async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single = 'conductor = { kind = "fixed", shape = "single", workers = ["alpha"] }'
+    chosen = (
+        'conductor = { kind = "selector", templates = ["answer"], explore = 1.0, cost = 0.5, full_usd = "0.000001" }'
+    )
+    async with open_house(tmp_path, pool(stub).replace(single, chosen, 1)) as opened:
+        workers = [await ask(opened, "baton-mini", 1.0) for _ in range(RUNS)]
+        await ask(opened, "baton-mini", 1.0, explore=False)
+        given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
+        alpha, greedy, current = json.loads(await told(tmp_path, capsys, *given))
+        words = await told(tmp_path, capsys)
+        for line in DOCUMENTED.splitlines():
+            assert await told(tmp_path, capsys, *shlex.split(line)[2:])
+    assert (alpha["layer"], alpha["shape"], alpha["rows"]) == ("selector", "", RUNS)
+    halved = 0.5 * workers.count("alpha") / RUNS
+    assert alpha["ips"]["value"] == pytest.approx(3 * halved)
+    assert alpha["logged"]["value"] == pytest.approx(halved)
+    assert {greedy["rows"], current["rows"]} == {RUNS}
+    assert "because nothing was left to chance" in words
 
 
 async def test_what_a_model_decodes_greedily_was_not_drawn(

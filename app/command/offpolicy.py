@@ -5,7 +5,6 @@ effect. There is no verdict where too little speaks of a policy (`app/learn/offp
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,9 +15,16 @@ from rich.table import Table
 
 from app.command import loop, storage, terminal
 from app.config import Loaded, configure
+from app.core.chat import task_from_json
+from app.core.features import Features, features, from_json
+from app.core.features import asked as words
+from app.core.pool import Tier
+from app.core.posterior import Posterior
+from app.core.standing import policy as policy_of
 from app.errors import ConfigInvalid
-from app.learn.decisions import ALWAYS, GREEDY, UNIFORM, Decided, choice, decided, folded, score
+from app.learn.decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
 from app.learn.offpolicy import Estimate, Log, Logged, Policy, Report, mean
+from app.learner import read, selectors
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE = 200
@@ -31,16 +37,17 @@ Group = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A decision and what came of it."""
+    """A decision and what came of it; `seen` is None where the request was erased: then the arms alone are known."""
 
     decided: Decided
-    features: tuple[float, ...]
+    seen: Features | None
     reward: float
 
     @property
     def logged(self) -> Logged:
         """As the estimators read it."""
-        return Logged(self.features, self.decided.action, self.decided.propensity, self.reward)
+        features = folded(self.seen) if self.seen is not None else ()
+        return Logged(features, self.decided.action, self.decided.propensity, self.reward)
 
 
 @dataclass(slots=True)
@@ -50,6 +57,8 @@ class Read:
     rows: dict[Group, list[Row]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
     """Rated runs that say nothing of other policies, by reason."""
+    beliefs: dict[str, Beliefs] = field(default_factory=dict)
+    """Of each tier that has a selector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +76,14 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
     for policy in asked.policy:
-        if policy not in (GREEDY, UNIFORM) and not policy.startswith(ALWAYS):
-            raise ConfigInvalid([f"--policy: write {GREEDY}, {UNIFORM} or '{ALWAYS}ARM'"])
+        if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
+            raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
     found = loop.run(_read(loaded, asked, now()))
-    judged = [one for group, rows in sorted(found.rows.items()) for one in _judged(group, rows, asked.policy)]
+    judged = [
+        one
+        for group, rows in sorted(found.rows.items())
+        for one in _judged(group, rows, asked.policy, found.beliefs.get(group[0]))
+    ]
     if asked.json:
         print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
     else:
@@ -91,49 +104,57 @@ async def _read(loaded: Loaded, asked: argparse.Namespace, now: float) -> Read:
                 if row.ended_at is not None:
                     await _note(store, loaded, row, found)
             before = (rows[-1].created_at, rows[-1].id)
+        for tier, spec in selectors(list(loaded.catalog.tiers.values())):
+            learned = await store.learned(policy_of(tier.name), 0)
+            posterior = read(learned.body).posterior if learned is not None else Posterior()
+            found.beliefs[tier.name] = Beliefs(posterior, spec, loaded.catalog.workers)
     return found
 
 
 async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
-    reward = score(await store.feedback(row.id))
+    tier = loaded.catalog.tiers.get(row.tier)
+    reward = worth(await store.feedback(row.id), row.spent.usd, tier.conductor.selector if tier is not None else None)
     if reward is None:
         return
-    one = decided((await store.journal(row.id)).events)
-    reason = _useless(loaded, row, one)
+    events = (await store.journal(row.id)).events
+    one = decided(events)
+    reason = _useless(tier, one)
     if reason or one is None:
         found.skipped[reason] += 1
         return
-    seen = await _features(store, row, one)
+    seen = await _seen(store, row.id, one, str(events[0].body["task"]))
     found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward))
 
 
-def _useless(loaded: Loaded, row: RunRow, one: Decided | None) -> str:
+def _useless(tier: Tier | None, one: Decided | None) -> str:
     if one is None:
         return "no answer, or a plan without probabilities"
-    if one.shape:
-        tier = loaded.catalog.tiers.get(row.tier)
-        if tier is None or tier.conductor.temperature != 1.0:
-            return "the model decodes at another temperature than 1, so what it tells is not what it was drawn with"
+    if one.shape and (tier is None or tier.conductor.temperature != 1.0):
+        return "the model decodes at another temperature than 1, so what it tells is not what it was drawn with"
     return "" if one.chance else "nothing was left to chance"
 
 
-async def _features(store: Store, row: RunRow, one: Decided) -> tuple[float, ...]:
-    """None at all where they were erased: the model of the rewards then knows the arms only."""
-    if not one.features:
-        return ()
-    bodies = await store.contents(row.id, [one.features])
-    return folded(json.loads(bodies[one.features])) if bodies else ()
+async def _seen(store: Store, run: str, one: Decided, task: str) -> Features | None:
+    """A selector's own features; for a model those of the task."""
+    ref = one.features or task
+    bodies = await store.contents(run, [ref])
+    if not bodies:
+        return None
+    value = orjson.loads(bodies[ref])
+    return from_json(value) if one.features else features(words(task_from_json(value).messages))
 
 
 # -- judging
 
 
-def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[Judged]:
+def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str], beliefs: Beliefs | None) -> list[Judged]:
     taken = Counter(row.decided.action for row in rows).most_common(FREQUENT)
     logs: dict[tuple[int, ...], Log] = {}
     found = []
-    for policy in policies or (GREEDY, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
-        choices = [(place, made) for place, row in enumerate(rows) if (made := choice(policy, row.decided)) is not None]
+    for policy in policies or (GREEDY, CURRENT, UNIFORM, *(f"{ALWAYS}{arm}" for arm, _ in taken)):
+        choices = [
+            (place, made) for place, row in enumerate(rows) if (made := _choice(policy, row, beliefs)) is not None
+        ]
         if not choices:
             continue
         places = tuple(place for place, _ in choices)
@@ -142,6 +163,14 @@ def _judged(group: Group, rows: Sequence[Row], policies: Sequence[str]) -> list[
         targets: list[Policy] = [made for _, made in choices]
         found.append(Judged(group, policy, len(rows) - len(places), logs[places].report(targets)))
     return found
+
+
+def _choice(policy: str, row: Row, beliefs: Beliefs | None) -> Policy | None:
+    if policy != CURRENT:
+        return choice(policy, row.decided)
+    if beliefs is None or row.seen is None or row.decided.shape:
+        return None
+    return beliefs.choice(row.decided, row.seen)
 
 
 # -- telling

@@ -309,8 +309,8 @@ def _offpolicy(commands: "Commands[argparse.ArgumentParser]") -> None:
         action="append",
         default=[],
         metavar="POLICY",
-        help="greedy (the log's own, without exploring), uniform, or 'always ARM'; repeatable (default: the first two "
-        "and the arms that were taken most)",
+        help="greedy (the log's own, without exploring), current (the selector as it chooses now), uniform, or "
+        "'always ARM'; repeatable (default: those three and the arms that were taken most)",
     )
     judge.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
     for name in ("tier", "tenant"):

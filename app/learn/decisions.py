@@ -5,8 +5,9 @@ conductor that is a model tells the probability of each worker that it named (`p
 before: so the workers of a plan are judged given its shape, and plans of another shape are another log. The text of
 subtasks counts for nothing.
 
-Policies, by name: `greedy` is the log's own, which takes the likeliest arm and leaves nothing to chance; `uniform` any
-arm; `always ARM` that arm, where it may be taken.
+Policies, by name: `greedy` is the log's own, which takes the likeliest arm and leaves nothing to chance; `current` is
+the selector as it would choose now, from all that it has learned; `uniform` takes any arm; `always ARM` that arm, where
+it may be taken.
 """
 
 import json
@@ -16,15 +17,21 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from app.core.features import Features
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
+from app.core.pool import SelectorSpec, Worker
+from app.core.posterior import Posterior, estimates
+from app.core.templates import MODEL, arms
 from app.learn.offpolicy import Policy
 
 PLACES = 61
 """Into so many places the words of a request are folded: with the counts it makes a regression of a bearable size."""
 MOST_COMBINED = 1_024
 """Combinations of workers over which `uniform` is spread."""
-GREEDY, UNIFORM, ALWAYS = "greedy", "uniform", "always "
+GREEDY, CURRENT, UNIFORM, ALWAYS = "greedy", "current", "uniform", "always "
+MOST_STEPS = 32
+"""Of an arm; whether a run had room for it, the candidates say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,34 @@ def _possible(arm: str, one: Decided) -> bool:
     return len(workers) == len(json.loads(one.shape)) and set(workers) <= set(one.pool)
 
 
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What a tier's selector has learned, and what it chooses among."""
+
+    posterior: Posterior
+    spec: SelectorSpec
+    workers: Mapping[str, Worker]
+
+    def choice(self, one: Decided, seen: Features) -> Policy | None:
+        """The arm that it would take now, in the place of an earlier decision; None if it has none of the candidates
+        any more."""
+        workers = [self.workers[name] for name in one.pool if name in self.workers]
+        known = arms(self.spec, workers, MOST_STEPS, model=MODEL in one.candidates) if workers else ()
+        able = [arm for arm in known if arm.name in one.candidates]
+        if not able:
+            return None
+        found = estimates(self.posterior, self.spec, able, workers, seen)
+        return {max(found, key=lambda estimate: estimate.worth).arm.name: 1.0}
+
+
+def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> float | None:
+    """The reward of a run: its score, of which a selector's tier takes away the share of its cost; None: no score."""
+    found = score(given)
+    if found is None or spec is None or not spec.full_usd:
+        return found
+    return found * (1 - spec.cost * min(1.0, usd / spec.full_usd))
+
+
 def score(given: Sequence[Feedback]) -> float | None:
     """What a run was held to be worth: the mean over sources of the latest score of each; None: by nobody. What callers
     did, without saying anything, has no score."""
@@ -110,9 +145,9 @@ def score(given: Sequence[Feedback]) -> float | None:
     return sum(latest.values()) / len(latest) if latest else None
 
 
-def folded(seen: Mapping[str, Any]) -> tuple[float, ...]:
-    """Features as they are kept, `{"words": [[place, value], ...], "counts": [...]}`, for a regression."""
+def folded(seen: Features) -> tuple[float, ...]:
+    """A request's features for a regression."""
     places = [0.0] * PLACES
-    for place, value in seen["words"]:
+    for place, value in seen.words:
         places[place % PLACES] += value
-    return (*places, *seen["counts"])
+    return (*places, *seen.counts)

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
+from app.core.features import Features, features
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
-from app.learn.decisions import PLACES, Decided, choice, decided, folded, score
+from app.core.pool import SelectorSpec, Worker
+from app.core.posterior import Posterior, Rating, learned
+from app.core.templates import manned
+from app.learn.decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
 
 DECISION = {
     "layer": "selector", "policy": "selector-1/mini", "version": "7-abc", "features": "ref",
@@ -128,7 +132,30 @@ def test_a_run_is_worth_the_mean_of_the_latest_scores() -> None:
     assert score([]) is None
 
 
+def test_costs_take_their_share_of_a_score() -> None:
+    spec = SelectorSpec(cost=0.2, full_usd=1_000)
+    given = list(ratings())
+    assert worth(given, 500, spec) == pytest.approx(0.75 * 0.9)
+    assert worth(given, 9_000, spec) == pytest.approx(0.75 * 0.8)
+    assert worth(given, 500, None) == 0.75
+    assert worth([], 500, spec) is None
+
+
+def test_the_current_policy_is_what_the_selector_believes_now() -> None:
+    spec = SelectorSpec(templates=("answer",))
+    workers = {name: Worker(name, "p", name) for name in ("sol", "luna")}
+    seen = features("What is 2 + 2?")
+    luna, sol = manned("answer", ["luna"]), manned("answer", ["sol"])
+    posterior = Posterior()
+    for arm, given in ((luna, 1.0), (sol, 0.0)) * 5:
+        posterior = learned(posterior, spec, list(workers.values()), Rating(arm, seen, given, 10, 5.0))
+    assert Beliefs(posterior, spec, workers).choice(selected(), seen) == {"answer luna": 1.0}
+    only = selected(candidates={"answer sol": 1.0}, propensity=1.0)
+    assert Beliefs(posterior, spec, workers).choice(only, seen) == {"answer sol": 1.0}
+    assert Beliefs(posterior, spec, {}).choice(selected(), seen) is None
+
+
 def test_words_are_folded_and_counts_stay() -> None:
-    found = folded({"words": [[3, 0.5], [3 + PLACES, 0.25], [7, -1.0]], "counts": [1.0, 2.0]})
+    found = folded(Features(((3, 0.5), (3 + PLACES, 0.25), (7, -1.0)), (1.0, 2.0)))
     assert len(found) == PLACES + 2
     assert (found[3], found[7], found[-2:]) == (0.75, -1.0, (1.0, 2.0))
