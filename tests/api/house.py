@@ -127,6 +127,12 @@ async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    """One question to `baton-mini`, by the chat completions' route."""
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    return await client.post("/v1/chat/completions", json={"model": "baton-mini", "messages": messages} | more)
+
+
 def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
     """An order of one user message."""
     chosen = opened.pool.catalog().tiers[tier]

@@ -1,6 +1,7 @@
 """Every kind of reply of the chat and model routes, against the official types and the published description."""
 
 import json
+from functools import partial
 from typing import Any
 
 import httpx
@@ -9,12 +10,14 @@ from openai.pagination import SyncPage
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.api import house
 from tests.api.house import plan
 from tests.exact import exactly, published
 from tests.stubs import Fail, ProviderStub, Raw, Reply, Truncate
 from tests.stubs.script import Usage
 
 CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+ask = partial(house.ask, baton={"plan": CHAIN})
 REPLIES: dict[str, Reply] = {
     "plain": Reply(chunks=("Fo", "ur", ".")),
     "empty": Reply(chunks=()),
@@ -25,12 +28,6 @@ REPLIES: dict[str, Reply] = {
     "without usage": Reply(usage=None),
     "not ASCII": Reply(chunks=("\U0001f600", "\u2028", '"\\', "\x00")),
 }
-
-
-async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
-    messages = [{"role": "user", "content": "What is 2 + 2?"}]
-    body = {"model": "baton-mini", "messages": messages, "baton": {"plan": CHAIN}} | more
-    return await client.post("/v1/chat/completions", json=body)
 
 
 def events(reply: httpx.Response) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.api import house
 from tests.api.house import calling, open_house, plan, pool_text
 from tests.stubs import ProviderStub, Raw, Reply
 
 WORDS = ("Two", " and", " two", " is", " four", ".")
 ANSWER = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
+ask = partial(house.ask, baton={"plan": ANSWER})
 
 
 @pytest.fixture
@@ -22,12 +25,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
         running.always("alpha", Reply(chunks=("Hm", ".")))
         running.always("beta", Reply(chunks=WORDS))
         yield running
-
-
-async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
-    messages = [{"role": "user", "content": "What is 2 + 2?"}]
-    body = {"model": "baton-mini", "messages": messages, "baton": {"plan": ANSWER}} | more
-    return await client.post("/v1/chat/completions", json=body)
 
 
 def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
