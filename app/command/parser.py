@@ -156,19 +156,64 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
         commands,
         "train",
         "train",
-        "train a conductor from scratch in the rehearsal world, or go on where it was interrupted, and compare it with "
-        "honest baselines on tasks that it has not met; needs torch",
+        "train a conductor, or go on where that was interrupted: a small one from scratch in the rehearsal world, "
+        "compared with honest baselines on tasks that it has not met; or any chat model; needs torch",
     )
-    train.add_argument("--backend", choices=["builtin"], default="builtin", help="a small transformer on torch")
+    train.add_argument(
+        "--backend",
+        choices=["builtin", "trl", "awr"],
+        default="builtin",
+        help="a small transformer on torch; policy gradients over a chat model by TRL; or advantage-weighted "
+        "regression of a chat model on journaled runs",
+    )
     train.add_argument("--out", default="trained", help="the folder for checkpoint, curve, card and report")
     train.add_argument("--seed", type=int, default=0, help="of weights, tasks, pools and rollouts")
-    train.add_argument("--drill-steps", type=_count, help="steps of learning to read cards (default: the recipe's)")
-    train.add_argument("--warm-steps", type=_count, help="steps of imitating the best of drawn plans")
-    train.add_argument("--steps", type=_count, help="steps of policy gradients")
-    train.add_argument("--lessons", type=_count, default=1_000, help="held-out tasks of each comparison")
+    train.add_argument("--steps", type=_count, help="steps of policy gradients (default: the recipe's)")
     train.add_argument("--threads", type=_count, default=1, help="of torch")
     train.add_argument("--dear", action="store_true", help="weigh cost by 0.60 and wait by 0.35, not 0.30 and 0.10")
-    train.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
+    builtin = train.add_argument_group("--backend builtin")
+    builtin.add_argument("--drill-steps", type=_count, help="steps of learning to read cards (default: the recipe's)")
+    builtin.add_argument("--warm-steps", type=_count, help="steps of imitating the best of drawn plans")
+    builtin.add_argument("--lessons", type=_count, default=1_000, help="held-out tasks of each comparison")
+    builtin.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
+    _chat_model(train)
+
+
+def _chat_model(train: argparse.ArgumentParser) -> None:
+    """The options of `--backend trl` and `--backend awr`."""
+    asked = train.add_argument_group("--backend trl and --backend awr: what is trained")
+    asked.add_argument("--model", help="a chat model: a folder, or a name that Hugging Face knows")
+    asked.add_argument("--lora", type=int, default=32, metavar="RANK", help="of the adapters; 0 trains all weights")
+    asked.add_argument("--questions", type=_count, default=16, help="of each step")
+    asked.add_argument("--group", type=_count, default=16, help="plans for each question")
+    asked.add_argument("--micro", type=_count, default=4, help="plans that pass through the model at a time")
+    asked.add_argument("--rate", type=float, help="learning rate (default: 1e-5 for adapters, 1e-6 for all weights)")
+    asked.add_argument("--completion", type=_count, default=1_024, help="most tokens of a plan")
+    asked.add_argument("--every", type=_count, default=20, help="steps between checkpoints")
+    asked.add_argument("--vllm", choices=["none", "colocate", "server"], default="none", help="what writes the plans")
+    asked.add_argument("--vllm-url", default="", help="of a server started by `trl vllm-serve`")
+    imitated = train.add_argument_group("--backend trl and --backend awr: what is imitated")
+    imitated.add_argument(
+        "--warm-start", metavar="FILE", help="rollouts to imitate, first or alone; `journal` reads the database"
+    )
+    imitated.add_argument("--epochs", type=_count, default=2, help="of imitation")
+    imitated.add_argument("--batch", type=_count, default=8, help="plans of each step of imitation")
+    imitated.add_argument("--imitation-rate", type=float, help="learning rate (default: 1e-4, 1e-5 for all weights)")
+    imitated.add_argument("--beta", type=float, default=0.3, help="of awr: the advantage that counts e times as much")
+    _agreed(imitated)
+    rewarded = train.add_argument_group("--backend trl: what is asked, and where plans are carried out")
+    rewarded.add_argument(
+        "--tasks", metavar="FILE", help="a task set, as of `baton grade` (default: the rehearsal world)"
+    )
+    rewarded.add_argument("--rollouts", metavar="FILE", help="take the conversations from journaled runs")
+    rewarded.add_argument("--random-pools", action="store_true", help="show each question only some of the workers")
+    rewarded.add_argument("--url", help="of a Baton, with its key in BATON_API_KEY (default: one of its own)")
+    rewarded.add_argument("--concurrency", type=_count, default=16, help="plans carried out at a time")
+    rewarded.add_argument("--full-usd", type=float, default=0.006, help="dollars from which on cost counts in full")
+    rewarded.add_argument(
+        "--full-seconds", type=float, default=12.0, help="seconds from which on a wait counts in full"
+    )
+    _trusts(train)
 
 
 def _conductor(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -191,7 +236,7 @@ def _agreed(asked: argparse._ActionsContainer) -> None:
     asked.add_argument("--everybody", action="store_true", help="all callers have agreed")
     asked.add_argument("--without", action="append", default=[], metavar="LABEL", help="leave these out; repeatable")
     asked.add_argument("--held-out", type=float, default=0.1, help="share of conversations kept from training")
-    asked.add_argument("--tier", help="only runs of this tier")
+    asked.add_argument("--tier", help="only runs of this tier; of --backend trl, the tier to train for")
     asked.add_argument("--tenant", help="only runs of this tenant")
     asked.add_argument("--rated", action="store_true", help="only runs that somebody or a rule has rated")
 

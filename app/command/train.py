@@ -3,19 +3,30 @@
 import argparse
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
+from typing import Any
 
 from app.errors import ConfigInvalid
+
+EXTRAS = frozenset({"torch", "transformers", "trl", "peft", "datasets"})
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """0; 1 if `--gap` asks for more than was reached."""
+    if asked.backend == "builtin":
+        return 0 if _found("app.learn.train:run")(asked, _say) else 1
+    _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
+    return 0
+
+
+def _found(name: str) -> Any:
+    """What has this name. `ConfigInvalid` if it needs one of the extras that is not there."""
     try:
-        train = resolve_name("app.learn.train:run")
+        return resolve_name(name)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in EXTRAS:
             raise
-        raise ConfigInvalid(["torch is not installed; `make learn` sets up an environment that has it"]) from None
-    return 0 if train(asked, _say) else 1
+        where = "`make learn` sets up an environment that has it; `pip install 'baton[train]'` adds all that is needed"
+        raise ConfigInvalid([f"{error.name} is not installed; {where}"]) from None
 
 
 def _say(line: str) -> None:

@@ -82,7 +82,7 @@ class Executor:
                 reply = await self._client.post("/v1/chat/completions", json=self._request(question, steps))
         except (httpx.HTTPError, TimeoutError):
             return Carried("outage", steps=len(steps))
-        return _found(reply, question, steps)
+        return await _found(reply, question, steps)
 
     def _request(self, question: Question, steps: tuple[Step, ...]) -> Mapping[str, Any]:
         plan = [{"worker": one.worker, "subtask": one.subtask, "access": one.access.as_list()} for one in steps]
@@ -102,7 +102,7 @@ def read(text: str, question: Question) -> tuple[Step, ...] | None:
         return None
 
 
-def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> Carried:
+async def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> Carried:
     if reply.status_code != httpx.codes.OK:
         return _refused(reply, len(steps))
     document = reply.json()
@@ -111,7 +111,8 @@ def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -
     if told["degraded"] or done != [step.worker for step in steps]:
         return Carried("outage", run=told["run"], steps=len(steps))
     answer = document["choices"][0]["message"]["content"] or ""
-    verdict: Verdict = "right" if question.rule.grader.grade(answer).score >= RIGHT else "wrong"
+    grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
+    verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
     taken = zip(steps, told["steps"], strict=True)
     seconds = critical((step.access.steps, float(one["seconds"])) for step, one in taken)
     return Carried(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))

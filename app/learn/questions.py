@@ -1,7 +1,7 @@
 """What policy gradients are trained on: questions with a rule for their answers, each before a pool in shuffled order.
 
-From a task set (JSON lines: `question` or `messages`, and `grader`), from journaled runs (`rollouts.py`; the rules then
-come from a task set with the same questions), or drawn from the rehearsal world.
+From a task set, from journaled runs (`rollouts.py`; the rules then come from a task set with the same questions), or
+drawn from the rehearsal world.
 """
 
 import json
@@ -19,8 +19,6 @@ from app.learn.rollouts import Rollout, Turns, shown
 
 SMALLEST = 3
 """Workers of a pool that is drawn at random, if there are as many."""
-MOST_LINES, LINE_CHARS = 1_000_000, 1_000_000
-ROLES = frozenset({"system", "developer", "user", "assistant"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +49,6 @@ class Question:
     def names(self) -> list[str]:
         """Of the workers, by ordinal."""
         return [worker.name for worker in self.workers]
-
-
-def read_rules(lines: Iterable[str], place: str) -> list[Rule]:
-    """A task set; ValueError names every line that is no task, up to twenty of them."""
-    rules: list[Rule] = []
-    faults: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if number > MOST_LINES or len(faults) >= 20:
-            break
-        if line.strip():
-            try:
-                rules.append(_rule(json.loads(line[:LINE_CHARS])))
-            except (ValueError, RecursionError) as error:
-                faults.append(f"{place}:{number}: {error}")
-    if faults or not rules:
-        raise ValueError("\n".join(faults) or f"{place}: holds no task")
-    return rules
-
-
-def _rule(value: object) -> Rule:
-    if not isinstance(value, dict):
-        raise ValueError('is no task; write {"question": "...", "grader": {...}}')
-    turns = value.get("messages", [{"role": "user", "content": value.get("question")}])
-    if not isinstance(turns, list) or not turns or not all(map(_is_turn, turns)):
-        raise ValueError("needs question, a text, or messages, a list of role and content")
-    conversation = tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
-    return Rule(conversation, grader(value.get("grader")), json.dumps(value["grader"], sort_keys=True))
-
-
-def _is_turn(turn: object) -> bool:
-    return isinstance(turn, dict) and turn.get("role") in ROLES and isinstance(turn.get("content"), str)
 
 
 def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule]:

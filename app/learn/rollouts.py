@@ -72,13 +72,14 @@ def shown(brief: Brief) -> Turns:
 
 
 def written(steps: Sequence[Step], workers: Sequence[str]) -> str:
-    """A plan as a conductor writes it over these ordinals; ValueError for a worker that is not among them."""
+    """A plan as a conductor writes it over these ordinals, without blanks, as servers decode it under the schema;
+    ValueError for a worker that is not among them."""
     entries = [
         {"worker": workers.index(step.worker), "subtask": step.subtask, "access": step.access.as_list()}
         | ({"tools": True} if step.tools else {})
         for step in steps
     ]
-    return json.dumps({"steps": entries}, ensure_ascii=False)
+    return json.dumps({"steps": entries}, ensure_ascii=False, separators=(",", ":"))
 
 
 def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:

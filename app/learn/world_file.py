@@ -12,7 +12,11 @@ def pool_file(workers: Sequence[Profile], delay: float = 0.0, conductor: str = "
     """The TOML text. `delay` is the factor on the workers' seconds; `conductor` is the base URL of a server whose
     `model` plans, else the first worker answers alone."""
     names = ", ".join(f'"{one.name}"' for one in workers)
-    planner = '{ kind = "model", worker = "planner" }' if conductor else f'{{ kind = "fixed", workers = [{names}] }}'
+    planner = (
+        '{ kind = "model", worker = "planner", probe = 0 }'
+        if conductor
+        else f'{{ kind = "fixed", workers = [{names}] }}'
+    )
     parts = [WORLD.format(delay=delay), *map(_worker, workers)]
     parts += [CONDUCTOR.format(url=conductor, model=model)] if conductor else []
     return "".join([*parts, TIERS.format(tier=TIER, names=names, planner=planner, steps=STEPS)])
@@ -54,5 +58,5 @@ TIERS = """
 [tiers.{tier}]
 pool = [{names}]
 conductor = {planner}
-limits = {{ steps = {steps}, attempts = 2, seconds = 60, output_tokens = 1000 }}
+limits = {{ steps = {steps}, attempts = 2, seconds = 120, output_tokens = 1000 }}
 """

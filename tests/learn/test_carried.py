@@ -9,13 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from app.core.grading import grader
 from app.core.pool import Limits
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.app import create_app
 from app.gateway.auth import mint
 from app.learn import world_file
 from app.learn.carried import Executor, Place
-from app.learn.questions import Question, of_rollouts, of_world, posed, read_rules
+from app.learn.questions import Question, Rule, of_rollouts, of_world, posed
 from app.learn.reward import MALFORMED
 from app.learn.scoring import PATIENCE, Scorer
 from app.learn.world import Weights, profiles
@@ -100,8 +101,13 @@ async def test_another_tier_or_key_stops_training(opened: House) -> None:
                 await executor.carry(question, plan(question, "ember"))
 
 
+def four(text: str) -> Rule:
+    """A question whose answer is 4."""
+    return Rule(({"role": "user", "content": text},), grader({"kind": "numeric", "expected": 4}), "")
+
+
 def question(text: str = "What is 2 + 2?") -> Question:
-    rule = read_rules([json.dumps({"question": text, "grader": {"kind": "numeric", "expected": 4}})], "tasks")[0]
+    rule = four(text)
     worker: Any = SimpleNamespace(name="ember")
     return Question(rule, (worker,), Limits())
 
@@ -174,18 +180,11 @@ async def test_cost_counts_only_as_far_as_training_has_come() -> None:
 
 
 def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set() -> None:
-    rules = read_rules([json.dumps({"question": "What is  2 + 2?", "grader": {"kind": "numeric", "expected": 4}})], "t")
+    rules = [four("What is  2 + 2?")]
     longer = made("What is 2 + 2?", None)
     found = of_rollouts([longer, longer, made("Else?", None)], rules)
     assert [one.conversation for one in found] == [longer.conversation]
     assert found[0].grader.grade("4").score == 1
-
-
-def test_every_line_that_is_no_task_is_named() -> None:
-    lines = ["", '{"question": 3}', "{", '{"question": "Why?", "grader": {"kind": "no"}}']
-    with pytest.raises(ValueError, match=r"set:2: needs question.*\n.*set:3.*\n.*set:4: a grader must be") as told:
-        read_rules(lines, "set")
-    assert "set:1" not in str(told.value)
 
 
 def test_questions_come_by_turns_and_depend_on_the_seed_alone() -> None:

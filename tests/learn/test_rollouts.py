@@ -63,6 +63,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(open
         {"role": turn["role"], "content": turn["content"]} for turn in sent["messages"]
     ]
     assert json.loads(found.completion) == json.loads(PLAN)
+    assert " " not in found.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
     assert (found.run, found.steps, found.score, found.verdict) == (run, 2, 1.0, "right")
     journal = (await opened.means.store.journal(run)).events
     shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)

