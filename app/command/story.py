@@ -11,7 +11,7 @@ Record = Mapping[str, Any]
 """A run, step, proposal or attempt in the form of the audit trail (`gateway/audit.py`)."""
 CONDUCTORS: Mapping[str, str] = {
     "model": "a model planned it",
-    "fixed": "the tier has a fixed shape; no model was asked",
+    "fixed": "a fixed shape; no model was asked",
     "random": "a plan drawn by lot; no model was asked",
     "selector": "the selector chose by what ratings have taught it",
     "caller": "the request brought its own plan",

@@ -70,6 +70,7 @@ def test_repeats_are_averaged_and_failures_are_wrong() -> None:
     assert (found["a"].accuracy.value, found["a"].accuracy.low, found["a"].accuracy.high) == (0.5, 0.5, 0.5)
     assert (found["b"].accuracy.value, found["b"].outages, found["b"].failures, found["b"].degraded) == (0.75, 1, 0, 1)
     assert found["b"].ahead is not None
+    assert (found["a"].ahead, found["a"].p, found["oracle"].p) == (None, None, None)
     assert (found["b"].ahead.value, found["b"].ahead.low) == (0.25, -0.25)
     assert found["oracle"].accuracy.value == 0.875
     assert found["oracle"].usd == pytest.approx((3 * 3.0 + 1.0) / 4), "where arms are as good, the cheaper one"
