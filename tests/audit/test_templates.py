@@ -10,16 +10,19 @@ from dataclasses import asdict
 import orjson
 
 from app.audit.recompose import TEMPLATES
-from app.conductor import prompt
+from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core import visibility
 from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.pool import Card, Limits, Price, Worker
+from app.core.pool import Card, Limits, Measured, Price, Worker
 from app.core.visibility import Seen
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
 TASK = Task(CONVERSATION)
+CALIBRATED = "51f46fdb15546a07ea3d2c95aa9aac100f083ee6cc307b7ec48cbbf2ec56d9dd"
+"""Of `plan-1` with what was measured on the cards, which there was nothing of at first."""
 MADE = {
+    "compact-1": "74ce3c066e193a3194a4e0d0a1e84d828d04aadd5ed9caee33bace255b24ece2",
     "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
     "further-1": "d0abeab3f8bc8da97d33ce90a9c0dcf6174f58b6d32f35f2b680f5e944e8d24c",
     "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
@@ -61,9 +64,21 @@ def further_plans() -> str:
     return digest(*map(prompt.messages, briefs))
 
 
+def compact_plans() -> str:
+    workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code", "text"))), Worker("b", "p", "m"))
+    return digest(*(compact.messages(Brief(task, workers, Limits(), 7)) for task in (TASK, Task(CONVERSATION[:1]))))
+
+
+def calibrated_plans() -> str:
+    measured = (Measured("numbers", 17, 18), Measured("words", 0.5, 1))
+    workers = (Worker("a", "p", "m", card=Card(("code",), measured=measured)), Worker("b", "p", "m"))
+    return digest(prompt.messages(Brief(TASK, workers, Limits(), 7)))
+
+
 def test_a_template_is_what_it_was() -> None:
     made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
-    assert made.items() <= MADE.items()
+    assert made | {compact.TEMPLATE: compact_plans()} == MADE
+    assert calibrated_plans() == CALIBRATED
 
 
 def test_every_template_can_be_composed_again() -> None:
