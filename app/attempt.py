@@ -77,6 +77,8 @@ class Means:
     timed: Callable[[], bool] = lambda: True
     """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
     is judged by it."""
+    version: Callable[[str, str], str] = lambda _conductor, _run: ""
+    """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
     notifies: bool = False
     """Whether the operator's webhook is told of the ends of background responses."""
 

@@ -271,21 +271,32 @@ class Planner:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
+        version = self._means.version(worker, state.run)
+        served = replace(known, model=version) if version else known
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         attempt = Attempt(
             self._means,
             call=self._means.name("call"),
             step=None,
-            worker=known,
-            request=Request(known, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None),
+            worker=served,
+            request=Request(
+                served, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None
+            ),
             access=self._sees(state),
             number=len(state.proposals),
             salt=self._salt,
             deadline=self._until,
             spare=True,
-            facts={"template": template, "usd_left": brief.usd_left, "rejected": self._ref(brief.rejected)},
+            facts={
+                "template": template,
+                "usd_left": brief.usd_left,
+                "rejected": self._ref(brief.rejected),
+                **({"version": version} if version else {}),
+            },
         )
-        if refusal := self._means.health.refusal(known, self._left()):
+        if version and self._means.health.is_out(known):  # its server, whichever of its models is asked
+            raise WorkerUnavailable(code="conductor_out")
+        if refusal := self._means.health.refusal(served, self._left()):
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
             await patiently(self._means.store, partial(self._means.pin, attempt.catalog), self._left)
@@ -293,7 +304,7 @@ class Planner:
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
-                self._means.health.sign(known)
+                self._means.health.sign(served)
                 yield pieces
         finally:
             self._text = attempt.reply.text

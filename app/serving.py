@@ -63,6 +63,8 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         _on_signals(opened, environ, stopping)
         await opened.clock.look()
         group.create_task(opened.clock.keep(stopping))
+        await opened.succession.look()
+        group.create_task(opened.succession.run(stopping))
         driving = group.create_task(opened.drivers.run(runs_end))
         telling = group.create_task(opened.webhooks.run(runs_end))
         group.create_task(opened.learner.run(stopping))

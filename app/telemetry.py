@@ -83,7 +83,7 @@ LOG_FIELDS = frozenset(
         "origin",
         "reason",
     }
-    | {"request", "address", "faults"}
+    | {"request", "address", "faults", "versions"}
 )
 
 

@@ -51,6 +51,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
 from app.stepqueue.redis import RedisQueue
 from app.store.sql import open_store
+from app.succession import Succession
 from app.telemetry import Telemetry
 from app.webhooks import Target, Webhooks
 
@@ -158,6 +159,7 @@ class House:
     drivers: Drivers
     dispatcher: Dispatcher
     pulse: Pulse
+    succession: Succession
     gate: Gate
     webhooks: Webhooks
     clock: Clock
@@ -177,6 +179,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
         clock = Clock(now, time.monotonic, store.clock)
+        succession = Succession(store, telemetry)
         means = Means(
             store=store,
             queue=queue,
@@ -193,6 +196,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             lease=settings.lease_seconds,
             code=version("baton"),
             timed=lambda: clock.set,
+            version=succession.version,
             notifies=settings.webhook_url is not None,
         )
         drivers = Drivers(means, home=home, bound=settings.concurrent_runs)
@@ -219,7 +223,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
         try:
             webhooks = Webhooks(means, _target(settings))
             learner = Learner(means, standings)
-            yield House(pool, means, drivers, dispatcher, pulse, gate, webhooks, clock, learner)
+            yield House(pool, means, drivers, dispatcher, pulse, succession, gate, webhooks, clock, learner)
         finally:
             await pool.close()
 

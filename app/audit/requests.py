@@ -1,7 +1,7 @@
 """Rules about who was called, for what money, and with exactly which bytes: they need the pool as it was."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.audit.account import Account, Call, Fact
@@ -66,6 +66,7 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
         if worker is None or worker.provider not in catalog.providers:
             yield run.says("worker-changed", call.intent.seq, f"{call.id}: the pool has no such worker")
             continue
+        worker = _as_served(call, worker)
         yield from _worker(run, call, catalog, worker)
         yield from _price(run, call, worker)
         yield from _rendered(run, call, catalog, worker, pools, report)
@@ -108,6 +109,12 @@ def _uncleared(run: Account, worker: Worker) -> int:
 
 
 # -- the worker
+
+
+def _as_served(call: Call, worker: Worker) -> Worker:
+    """A conductor's worker under the version that its intent names: another model of the same server."""
+    version = call.intent.body.get("version", "") if call.step is None else ""
+    return replace(worker, model=version) if isinstance(version, str) and version else worker
 
 
 def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:

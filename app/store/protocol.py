@@ -29,6 +29,7 @@ from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
 from app.core.journal import Draft, Event, Kind
 from app.core.notices import Notice
+from app.store.versions import Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ class Held(NamedTuple):
     claim: int
 
 
-class Store(Protocol):
+class Store(Versions, Protocol):
     """See the module docstring for what every implementation promises."""
 
     @property

@@ -14,8 +14,9 @@ from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.notices import Notice
+from app.core.versions import Change
 from app.errors import StoreUnavailable
-from app.store import claims, content, feedback, keys, notices, rated, runs, trials
+from app.store import changes, claims, content, feedback, keys, notices, rated, runs, trials
 from app.store.commit import pack
 from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
@@ -224,6 +225,12 @@ class SqlStore:
 
     async def learn(self, policy: str, learned: Learned, at: float) -> bool:
         return await self._write(partial(rated.learn, policy=policy, learned=learned, at=at))
+
+    async def change(self, made: Change) -> None:
+        await self._write(partial(changes.add, change=made))
+
+    async def changes(self) -> tuple[Change, ...]:
+        return await self._read(changes.every)
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.vigil.sound:

@@ -188,6 +188,21 @@ POLICIES = Table(
     sqlite_with_rowid=False,
 )
 
+CONDUCTOR_CHANGES = Table(
+    "conductor_changes",
+    METADATA,
+    Column("id", Text, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("conductor", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("share", Double, nullable=False),
+    Column("note", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("conductor_changes_by_time", CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
+
 # Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
 CATALOGS = Table(
     "catalogs",

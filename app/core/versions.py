@@ -1,0 +1,102 @@
+"""Versions of a conductor: what was done with each, and who conducts a run as a result. Pure.
+
+A version is a model that the conductor's server answers to beside the one that the pool file names, an adapter for the
+most part. Changes are only ever added; what stands is their fold:
+
+    loaded ──> shadowed (as often as you like) ──> canary (a share of the runs) ──> promoted (all of them)
+       └──> unloaded          rolled_back: ends a canary; without one, what was live before is live again
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+ChangeKind = Literal["loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One decision of an operator about a version of a conductor."""
+
+    id: str
+    at: float
+    """Seconds since 1970."""
+    who: str
+    conductor: str
+    """The conductor's worker, by its name in the pool file."""
+    kind: ChangeKind
+    version: str
+    """The model's name on its server."""
+    share: float = 0.0
+    """Of the runs, for a canary."""
+    note: str = ""
+    """What was found: golden prompts, comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who conducts, as all changes so far have it. The empty version is the model that the pool file names."""
+
+    loaded: tuple[str, ...] = ()
+    live: str = ""
+    before: tuple[str, ...] = ()
+    """What was live before, the latest last."""
+    canary: str = ""
+    share: float = 0.0
+
+
+def standings(changes: Iterable[Change]) -> dict[str, Standing]:
+    """The standing of each conductor, from changes in the order of (at, id)."""
+    found: dict[str, Standing] = {}
+    for change in changes:
+        found[change.conductor] = _after(found.get(change.conductor, Standing()), change)
+    return found
+
+
+def _after(now: Standing, change: Change) -> Standing:
+    version = change.version
+    match change.kind:
+        case "loaded":
+            return replace(now, loaded=(*(one for one in now.loaded if one != version), version))
+        case "unloaded":
+            left = tuple(one for one in now.loaded if one != version)
+            return replace(now, loaded=left, before=tuple(one for one in now.before if one != version))
+        case "canary":
+            return replace(now, canary=version, share=change.share)
+        case "promoted":
+            before = now.before if now.live == version else (*now.before, now.live)
+            return replace(now, live=version, before=before, canary="", share=0.0)
+        case "rolled_back" if now.canary:
+            return replace(now, canary="", share=0.0)
+        case "rolled_back":
+            return replace(now, live=now.before[-1] if now.before else "", before=now.before[:-1])
+        case _:
+            return now
+
+
+def refusal(now: Standing, kind: ChangeKind, version: str) -> str:
+    """Why a change cannot be made; empty if it can."""
+    if kind in ("shadowed", "canary", "promoted", "unloaded") and version not in now.loaded:
+        return f"{version} is not loaded; `baton conductor deploy` loads and checks it first"
+    if kind in ("canary", "promoted") and version == now.live:
+        return f"{version} is live already"
+    if kind == "unloaded" and version in (now.live, now.canary):
+        return f"{version} still conducts; roll it back first"
+    if kind == "rolled_back" and not now.canary and not now.live:
+        return "there is nothing to roll back: the pool file's own model conducts"
+    return ""
+
+
+def chosen(known: Mapping[str, Standing], conductor: str, run: str) -> str:
+    """The version that conducts a run; empty for the pool file's own model. The same for all of a run's plans, unless
+    a change comes between, and whoever works it out."""
+    now = known.get(conductor)
+    if now is None:
+        return ""
+    return now.canary if now.canary and _place(f"{now.canary}|{run}") < now.share else now.live
+
+
+def _place(text: str) -> float:
+    """A number in [0, 1) that the text determines."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56

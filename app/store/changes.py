@@ -1,0 +1,23 @@
+"""Changes of conductors' versions, as rows. They are only ever added."""
+
+from dataclasses import asdict
+
+from sqlalchemy import Connection, insert, select
+
+from app.core.versions import Change
+from app.store.tables import CONDUCTOR_CHANGES
+
+MOST = 10_000
+"""That are read; a conductor is moved some times a day at the most."""
+
+
+def add(conn: Connection, change: Change) -> None:
+    """Store a change."""
+    conn.execute(insert(CONDUCTOR_CHANGES).values(asdict(change)))
+
+
+def every(conn: Connection) -> tuple[Change, ...]:
+    """The latest changes, oldest first."""
+    table = CONDUCTOR_CHANGES.c
+    query = select(CONDUCTOR_CHANGES).order_by(table.at.desc(), table.id.desc()).limit(MOST)
+    return tuple(Change(**row._mapping) for row in reversed(conn.execute(query).all()))

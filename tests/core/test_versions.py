@@ -1,0 +1,81 @@
+"""Versions of a conductor: what stands after any changes, which ones are refused, and which run gets which version."""
+
+from random import Random
+
+import pytest
+
+from app.core.versions import Change, ChangeKind, Standing, chosen, refusal, standings
+
+KINDS: tuple[ChangeKind, ...] = ("loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded")
+
+
+def stands(*steps: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> Standing:
+    """What stands after these changes, none of which may be refused."""
+    now = Standing()
+    changes: list[Change] = []
+    for n, (kind, version, *share) in enumerate(steps):
+        assert not refusal(now, kind, version)
+        changes.append(Change(str(n), float(n), "me", "planner", kind, version, *share))
+        now = standings(changes)["planner"]
+    return now
+
+
+def test_a_version_goes_from_loaded_to_live_and_back() -> None:
+    now = stands(("loaded", "a"), ("shadowed", "a"), ("canary", "a", 0.1))
+    assert (now.live, now.canary, now.share) == ("", "a", 0.1)
+    now = stands(("loaded", "a"), ("canary", "a", 0.1), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.5))
+    assert (now.live, now.canary, now.loaded) == ("a", "b", ("a", "b"))
+    assert stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b")).live == "b"
+
+
+def test_rolling_back_ends_the_canary_then_goes_back_one_by_one() -> None:
+    steps: list[tuple[ChangeKind, str] | tuple[ChangeKind, str, float]] = [
+        ("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b"), ("loaded", "c"), ("canary", "c", 0.5),
+    ]  # fmt: skip
+    found = []
+    for _ in range(3):
+        steps.append(("rolled_back", ""))
+        now = stands(*steps)
+        found.append((now.live, now.canary))
+    assert found == [("b", ""), ("a", ""), ("", "")]
+    assert "nothing to roll back" in refusal(now, "rolled_back", "")
+
+
+@pytest.mark.parametrize("kind", ["shadowed", "canary", "promoted", "unloaded"])
+def test_what_was_not_loaded_cannot_conduct(kind: ChangeKind) -> None:
+    assert "is not loaded" in refusal(Standing(), kind, "a")
+    assert "is not loaded" in refusal(stands(("loaded", "a"), ("unloaded", "a")), kind, "a")
+
+
+def test_what_conducts_cannot_be_unloaded_and_what_is_gone_is_not_gone_back_to() -> None:
+    both = stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.5))
+    assert "still conducts" in refusal(both, "unloaded", "a")
+    assert "still conducts" in refusal(both, "unloaded", "b")
+    steps: tuple[tuple[ChangeKind, str], ...] = (("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("promoted", "b"))
+    assert stands(*steps, ("unloaded", "a"), ("rolled_back", "")).live == ""
+
+
+def test_only_what_is_loaded_ever_conducts() -> None:
+    """Over any changes that are not refused."""
+    random = Random(4)
+    for _ in range(200):
+        changes: list[Change] = []
+        now = Standing()
+        for n in range(20):
+            kind, version = random.choice(KINDS), random.choice("abc")
+            if refusal(now, kind, version):
+                continue
+            changes.append(Change(str(n), n, "me", "planner", kind, version, 0.5 if kind == "canary" else 0.0))
+            now = standings(changes)["planner"]
+            for run in ("x", "y", "z"):
+                assert chosen({"planner": now}, "planner", run) in ("", *now.loaded)
+
+
+def test_a_canary_gets_its_share_of_the_runs_and_each_run_the_same_version() -> None:
+    known = {"planner": stands(("loaded", "a"), ("promoted", "a"), ("loaded", "b"), ("canary", "b", 0.2))}
+    runs = [f"run_{n}" for n in range(4_000)]
+    versions = [chosen(known, "planner", run) for run in runs]
+    assert set(versions) == {"a", "b"}
+    assert versions.count("b") / len(runs) == pytest.approx(0.2, abs=0.025)
+    assert versions == [chosen(known, "planner", run) for run in runs]
+    assert chosen(known, "another", "run_1") == ""
