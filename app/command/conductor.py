@@ -1,30 +1,207 @@
-"""`baton conductor export`: what has been trained, made ready to be served."""
+"""`baton conductor VERB`: a trained conductor from its checkpoint into service, and out of it again.
+
+export, describe ......... make a folder ready to be served: `learn/export.py`, `learn/manifest.py`
+serve .................... start vLLM for it
+deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans come out
+shadow ................... let it propose beside the live conductor, for runs that are over
+canary, promote, rollback  who conducts from now on; gateways follow within two seconds
+ls ....................... who conducts, and every change with its time and author
+"""
 
 import argparse
-from collections.abc import Callable, Mapping
+import getpass
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 
-from app.command import terminal
+from rich.table import Table
+from rich.text import Text
+
+from app.command import deployment, loop, shadow, storage, terminal
+from app.config import Loaded, Settings, configure
+from app.core.versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
+from app.learn import manifest
+from app.providers.vllm import Management
+from app.store.archive import open_archive
+
+KINDS: Mapping[str, ChangeKind] = {
+    "canary": "canary",
+    "promote": "promoted",
+    "rollback": "rolled_back",
+    "unload": "unloaded",
+}
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs."""
-    _export(asked)
-    return 0
+    terminal.log_to_stderr("warning")
+    if asked.verb == "serve":
+        return deployment.serve(asked, environ)
+    if asked.verb == "export":
+        return _export(asked)
+    if asked.verb == "describe":
+        return _describe(asked)
+    loaded = configure(environ)
+    if asked.verb == "ls":
+        return _list(loaded.settings, asked.limit)
+    if asked.verb == "deploy":
+        return _deploy(loaded, asked, now)
+    if asked.verb == "shadow":
+        return _shadow(loaded, asked, now)
+    return _change(loaded, asked, now)
 
 
-def _export(asked: argparse.Namespace) -> None:
+def _export(asked: argparse.Namespace) -> int:
     try:
         export = resolve_name("app.learn.export")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ConfigInvalid(["torch is not installed; `make learn` sets up an environment that has it"]) from None
-    made = export.export(export.trained(Path(asked.trained)), Path(asked.out), asked.title)
+    source, out = export.trained(Path(asked.trained)), Path(asked.out)
+    if asked.adapter_of is None:
+        made = export.export(source, out, asked.title)
+    else:
+        made = export.export_adapter(source, Path(asked.adapter_of), out, asked.title, asked.rank)
     console = terminal.out()
     console.print(f"{made.name} in {asked.out}", markup=False)
     for split, found in made.evaluation.items():
         figures = f"reward {found['reward']:.3f}, right {found['right']:.3f}, ${found['usd']:.6f} a task"
         console.print(f"  {split}, {found['tasks']} tasks: {figures}", markup=False)
+    return 0
+
+
+def _describe(asked: argparse.Namespace) -> int:
+    facts = {name: getattr(asked, name) for name in ("prompt", "grammar", "steps", "workers", "reward", "commit")}
+    base = Path(asked.base) if asked.base is not None else None
+    golden = Path(asked.golden) if asked.golden is not None else None
+    made = manifest.describe(Path(asked.folder), asked.title, base, golden, **facts)
+    terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
+    return 0
+
+
+# -- versions
+
+
+def _deploy(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+    folder = Path(asked.folder)
+    card, golden = manifest.read(folder)
+    deployment.check_fit(card, loaded, asked.conductor)
+    with _server(loaded, asked.conductor) as server:
+        note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
+    loop.run(_store(loaded.settings, _made(asked, "loaded", card.name, now(), note=note)))
+    console = terminal.out()
+    console.print(f"{card.name} is loaded and fit: {note}", markup=False, soft_wrap=True)
+    console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
+    return 0
+
+
+def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+    compared = shadow.Compared()
+    with _server(loaded, asked.conductor) as server:
+        loop.run(_compare(loaded.settings, server, asked, now(), compared))
+    note = compared.as_json()
+    loop.run(_store(loaded.settings, _made(asked, "shadowed", asked.version, now(), note=note)))
+    terminal.out().print(f"{shadow.told(note)}\n{note}", markup=False, soft_wrap=True)
+    return 0
+
+
+async def _compare(
+    settings: Settings, server: Management, asked: argparse.Namespace, now: float, compared: shadow.Compared
+) -> None:
+    known = await _standing(settings, asked.conductor)
+    if told := refusal(known, "shadowed", asked.version):
+        raise ConfigInvalid([told])
+    async with open_archive(settings.database_url) as archive:
+        async for case in shadow.cases(archive, asked.conductor, now - asked.since, now, compared):
+            if compared.plans >= asked.limit:
+                break
+            shadow.compare(server, asked.version, case, compared)
+
+
+def _change(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+    kind, version = KINDS[asked.verb], getattr(asked, "version", "")
+    if not deployment.conducted(loaded, asked.conductor):
+        raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
+    known = loop.run(_standing(loaded.settings, asked.conductor))
+    if told := refusal(known, kind, version):
+        raise ConfigInvalid([told])
+    if kind in ("canary", "promoted"):  # rolling back must be possible while the server is away
+        _check_served(loaded, asked.conductor, version)
+    change = _made(asked, kind, version or known.canary or known.live, now(), share=getattr(asked, "share", 0.0))
+    loop.run(_store(loaded.settings, change))
+    if kind == "unloaded":
+        with _server(loaded, asked.conductor) as server:
+            server.unload(version)
+    return _list(loaded.settings, 1)
+
+
+def _check_served(loaded: Loaded, conductor: str, version: str) -> None:
+    """A version that its server has forgotten since, by a restart say, must not conduct."""
+    if not version:
+        return
+    with _server(loaded, conductor) as server:
+        if version not in server.models():
+            raise ConfigInvalid([f"the server no longer answers to {version}; deploy it again"])
+
+
+@contextmanager
+def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
+    """The server behind a conductor's worker."""
+    worker = loaded.catalog.workers.get(conductor)
+    if worker is None:
+        raise ConfigInvalid([f"{conductor}: there is no such worker in the pool file"])
+    spec = loaded.catalog.providers[worker.provider]
+    if spec.format != "openai":
+        raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
+    secret = loaded.secrets.get(worker.provider)
+    server = Management(spec.base_url, secret.get_secret_value() if secret is not None else None)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _made(
+    asked: argparse.Namespace, kind: ChangeKind, version: str, now: float, *, share: float = 0.0, note: str = ""
+) -> Change:
+    name = f"change_{time.time_ns():x}{secrets.token_hex(4)}"
+    return Change(name, now, asked.who or getpass.getuser(), asked.conductor, kind, version, share, note)
+
+
+async def _store(settings: Settings, change: Change) -> None:
+    async with storage.opened(settings) as store:
+        await store.change(change)
+
+
+async def _standing(settings: Settings, conductor: str) -> Standing:
+    async with storage.opened(settings) as store:
+        return standings(await store.changes()).get(conductor, Standing())
+
+
+def _list(settings: Settings, limit: int) -> int:
+    changes = loop.run(_changes(settings))
+    console = terminal.out()
+    for name, now in standings(changes).items():
+        canary = f"; canary {now.canary} for {now.share:.0%} of the runs" if now.canary else ""
+        live = now.live or "the pool file's own model"
+        console.print(
+            f"{name}: {live}{canary}; loaded: {', '.join(now.loaded) or 'none'}", markup=False, soft_wrap=True
+        )
+    table = Table("at", "who", "conductor", "change", "version", "share", "found", box=None, pad_edge=False)
+    for one in changes[-limit:]:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.at))
+        share = f"{one.share:.0%}" if one.kind == "canary" else ""
+        cells = (at, one.who, one.conductor, one.kind, one.version, share, one.note)
+        table.add_row(*(Text(terminal.clean(cell), overflow="fold") for cell in cells))
+    console.print(table)
+    return 0
+
+
+async def _changes(settings: Settings) -> tuple[Change, ...]:
+    async with storage.opened(settings) as store:
+        return await store.changes()

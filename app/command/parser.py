@@ -226,6 +226,64 @@ def _conductor(commands: "Commands[argparse.ArgumentParser]") -> None:
     export.add_argument("trained", help="the folder that `baton train` has left")
     export.add_argument("out", help="a new folder")
     export.add_argument("--title", default="world", help="the version's name, before the hash of its weights")
+    export.add_argument("--adapter-of", metavar="BASE", help="as a LoRA adapter of this exported folder")
+    export.add_argument("--rank", type=_count, default=16, help="of an adapter")
+    _describe(verbs)
+    _serve(verbs)
+    _versions(verbs)
+
+
+def _describe(verbs: "Commands[argparse.ArgumentParser]") -> None:
+    describe = _command(verbs, "describe", "conductor", "write the manifest of a model or an adapter made elsewhere")
+    describe.add_argument("folder", help="of weights, or of a LoRA adapter as peft saves it")
+    describe.add_argument("--base", help="the described folder of the adapter's base (default: it is a whole model)")
+    describe.add_argument("--title", default="conductor", help="the version's name, before the hash of its weights")
+    describe.add_argument("--prompt", choices=["general", "compact"], default="general", help="what it reads")
+    describe.add_argument("--grammar", choices=["guidance", "xgrammar"], default="guidance", help="its decoder")
+    describe.add_argument("--steps", type=_count, default=5, help="of the longest plan")
+    describe.add_argument("--workers", type=_count, default=8, help="of the largest pool")
+    describe.add_argument("--reward", default="", help="the version of the reward that it was trained on")
+    describe.add_argument("--commit", default="", help="of the code that trained it")
+    describe.add_argument("--golden", metavar="FILE", help="JSON lines of golden prompts (default: the base's)")
+
+
+def _serve(verbs: "Commands[argparse.ArgumentParser]") -> None:
+    serve = _command(verbs, "serve", "conductor", "start vLLM with a described or exported model")
+    serve.add_argument("folder", help="of the model")
+    serve.add_argument("--name", default="conductor", help="what it is called in the pool file, beside its version")
+    serve.add_argument("--host", default="127.0.0.1", help="where to listen; callers must not reach it")
+    serve.add_argument("--port", type=_count, default=8000, help="where to listen")
+    serve.add_argument("--context", type=_count, default=16_384, help="tokens, if the model has so many")
+    serve.add_argument("--adapters", action="store_true", help="let adapters come and go while it runs")
+    serve.add_argument("--rank", type=_count, default=32, help="the highest rank of an adapter")
+    serve.add_argument("--python", default="python3", help="the interpreter of the environment that has vLLM")
+    serve.add_argument("--dry-run", action="store_true", help="print the command and do nothing")
+    serve.add_argument(
+        "--flag", action="append", default=[], help="a further argument of vLLM: --flag=--enforce-eager; repeatable"
+    )
+
+
+def _versions(verbs: "Commands[argparse.ArgumentParser]") -> None:
+    deploy = _command(verbs, "deploy", "conductor", "load a version into a running vLLM, if it fits and passes")
+    shadow = _command(verbs, "shadow", "conductor", "let a version plan beside the live one, for runs that are over")
+    canary = _command(verbs, "canary", "conductor", "let a version conduct a share of the runs")
+    promote = _command(verbs, "promote", "conductor", "let a version conduct all runs")
+    rollback = _command(verbs, "rollback", "conductor", "end the canary, or go back to what was live before")
+    unload = _command(verbs, "unload", "conductor", "let the server forget a version that does not conduct")
+    for verb in (deploy, shadow, canary, promote, rollback, unload):
+        verb.add_argument("conductor", help="the conductor's worker in the pool file")
+        verb.add_argument("--who", default="", help="whose decision it is (default: the system's user)")
+    deploy.add_argument("folder", help="with weights and manifest")
+    deploy.add_argument("--path", help="the same folder as the server sees it (default: as seen from here)")
+    for verb in (shadow, canary, promote, unload):
+        verb.add_argument("version", help="as `baton conductor ls` shows it")
+    shadow.add_argument(
+        "--since", type=_seconds, default=86_400.0, metavar="SPAN", help="runs of the last 30m, 7d, ..."
+    )
+    shadow.add_argument("--limit", type=_count, default=200, help="most plans to compare")
+    canary.add_argument("share", type=_share, help="of the runs, such as 0.05")
+    ls = _command(verbs, "ls", "conductor", "say who conducts, and every change with its time and author")
+    ls.add_argument("--limit", type=_count, default=20, help="most changes to list")
 
 
 def _agreed(asked: argparse._ActionsContainer) -> None:
@@ -368,6 +426,13 @@ def _count(text: str) -> int:
     if not 1 <= number <= 1_000_000:
         raise argparse.ArgumentTypeError("must be a whole number from 1")
     return number
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError("must be a share of the runs between 0 and 1; `promote` is for all of them")
+    return share
 
 
 def _dollars(text: str) -> int:

@@ -66,7 +66,61 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     _write(folder, "tokenizer.json", tokenizer.tokenizer())
     _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
     name = manifest.version(title, place.read_bytes())
-    return _described(folder, source, loaded(folder), kind="model", name=name, base=name)
+    return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
+
+
+def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: int) -> Manifest:
+    """What training has changed in the projections, as a LoRA adapter of an exported model; the folder must be new or
+    empty. A change of more than this rank is cut to it, and a change of other weights is left out: what is measured,
+    and what the golden plans are, is the base under this adapter.
+    """
+    card, _ = manifest.read(base)
+    if card.kind != "model":
+        raise ConfigInvalid([f"{base}: is an adapter itself; name the folder of its base"])
+    under = loaded(base)
+    if under.shape != shape_of(source.recipe):
+        raise ConfigInvalid([f"{base}: is a model of another size than what was trained"])
+    _empty(folder)
+    parts, merged = _low_rank(under.weights, source.weights, rank)
+    place = folder / manifest.WEIGHTS["adapter"]
+    tensors.write(place, parts)
+    _write(folder, "adapter_config.json", _adapter_config(card.name, rank))
+    (folder / "card.json").write_text(source.card)
+    conductor = Conductor(under.shape, {**under.weights, **merged})
+    name = manifest.version(title, place.read_bytes())
+    return _described(folder, source, conductor, tokens=base, kind="adapter", name=name, base=card.name)
+
+
+def _low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], Any]:
+    """The adapter's two factors for each projection, by peft's names, and the projections under them."""
+    parts, merged = {}, {}
+    for name in base:
+        if not name.endswith("_proj.weight"):
+            continue
+        left, sizes, right = torch.linalg.svd(tuned[name].float() - base[name])
+        kept = min(rank, len(sizes))
+        roots = sizes[:kept].sqrt()
+        up, down = torch.zeros(base[name].shape[0], rank), torch.zeros(rank, base[name].shape[1])
+        up[:, :kept], down[:kept] = left[:, :kept] * roots, roots[:, None] * right[:kept]
+        peft = f"base_model.model.{name.removesuffix('.weight')}"
+        for half, factor in (("lora_A", down), ("lora_B", up)):
+            parts[f"{peft}.{half}.weight"] = factor.to(torch.bfloat16)
+        merged[name] = base[name] + up.to(torch.bfloat16).float() @ down.to(torch.bfloat16).float()
+    return parts, merged
+
+
+def _adapter_config(base: str, rank: int) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")],
+        "inference_mode": True,
+    }
 
 
 def loaded(folder: Path) -> Conductor:
@@ -95,12 +149,12 @@ def shape_of(recipe: Recipe) -> Shape:
     return Shape(prompt.size(), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
 
 
-def _described(folder: Path, source: Trained, conductor: Conductor, **facts: Any) -> Manifest:
-    """Golden prompts and manifest, beside files that are complete."""
+def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: Path, **facts: Any) -> Manifest:
+    """Golden prompts and manifest, beside files that are complete; the tokenizer is in the folder `tokens`."""
     return manifest.write(
         folder,
         _golden(conductor),
-        tokenizer_sha256=manifest.tokenizer_sha256(folder),
+        tokenizer_sha256=manifest.tokenizer_sha256(tokens),
         prompt="compact",
         template=compact.TEMPLATE,
         grammar="xgrammar",

@@ -68,6 +68,39 @@ class Golden(Record):
     plan: str | None = None
 
 
+def describe(folder: Path, title: str, base: Path | None, golden: Path | None, **facts: Any) -> Manifest:
+    """The manifest of weights that were made elsewhere: a whole model, or a LoRA adapter as peft saves it, whose `base`
+    is the described folder of its model. Golden prompts come from a file, else from the base without their plans.
+
+    Raises `ConfigInvalid` for what is neither.
+    """
+    kind: Literal["model", "adapter"] = "adapter" if base is not None else "model"
+    if not (folder / WEIGHTS[kind]).is_file():
+        raise ConfigInvalid([f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"])
+    name = version(title, (folder / WEIGHTS[kind]).read_bytes())
+    prompts: list[Golden] = []
+    under, tokens = name, folder
+    if base is not None:
+        card, theirs = read(base)
+        _check_adapter(folder)
+        prompts = [one.model_copy(update={"plan": None}) for one in theirs]
+        under, tokens = card.name, base
+        facts |= {"prompt": card.prompt, "grammar": card.grammar, "steps": card.steps, "workers": card.workers}
+    if golden is not None:
+        prompts = [Golden.model_validate_json(line) for line in golden.read_text().splitlines() if line.strip()]
+    facts |= {"template": STYLES[facts["prompt"]].templates[0], "tokenizer_sha256": tokenizer_sha256(tokens)}
+    return write(folder, prompts, name=name, kind=kind, base=under, world="", evaluation={}, **facts)
+
+
+def _check_adapter(folder: Path) -> None:
+    try:
+        told = json.loads((folder / "adapter_config.json").read_text())
+    except (OSError, ValueError):
+        raise ConfigInvalid([f"{folder}: has no adapter_config.json; peft's save_pretrained writes one"]) from None
+    if told.get("peft_type") != "LORA":
+        raise ConfigInvalid([f"{folder}: is an adapter of the type {told.get('peft_type')}; vLLM loads LORA only"])
+
+
 def sha256(data: bytes) -> str:
     """In hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -17,6 +17,9 @@ from app.learn.evaluate import exam  # noqa: E402
 from app.learn.manifest import Manifest  # noqa: E402
 from app.learn.plans import to_text, to_tokens  # noqa: E402
 from app.learn.train_loop import greedy  # noqa: E402
+from app.learn.train_model import Conductor  # noqa: E402
+
+pytestmark = pytest.mark.timeout(180)  # the short training ends with a whole search
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,32 @@ def test_a_folder_that_was_changed_is_refused(
     with pytest.raises(ConfigInvalid) as refused:
         manifest.read(tmp_path)
     assert told in "\n".join(refused.value.faults)
+
+
+def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folder: Path, tmp_path: Path) -> None:
+    """At full rank nothing of the projections is lost but by rounding, and its golden plans are the merged model's."""
+    base, trained = export.loaded(folder), export.trained(run)
+    random = torch.Generator().manual_seed(2)
+    changed = {
+        name: tensor + (0.05 * torch.randn(tensor.shape, generator=random) if name.endswith("_proj.weight") else 0)
+        for name, tensor in base.weights.items()
+    }
+    tuned = export.Trained(trained.recipe, trained.weighing, changed, trained.card)
+    made = export.export_adapter(tuned, folder, tmp_path / "full", "tuned", trained.recipe.hidden)
+    card, golden = manifest.read(tmp_path / "full")
+    assert (made, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
+    assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
+    parts = tensors.read(tmp_path / "full" / "adapter_model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    down, up = (parts[f"base_model.model.{name}.lora_{half}.weight"].float() for half in "AB")
+    assert torch.allclose(up @ down, changed[f"{name}.weight"] - base.weights[f"{name}.weight"], atol=2e-2)
+    lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
+    whole = greedy(Conductor(base.shape, changed), lessons)
+    expected = [to_text(to_tokens(export.prompt.ordinals(p, one.order))) for p, one in zip(whole, lessons, strict=True)]
+    assert sum(one.plan == text for one, text in zip(golden, expected, strict=False)) >= 10
+    with pytest.raises(ConfigInvalid) as refused:
+        export.export_adapter(tuned, tmp_path / "full", tmp_path / "other", "tuned", 4)
+    assert "config.json" in refused.value.faults[0] or "adapter" in refused.value.faults[0]
 
 
 def test_a_folder_that_is_in_use_is_not_written_to(run: Path, folder: Path) -> None:

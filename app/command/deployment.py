@@ -1,0 +1,183 @@
+"""`baton conductor serve` and `deploy`: a trained conductor on a vLLM server, and a version of it made ready.
+
+A version is refused before anything is loaded if it does not fit: the server's base model, its tokenizer, the plan's
+schema, the prompt, the pool. It is loaded under a name of its own and asked its golden prompts; what fails is unloaded.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from app.conductor.styles import STYLES, Style
+from app.config import Loaded
+from app.core import plan as core_plan
+from app.core.pool import Tier
+from app.core.workflow import Step
+from app.errors import ConfigInvalid, PlanRejected
+from app.learn import manifest
+from app.learn.manifest import Golden, Manifest
+from app.providers.vllm import Management
+
+STRUCTURED: Mapping[str, str] = {
+    "xgrammar": '{"backend":"xgrammar"}',
+    "guidance": '{"backend":"guidance","disable_any_whitespace":true}',
+}
+"""Without disable_any_whitespace guidance lets a model write endless blanks; with it, xgrammar demands some."""
+ADAPTERS = 4
+AGREEMENT = 0.9
+"""The least share of golden plans that must come out as its manifest has them."""
+RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What golden prompts have shown: how many there were, how many plans were valid, how many of those whose plan is
+    known came out as they should."""
+
+    prompts: int
+    valid: int
+    known: int
+    agreed: int
+
+    @property
+    def faults(self) -> list[str]:
+        """Why the version is not fit."""
+        found = []
+        if self.valid < self.prompts:
+            found.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
+        if self.agreed < AGREEMENT * self.known:
+            found.append(f"{self.agreed} of {self.known} golden plans came out as they should; {AGREEMENT:.0%} must")
+        return found
+
+
+def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """What starts vLLM for the folder of a whole model, and the variables that it needs."""
+    folder = Path(asked.folder)
+    card, _ = manifest.read(folder)
+    if card.kind != "model":
+        raise ConfigInvalid([f"{folder}: is an adapter; serve its base, {card.base}, then deploy it"])
+    config = json.loads((folder / "config.json").read_text())
+    flags = {
+        "--model": str(folder),
+        "--host": asked.host,
+        "--port": str(asked.port),
+        "--max-model-len": str(min(config["max_position_embeddings"], asked.context)),
+        "--structured-outputs-config": STRUCTURED[card.grammar],
+    }
+    if card.prompt == "compact":  # trained here, in full precision; it is small
+        flags["--dtype"] = "float32"
+    words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
+    words += ["--served-model-name", asked.name, card.name]
+    words += [word for flag in flags.items() for word in flag]
+    if not asked.adapters:
+        return [*words, *asked.flag], {}
+    words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(asked.rank)]
+    return [*words, *asked.flag], {RUNTIME: "True"}
+
+
+def serve(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Become the server, or show how it would be started."""
+    words, variables = command(asked)
+    if asked.dry_run:
+        print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
+        return 0
+    sys.stdout.flush()
+    try:
+        os.execvpe(words[0], words, {**environ, **variables})
+    except OSError as error:
+        raise ConfigInvalid([f"{words[0]}: {error.strerror}; name vLLM's interpreter with --python"]) from None
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if any(char in word for char in ' "{}') else word
+
+
+def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
+    """`ConfigInvalid` with every reason why a version cannot conduct in this worker's name."""
+    tiers = conducted(loaded, conductor)
+    faults = [fault for tier in tiers for fault in _unfit(card, tier)]
+    if not tiers:
+        faults = [f"{conductor}: conducts no tier of the pool file"]
+    if faults:
+        raise ConfigInvalid(faults)
+
+
+def conducted(loaded: Loaded, conductor: str) -> list[Tier]:
+    """The tiers for which a worker plans, alone or as one of a selector's choices."""
+    return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
+
+
+def _unfit(card: Manifest, tier: Tier) -> Iterator[str]:
+    asked = tier.conductor.prompt
+    if card.prompt != asked:
+        yield f'tiers.{tier.name}.conductor.prompt: is "{asked}", and {card.name} was made for "{card.prompt}"'
+    steps = max(limits.steps for limits in tier.efforts.values())
+    if steps > card.steps:
+        yield f"tiers.{tier.name}: allows {steps} steps, and {card.name} was trained on plans of at most {card.steps}"
+    if len(tier.pool) > card.workers:
+        yield f"tiers.{tier.name}: has {len(tier.pool)} workers, and {card.name} can name {card.workers}"
+
+
+def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -> None:
+    """`ConfigInvalid` if the server has another base model, or reads the golden prompts as other tokens."""
+    names = server.models()
+    if card.base not in names:
+        raise ConfigInvalid(
+            [
+                f"the server answers to {', '.join(names)}, and not to {card.base}, the base of {card.name}; "
+                "`baton conductor serve` names it so, elsewhere add it to --served-model-name"
+            ]
+        )
+    for place, one in enumerate(golden):
+        if one.tokens is not None and server.tokens(card.base, one.messages) != one.tokens:
+            raise ConfigInvalid(
+                [f"golden prompt {place} has other tokens on this server: its tokenizer is not that of {card.name}"]
+            )
+
+
+def checked(server: Management, card: Manifest, golden: Sequence[Golden]) -> Checked:
+    """Ask every golden prompt at temperature 0."""
+    style = STYLES[card.prompt]
+    found = [(one, _asked(server, card.name, one, style)) for one in golden]
+    known = [(one, steps) for one, steps in found if one.plan is not None]
+    agreed = sum(steps is not None and steps == read(one.plan or "", one) for one, steps in known)
+    return Checked(len(found), sum(steps is not None for _, steps in found), len(known), agreed)
+
+
+def _asked(server: Management, model: str, one: Golden, style: Style) -> tuple[Step, ...] | None:
+    schema = core_plan.schema(one.workers, one.steps, style.subtask_chars)
+    return read(server.plan(model, one.messages, schema, style.answer_tokens(one.steps)), one)
+
+
+def read(text: str, one: Golden) -> tuple[Step, ...] | None:
+    """The plan of a text; None if it is none."""
+    reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    try:
+        return (*reader.feed(text), *reader.finish())
+    except PlanRejected:
+        return None
+
+
+def deploy(server: Management, folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
+    """Load a version, unless the server has it, and check it; what was found, as JSON. What fails is unloaded."""
+    if not golden:
+        raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
+    check_server(server, card, golden)
+    fresh = card.name not in server.models()
+    if fresh and card.kind == "model":
+        raise ConfigInvalid([f"the server does not answer to {card.name}; start it with `baton conductor serve`"])
+    if fresh:
+        server.load(card.name, path)
+    try:
+        found = checked(server, card, golden)
+        if found.faults:
+            raise ConfigInvalid([f"{card.name}: {fault}" for fault in found.faults])
+    except BaseException:
+        if fresh:
+            server.unload(card.name)
+        raise
+    return json.dumps({**asdict(found), "base": card.base, "commit": card.commit})

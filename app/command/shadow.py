@@ -1,0 +1,112 @@
+"""`baton conductor shadow`: a version proposes beside the live conductor, for runs that were conducted already.
+
+Each planning request is made again from the journal, as the auditor does it, and put to the version. Its plan is
+compared with the one that was carried out, and never executed: no caller waits for it, and no run knows of it. Requests
+whose texts were erased, repairs and further rounds are left out.
+"""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from app.audit.account import Account, Call, Proposal, account
+from app.audit.check import Records
+from app.audit.recompose import UnknownTemplate, Unverifiable, recomposed, text_of
+from app.core import plan as core_plan
+from app.core.pool import Catalog
+from app.core.snapshot import restored
+from app.core.workflow import Step
+from app.errors import PlanRejected
+from app.providers.protocol import Request
+from app.providers.vllm import Management
+
+
+@dataclass(slots=True)
+class Compared:
+    """What a version has proposed beside the live conductor."""
+
+    plans: int = 0
+    valid: int = 0
+    same: int = 0
+    steps_live: int = 0
+    steps: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    first_workers: Counter[str] = field(default_factory=Counter)
+    """How often each worker got the first step, by the version's plans."""
+
+    def as_json(self) -> str:
+        """For the record."""
+        told = {name: getattr(self, name) for name in ("plans", "valid", "same", "steps_live", "steps")}
+        return json.dumps(told | {"first": dict(self.first_workers), "left_out": dict(self.left_out)})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One planning request as it was, and the plan that came of it."""
+
+    request: Request
+    names: tuple[str, ...]
+    steps: int
+    live: tuple[Step, ...]
+
+
+async def cases(source: Records, conductor: str, since: float, now: float, compared: Compared) -> AsyncIterator[Case]:
+    """The first plans of a conductor's runs since then; what cannot be asked again is counted in `compared`."""
+    kept = await source.catalogs()
+    async for record in source.records(since=since):
+        run = account(record, now, False)
+        if not run.begun or not run.proposals:
+            continue
+        proposal = run.proposals[0]
+        call = next((one for one in run.calls.values() if one.step is None and one.proposal == 0), None)
+        if call is None or call.intent.body["worker"] != conductor:
+            continue
+        if proposal.accepted is None:
+            compared.left_out["rejected"] += 1
+            continue
+        try:
+            yield _case(run, call, proposal, kept)
+        except (Unverifiable, UnknownTemplate, KeyError, TypeError, ValueError) as reason:
+            compared.left_out[str(reason) or "unknown template"] += 1
+
+
+def _case(run: Account, call: Call, proposal: Proposal, kept: Mapping[str, bytes]) -> Case:
+    catalog: Catalog = restored(kept[call.intent.body["catalog"]])
+    request = recomposed(run, call, catalog, catalog.workers[call.intent.body["worker"]])
+    names = tuple(proposal.opened.body["order"])
+    limit = int(run.limits["steps"])
+    said = text_of(run, call.outcome.body["output"]) if call.outcome is not None else ""
+    return Case(request, names, limit, _plan(said, names, limit) or ())
+
+
+def compare(server: Management, version: str, case: Case, compared: Compared) -> None:
+    """Ask the version, and note how its plan differs."""
+    compared.plans += 1
+    schema = case.request.form.schema if case.request.form is not None else None
+    said = [{"role": one.role, "content": one.text} for one in case.request.messages]
+    text = server.plan(version, said, schema or {}, case.request.sampling.max_tokens or 0)
+    found = _plan(text, case.names, case.steps)
+    compared.steps_live += len(case.live)
+    if found is None:
+        return
+    compared.valid += 1
+    compared.same += found == case.live
+    compared.steps += len(found)
+    compared.first_workers[found[0].worker] += 1
+
+
+def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | None:
+    reader = core_plan.Reader(core_plan.by_ordinal(names), limit)
+    try:
+        return (*reader.feed(text), *reader.finish())
+    except PlanRejected:
+        return None
+
+
+def told(note: str) -> str:
+    """A record of comparisons in a line."""
+    found = orjson.loads(note)
+    return f"{found['valid']} of {found['plans']} plans valid, {found['same']} the same as the live conductor's"

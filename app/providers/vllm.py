@@ -1,0 +1,109 @@
+"""The management side of a vLLM server: which models it answers to, and adapters that come and go while it runs.
+
+For an operator's command line only. No route of the gateway leads here: whoever can load an adapter can put words into
+everybody's plans. vLLM has these paths only if it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING, which it should be
+behind a network that callers cannot reach. What a server says in refusing is shown, so errors are the operator's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from app.errors import ConfigInvalid, WorkerMalformed, WorkerTimeout, WorkerUnavailable
+
+SECONDS = 120.0
+"""Loading an adapter reads it from disk and copies it to the device."""
+SHOWN = 300
+"""Characters of a server's own words."""
+Messages = Sequence[Mapping[str, str]]
+
+
+class Management:
+    """One server; `close` it."""
+
+    def __init__(self, base_url: str, key: str | None, seconds: float = SECONDS) -> None:
+        """`base_url` is that of its OpenAI-compatible API, with `/v1`."""
+        self._base = base_url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.Client(headers=headers, timeout=seconds, trust_env=False)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
+    def models(self) -> list[str]:
+        """Every name that it answers to: its base model's names, and adapters."""
+        found = self._asked("GET", f"{self._base}/models")
+        try:
+            return [one["id"] for one in found["data"]]
+        except (KeyError, TypeError):
+            raise WorkerMalformed(f"{self._base}/models did not list models.") from None
+
+    def load(self, name: str, path: str) -> None:
+        """Load an adapter from a folder of the server's own disk, under this name."""
+        self._managed("load_lora_adapter", {"lora_name": name, "lora_path": path})
+
+    def unload(self, name: str) -> None:
+        """Let the server forget an adapter."""
+        self._managed("unload_lora_adapter", {"lora_name": name})
+
+    def tokens(self, model: str, messages: Messages) -> list[int]:
+        """What the server's tokenizer and chat template make of a conversation."""
+        found = self._asked(
+            "POST", f"{self._base.removesuffix('/v1')}/tokenize", {"model": model, "messages": list(messages)}
+        )
+        try:
+            return [int(token) for token in found["tokens"]]
+        except (KeyError, TypeError, ValueError):
+            raise WorkerMalformed(f"{self._base} did not say what tokens a prompt has.") from None
+
+    def plan(self, model: str, messages: Messages, schema: Mapping[str, Any], max_tokens: int) -> str:
+        """The model's likeliest answer under a schema."""
+        form = {"type": "json_schema", "json_schema": {"name": "plan", "strict": True, "schema": schema}}
+        body = {"model": model, "messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
+        found = self._asked("POST", f"{self._base}/chat/completions", body | {"response_format": form})
+        try:
+            return str(found["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError):
+            raise WorkerMalformed(f"{self._base} did not answer with a chat completion.") from None
+
+    def _managed(self, verb: str, body: Mapping[str, str]) -> None:
+        reply = self._sent("POST", f"{self._base}/{verb}", body)
+        if reply.status_code == httpx.codes.NOT_FOUND and not _words(reply):
+            raise ConfigInvalid(
+                [
+                    f"{self._base}/{verb}: is not there; start vLLM with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, as `baton conductor serve --adapters` does"
+                ]
+            )
+        self._check(reply)
+
+    def _asked(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        reply = self._sent(method, url, body)
+        self._check(reply)
+        try:
+            return reply.json()
+        except ValueError:
+            raise WorkerMalformed(f"{url} did not answer in JSON.") from None
+
+    def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        try:
+            return self._client.request(method, url, json=body)
+        except httpx.TimeoutException:
+            raise WorkerTimeout(f"{url} did not answer within {self._client.timeout.read:g} seconds.") from None
+        except httpx.HTTPError as error:
+            raise WorkerUnavailable(f"{url} could not be reached ({type(error).__name__}).") from None
+
+    def _check(self, reply: httpx.Response) -> None:
+        if not reply.is_success:
+            said = _words(reply) or reply.text
+            raise ConfigInvalid([f"{reply.url}: status {reply.status_code}: {said[:SHOWN] or 'without a word'}"])
+
+
+def _words(reply: httpx.Response) -> str:
+    """The message of an error as OpenAI's API has it; empty if it is none."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
