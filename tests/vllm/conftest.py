@@ -1,11 +1,11 @@
-"""One vLLM server for the whole session: it takes longer to start than all of these tests to run."""
+"""Two vLLM servers for the whole session: each takes longer to start than all of its tests to run."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.vllm.server import VllmServer, serve
+from tests.vllm.server import TRAINED, VllmServer, serve
 
 
 @pytest.fixture(scope="session")
@@ -15,11 +15,27 @@ def vllm_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
     if given:
         yield VllmServer(given)
         return
-    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with serve(_say(request.config)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def trained_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
+    """A server of the trained checkpoint, as `baton conductor serve --adapters` starts it. `BATON_TEST_TRAINED_URL`
+    names one that already runs."""
+    given = os.environ.get("BATON_TEST_TRAINED_URL")
+    if given:
+        yield VllmServer(given)
+        return
+    with serve(_say(request.config), TRAINED) as server:
+        yield server
+
+
+def _say(config: pytest.Config) -> Callable[[str], None]:
+    capture = config.pluginmanager.getplugin("capturemanager")
 
     def say(line: str) -> None:
         with capture.global_and_fixture_disabled():
             print(line, flush=True)
 
-    with serve(say) as server:
-        yield server
+    return say

@@ -5,6 +5,7 @@ It is several processes. They share one process group that nobody else is in, so
 be checked, and a warden ends them when the test session dies without stopping them.
 """
 
+import argparse
 import os
 import shutil
 import signal
@@ -21,9 +22,13 @@ from typing import Final
 import httpx
 import psutil
 
+from app.command import deployment
+from app.command.parser import parser
+
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 MODEL: Final = "conductor"
+TRAINED: Final = Path(__file__).with_name("trained")
 CONTEXT: Final = 8192
 START_SECONDS: Final = 400.0
 STOP_SECONDS: Final = 20.0
@@ -33,12 +38,6 @@ WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -r
 # Without disable_any_whitespace a schema permits endless blanks, and xgrammar, the default backend, lets raw control
 # characters into strings.
 STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
-# A conductor whose tokens are whole pieces of JSON: guidance would have them cut otherwise.
-TRAINED_OPTIONS: Final[Mapping[str, str]] = {
-    "--max-model-len": "256",
-    "--dtype": "float32",
-    "--structured-outputs-config": '{"backend":"xgrammar"}',
-}
 OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
@@ -70,7 +69,7 @@ def _build_model(directory: Path) -> Path:
     return model
 
 
-def _command(model: Path, port: int, more: Mapping[str, str]) -> list[str]:
+def _command(model: Path, port: int) -> list[str]:
     """Eager mode saves a minute of compilation. The `vllm` command would fail: it looks for a package of that name."""
     options = {
         "--model": str(model),
@@ -80,7 +79,6 @@ def _command(model: Path, port: int, more: Mapping[str, str]) -> list[str]:
         "--max-model-len": str(CONTEXT),
         "--kv-cache-memory-bytes": str(128 * 1024 * 1024),
         "--structured-outputs-config": STRUCTURED,
-        **more,
     }
     flags = [part for option in options.items() for part in option]
     return [
@@ -91,6 +89,13 @@ def _command(model: Path, port: int, more: Mapping[str, str]) -> list[str]:
         "--enable-prefix-caching",
         *flags,
     ]
+
+
+def _asked(trained: Path, port: int) -> argparse.Namespace:
+    """`baton conductor serve` for a small machine."""
+    words = ["conductor", "serve", str(trained), "--adapters", "--rank", "16", "--port", str(port)]
+    flags = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 * 1024 * 1024)]
+    return parser().parse_args([*words, "--python", str(PYTHON), *(f"--flag={flag}" for flag in flags)])
 
 
 def _tail(log: Path) -> str:
@@ -152,9 +157,11 @@ def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @contextmanager
-def _running(command: list[str], directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running(
+    command: list[str], variables: Mapping[str, str], directory: Path, log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     # vLLM's own cache folder is kept out of the user's home.
-    environment = os.environ | OFFLINE | {"VLLM_CACHE_ROOT": str(directory / "cache")}
+    environment = os.environ | OFFLINE | variables | {"VLLM_CACHE_ROOT": str(directory / "cache")}
     with log.open("wb") as sink:
         process = subprocess.Popen(
             command, stdout=sink, stderr=sink, env=environment, cwd=directory, start_new_session=True
@@ -171,25 +178,24 @@ def _running(command: list[str], directory: Path, log: Path) -> Iterator[subproc
 
 
 @contextmanager
-def serve(
-    say: Callable[[str], None], model: Path | None = None, options: Mapping[str, str] = TRAINED_OPTIONS
-) -> Iterator[VllmServer]:
+def serve(say: Callable[[str], None], trained: Path | None = None) -> Iterator[VllmServer]:
     """A server for the length of the block; `say` hears what it waits for, because starting takes up to minutes.
 
-    `model` is an exported conductor, served with `options`; without one, the tiny random model is.
+    `trained` is an exported conductor; without one, the tiny random model is served.
     """
     if not PYTHON.exists():
         raise ServerFailed("vLLM's environment is missing; `make test-vllm` builds it")
     directory = Path(tempfile.mkdtemp(prefix="baton-vllm-"))
     try:
-        more = options if model is not None else {}
-        if model is None:
-            say("vllm: building a tiny model")
-            model = _build_model(directory)
         port = _free_port()
+        if trained is None:
+            say("vllm: building a tiny model")
+            command, variables = _command(_build_model(directory), port), {}
+        else:
+            command, variables = deployment.command(_asked(trained, port))
         base_url = f"http://127.0.0.1:{port}/v1"
         log = directory / "server.log"
-        with _running(_command(model, port, more), directory, log) as process:
+        with _running(command, variables, directory, log) as process:
             _wait_until_ready(process, base_url, log, say)
             yield VllmServer(base_url)
     finally:

@@ -6,7 +6,6 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import sqrt
@@ -24,32 +23,15 @@ from app.learn.outcome import Outcome, outcome
 from app.learn.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
 from app.learn.world import Setting, standard_pool
 from tests.processes import Caller, calling, running
-from tests.vllm.server import OFFLINE, PYTHON, ROOT, VllmServer, serve
+from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-TRAINED: Final = Path(__file__).with_name("trained")
 SPLIT: Final[Split] = "held-out tasks"
 TASKS, SEED, THREADS = 160, 11, 8
 ROLES: Final = {words: role for role, words in SUBTASKS.items()}
 NAMES: Final = [worker.name for worker in standard_pool()]
-
-
-@pytest.fixture(scope="module")
-def trained_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
-    """`BATON_TEST_TRAINED_URL` names a server of the same checkpoint that already runs, to save the start."""
-    if given := os.environ.get("BATON_TEST_TRAINED_URL"):
-        yield VllmServer(given)
-        return
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(line: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(line, flush=True)
-
-    with serve(say, TRAINED) as server:
-        yield server
 
 
 def pool(server: VllmServer) -> str:

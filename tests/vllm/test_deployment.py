@@ -1,0 +1,101 @@
+"""A LoRA adapter into a real vLLM, beside a running service: loaded, checked, shadowed, canary, live, and back again.
+
+The commands are the operator's own. That everything else is refused is shown with a stub (`tests/test_conductor.py`).
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.__main__ import main
+from app.core.plan import by_ordinal, read_plan
+from app.learn import manifest
+from app.learn.evaluate import exam
+from app.learn.plans import STEPS
+from app.succession import EVERY
+from tests.processes import Caller, calling, running
+from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
+from tests.vllm.test_conductor import served
+from tests.vllm.test_trained import SPLIT, pool
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+RUNS, CANARIES = 4, 16
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of the checkpoint with a manifest of its own."""
+    out = tmp_path_factory.mktemp("adapter") / "shaken"
+    subprocess.run(
+        [str(PYTHON), "-W", "ignore", "-m", "tests.vllm.adapter", str(TRAINED), str(out)],
+        env=os.environ | OFFLINE | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        timeout=200,
+        check=True,
+    )
+    return out
+
+
+def models(caller: Caller, seed: int, runs: int = RUNS) -> set[str]:
+    """The models that conducted some fresh tasks, none of which fell back."""
+    found = set()
+    for one in exam(SPLIT, runs, seed):
+        _, reply = caller.whole("baton-ultra", one.problem.text)
+        run = caller.run(reply["baton"]["run"])
+        assert (run["state"], run["degraded"]) == ("succeeded", False)
+        found.add(run["proposals"][0]["attempts"][0]["model"])
+    return found
+
+
+def test_an_adapter_goes_into_service_and_out_again(
+    trained_server: VllmServer, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = served(tmp_path, pool(trained_server))
+
+    def conductor(*words: str) -> str:
+        """A verb of `baton conductor` that succeeds, and what it says."""
+        capsys.readouterr()
+        assert main(["conductor", *words], environ) == 0, capsys.readouterr().err
+        if words[0] in ("canary", "promote", "rollback"):
+            time.sleep(EVERY + 1.0)  # until the gateway has looked
+        return capsys.readouterr().out
+
+    name = manifest.read(adapter)[0].name
+    with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
+        assert models(caller, 21) == {trained_server.model}
+        told = conductor("deploy", "conductor", str(adapter))
+        checked = re.search(r'"prompts": (\d+), "valid": (\d+), "known": (\d+), "agreed": (\d+)', told)
+        assert checked, told
+        prompts, valid, known, agreed = map(int, checked.groups())
+        assert prompts == valid == known == 24
+        assert agreed >= 23
+        told = conductor("shadow", "conductor", name)
+        assert f"{RUNS} of {RUNS} plans valid" in told
+        assert models(caller, 22) == {trained_server.model}, "a shadow conducts nothing"
+        conductor("canary", "conductor", name, "0.5")
+        assert models(caller, 23, CANARIES) == {trained_server.model, name}
+        conductor("promote", "conductor", name)
+        assert models(caller, 24) == {name}
+        conductor("rollback", "conductor")
+        assert models(caller, 25) == {trained_server.model}
+        conductor("unload", "conductor", name)
+        listed = httpx.get(f"{trained_server.base_url}/models", trust_env=False).json()["data"]
+        assert name not in {one["id"] for one in listed}
+        assert main(["audit", "check"], environ) == 0
+
+
+def test_the_adapter_plans_otherwise_than_its_base_somewhere(adapter: Path) -> None:
+    """Or the test above would not notice if it was never applied."""
+    theirs, own = (manifest.read(folder)[1] for folder in (TRAINED, adapter))
+    assert [one.messages for one in theirs] == [one.messages for one in own]
+    assert 2 <= sum(one.plan != other.plan for one, other in zip(theirs, own, strict=True)) <= 22
+    for one in own:
+        assert one.plan
+        assert read_plan(json.loads(one.plan), by_ordinal([str(n) for n in range(one.workers)]), STEPS)
