@@ -19,7 +19,9 @@ def decided(run: Account, proposal: Proposal) -> Iterator[Violation]:
         yield run.says("decision-missing", seq, "a decision where none is made, or none where one is")
     if decision is None:
         return
-    if fault := _faulty(decision):
+    if not isinstance(decision, dict):
+        yield run.says("decision-wrong", seq, "the decision is none")
+    elif fault := _faulty(decision):
         yield run.says("decision-wrong", seq, fault)
     elif fault := _unfollowed(run, proposal, decision):
         yield run.says("decision-unfollowed", seq, fault)
@@ -44,7 +46,7 @@ def _faulty(decision: Mapping[str, Any]) -> str:
 
 def _unfollowed(run: Account, proposal: Proposal, decision: Mapping[str, Any]) -> str:
     """Whether it was made as the request allows, and whether the plan is the arm that was drawn."""
-    if decision["explore"] and not run.admitted.get("explore", True):
+    if decision.get("explore") and not run.admitted.get("explore", True):
         return "the request forbids to explore"
     _, *workers = str(decision["action"]).split(" ")
     if decision["action"] != MODEL and [step.plan.body["worker"] for step in proposal.steps] != workers:

@@ -70,6 +70,9 @@ RULES: Mapping[str, tuple[str, str]] = {
     "deadline-wrong": ("I-8", "a turn's deadline is its beginning plus the seconds of the limits"),
     # plans
     "plan-out-of-order": ("I-5", "a plan is opened, gets its steps, and is accepted or rejected, one at a time"),
+    "decision-missing": ("I-4", "each first plan of a selector has its decision, and no other plan has one"),
+    "decision-wrong": ("I-4", "a decision's probabilities add up, and its propensity is that of its action"),
+    "decision-unfollowed": ("I-4", "a selector's plan is the arm that was drawn, among workers of the run's pool"),
     "plan-mode": ("I-4 I-8", "first, one repair, then the fallback; by the run's conductor, or by nobody"),
     "round-out-of-order": ("I-8", "a round is opened when the one before has answered and its steps are settled"),
     "plan-count": ("I-5", "an accepted plan has the steps and the topology that it says"),

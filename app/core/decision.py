@@ -19,6 +19,8 @@ from typing import Any
 from app.core.posterior import Estimate
 
 DRAWS = 64
+RARE = 2.5
+"""Deviations; an arm that would need more luck to be worth what the best is worth on a bad day is not drawn for."""
 LAYER = "selector"
 
 Normals = Callable[[int], Sequence[float]]
@@ -81,9 +83,9 @@ def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uni
 def won(found: Sequence[Estimate], normals: Normals) -> list[int]:
     """In how many of `DRAWS` draws each arm is worth the most."""
     tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
-    floor = max([one.left / (1 + exp(3 * one.deviation - one.mean)) for one in found])
+    floor = max([one.left / (1 + exp(one.deviation - one.mean)) for one in found])
     for place, one in enumerate(found):
-        if one.left / (1 + exp(-4 * one.deviation - one.mean)) < floor:  # it would have to be lucky beyond belief
+        if one.left / (1 + exp(-RARE * one.deviation - one.mean)) < floor:
             continue
         mean, deviation, left = one.mean, one.deviation, one.left
         for n, draw in enumerate([left / (1 + exp(-mean - deviation * z)) for z in normals(DRAWS)]):

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from app.core.features import WIDTH, Features, words
@@ -124,10 +125,14 @@ def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
     asked = dict(seen.words)
     found = {}
     for one in workers:
-        told = words(" ".join(one.card.strengths))
-        fits = sum(value * asked.get(place, 0.0) for place, value in told)
+        fits = sum([value * asked.get(place, 0.0) for place, value in _told(one.card.strengths)])
         found[one.name] = 0.1 * math.log2(max(one.price.output / cheapest, 1.0)) + fits
     return found
+
+
+@lru_cache(512)
+def _told(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+    return words(" ".join(strengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,7 @@ def estimates(
     posterior: Posterior, spec: SelectorSpec, arms: Sequence[Arm], workers: Sequence[Worker], seen: Features
 ) -> tuple[Estimate, ...]:
     """Every arm's. The deviation is without what all arms share."""
-    parts = {part: believed(posterior, part, seen) for arm in arms for part in arm.parts}
+    parts = {part: believed(posterior, part, seen) for part in {part for arm in arms for part in arm.parts}}
     base = START + believed(posterior, "base", seen)[0]
     cards, prices = expected(workers, seen), {one.name: one.price for one in workers}
     found = []
@@ -205,11 +210,11 @@ def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker],
     chance = logistic(mean / math.sqrt(1 + math.pi * spread / 8))
     sure = chance * (1 - chance)
     surprise = rating.score - (chance if rating.before is None else rating.before)
-    moved = {part: dict(of) for part, of in posterior.weights.items() if part in {term[0] for term in terms}}
+    moved = {part: dict(posterior.weights.get(part, {})) for part in ("base", *rating.arm.parts)}
     for (part, place, value, _), (known, variance) in zip(terms, weights, strict=True):
         gain = value * variance / (1 + spread * sure)
         left = variance * (1 - value * gain * sure) if rating.before is None else variance
-        moved.setdefault(part, {})[place] = (known + gain * surprise, left)
+        moved[part][place] = (known + gain * surprise, left)
     told = {**posterior.weights, **moved}
     if rating.before is not None:
         return Posterior(told, posterior.bills, posterior.ratio, posterior.ratings, posterior.at)

@@ -21,7 +21,7 @@ from app.core.pool import SelectorSpec, Worker
 from app.core.workflow import Access, Step
 
 PLAN = "Write a plan for the task. Do not solve it."
-SOLVE = "Solve the task at once, with the help of the plan. Give the complete final answer."
+SOLVE = "Solve the task at once, from what was prepared. Give the complete final answer."
 REASON = "Solve the task step by step, by the plan if there is one. Give the complete final answer."
 CHECK = "Check the last answer against the task, correct it if it is wrong, and give the complete final answer."
 WEIGH = "Weigh the answers against each other and give one complete final answer."

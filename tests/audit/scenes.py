@@ -24,9 +24,17 @@ class Journal:
     """Where the database is that they were read from."""
 
 
+SELECTOR = """
+[tiers.baton-learns]
+pool = ["alpha", "beta", "gamma"]
+conductor = { kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }
+limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
+"""
+
+
 async def play(folder: Path) -> Journal:
     """Run every scene and read the journal."""
-    async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:
+    async with ProviderStub() as stub, open_house(folder, pool_text(stub) + SELECTOR) as opened:
         names = {}
         for scene in SCENES:
             stub.clear()
@@ -43,6 +51,14 @@ async def _run(opened: House, tier: str, **changes: Any) -> str:
 
 async def single(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-mini")
+
+
+async def chosen(stub: ProviderStub, opened: House) -> str:
+    return await _run(opened, "baton-learns")
+
+
+async def chosen_for_sure(stub: ProviderStub, opened: House) -> str:
+    return await _run(opened, "baton-learns", explore=False)
 
 
 async def streamed(stub: ProviderStub, opened: House) -> str:
@@ -152,6 +168,8 @@ async def stopped(stub: ProviderStub, opened: House) -> str:
 
 SCENES = (
     single,
+    chosen,
+    chosen_for_sure,
     streamed,
     conducted,
     repaired,

@@ -12,13 +12,13 @@ from app.audit.report import RULES, Report
 from app.audit.requests import Pools
 from app.core.journal import Kind
 from app.providers.formats import adapter
-from tests.audit import tampers_of_runs, tampers_of_steps, tampers_of_tools
+from tests.audit import tampers_of_choices, tampers_of_runs, tampers_of_steps, tampers_of_tools
 from tests.audit.forgery import Case, Forged
 from tests.audit.scenes import Journal
 
 LATER = 120.0
 """Seconds after which a forgotten run is overdue."""
-CASES = (*tampers_of_runs.CASES, *tampers_of_steps.CASES, *tampers_of_tools.CASES)
+CASES = (*tampers_of_runs.CASES, *tampers_of_steps.CASES, *tampers_of_tools.CASES, *tampers_of_choices.CASES)
 
 
 def audited(run: Forged) -> Report:

@@ -1,0 +1,59 @@
+"""Falsifications of what a selector decided."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.audit.forgery import Case, Forged, case, in_first, put
+
+OPENED, STEP, INTENDED = "plan.opened", "plan.step", "call.intended"
+
+
+def decided(change: Callable[[dict[str, Any]], object]) -> Callable[[Forged], None]:
+    """Alter the decision of the run's first plan."""
+    return lambda run: change(run.first(OPENED)["decision"]) and None
+
+
+def likelier(decision: dict[str, Any]) -> None:
+    """One arm gets more than the others have left."""
+    decision["candidates"][next(name for name in decision["candidates"] if name != decision["action"])] += 0.01
+
+
+def favoured(decision: dict[str, Any]) -> None:
+    """The action is said to have been more probable, all in agreement, but for the sum."""
+    decision["propensity"] = decision["candidates"][decision["action"]] = 0.99
+
+
+def another_arm(run: Forged) -> None:
+    """The decision is rewritten, consistent in itself, to another arm than the one that was carried out."""
+    decision = run.first(OPENED)["decision"]
+    other = next(name for name in decision["candidates"] if name.split()[1:] != decision["action"].split()[1:])
+    decision |= {"action": other, "propensity": decision["candidates"][other]}
+
+
+def stranger(decision: dict[str, Any]) -> None:
+    """An arm with a worker who could not take part."""
+    decision["candidates"]["answer planner"] = 0.0
+
+
+def undecided(run: Forged) -> None:
+    del run.first(OPENED)["decision"]
+
+
+def decided_by_nobody(run: Forged) -> None:
+    run.first(OPENED)["decision"] = {"layer": "selector"}
+
+
+CASES: tuple[Case, ...] = (
+    case("decision-missing", "a selector without a decision", "chosen", undecided),
+    case("decision-missing", "a decision of a fixed conductor", "single", decided_by_nobody),
+    case("decision-wrong", "the decision is a text", "chosen", in_first(OPENED, put(decision="so be it"))),
+    case("decision-wrong", "an arm is made likelier", "chosen", decided(likelier)),
+    case("decision-wrong", "the action is made likelier", "chosen", decided(favoured)),
+    case("decision-wrong", "another propensity", "chosen", decided(lambda one: one.update(propensity=0.123))),
+    case("decision-wrong", "the seed is left out", "chosen", decided(lambda one: one.pop("seed"))),
+    case("decision-wrong", "a sure choice that was none", "chosen", decided(lambda one: one.update(explore=0.0))),
+    case("decision-unfollowed", "another arm", "chosen", another_arm),
+    case("decision-unfollowed", "a worker outside the pool", "chosen", decided(stranger)),
+    case("decision-unfollowed", "explored although forbidden", "chosen_for_sure",
+         decided(lambda one: one.update(explore=0.05))),
+)  # fmt: skip

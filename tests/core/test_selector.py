@@ -1,0 +1,234 @@
+"""What selectors believe and decide: arms, features, posterior, probabilities; and what a rated run teaches."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.core.decision import Choice, Decision, decide
+from app.core.evidence import Rated, decision, rating, scores
+from app.core.features import WIDTH, Features, features, from_json
+from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
+from app.core.pool import Card, Price, SelectorSpec, Worker
+from app.core.posterior import Estimate, Posterior, Rating, estimates, faded, learned
+from app.core.posterior import from_json as read
+from app.core.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
+from app.core.workflow import Access
+
+DAY = 86_400.0
+
+
+def worker(name: str, price: int = 1_000_000, *strengths: str) -> Worker:
+    return Worker(name, "provider", name, Price(price, price), Card(strengths=strengths))
+
+
+POOL = (worker("ant"), worker("bee", 1_000_000, "planning"), worker("cat", 1_000_000, "checking facts"))
+SPEC = SelectorSpec(templates=tuple(TEMPLATES), cost=0.0)  # type: ignore[arg-type]
+SEEN = features("What is 2 + 2?")
+
+
+def test_every_template_is_an_arm_for_each_worker_as_the_one_who_answers() -> None:
+    found = arms(SPEC, POOL, 5)
+    assert Counter(arm.template for arm in found) == dict.fromkeys(TEMPLATES, 3)
+    for arm in found:
+        assert [step.answers for step in arm.steps] == [False] * (len(arm.steps) - 1) + [True]
+        assert arm.name.split()[1:] == [step.worker for step in arm.steps]
+    named = {arm.name: arm for arm in found}
+    assert named["plan-reason-check bee ant cat"].aids == ("plan:bee", "check:cat")
+    assert named["plan-reason-check bee ant cat"].steps[2].access == Access(True, (1,))
+    assert named["mixture ant bee cat cat"].main == "ant"
+    assert manned("mixture", ["ant", "bee", "cat", "cat"]) == named["mixture ant bee cat cat"]
+
+
+def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
+    assert {arm.template for arm in arms(SPEC, POOL, 1)} == {"answer", "reason"}
+    only_long = replace(SPEC, templates=("plan-reason",), planners=("cat", "gone"))
+    assert {arm.steps[0].worker for arm in arms(only_long, POOL, 5)} == {"cat"}
+    assert [arm.name for arm in arms(only_long, POOL, 1)] == ["answer ant", "answer bee", "answer cat"]
+    assert arms(only_long, POOL, 1, model=True) == (PLANNED,)
+    assert arms(only_long, POOL, 5, model=True)[-1].name == MODEL
+    dear = (worker("ant"), worker("dog", 9_000_000))
+    assert {arm.steps[0].worker for arm in arms(replace(only_long, planners=()), dear, 5)} == {"dog"}
+
+
+def test_features_are_of_length_one_and_know_numbers_only_by_their_size() -> None:
+    seen = features("Sum 12 and 99, please; sum them.")
+    assert math.isclose(sum(value * value for _, value in seen.words), 1)
+    assert all(0 <= place < WIDTH for place, _ in seen.words)
+    assert features("Sum 45 and 67, please; sum them.") == seen
+    assert features("Sum 451 and 67, please; sum them.") != seen
+    assert from_json(seen.to_json()) == seen
+    assert from_json({**seen.to_json(), "version": "words-0"}) is None
+    long = f"begin {'word ' * 5_000} end"
+    assert {place for place, _ in features(long).words} == {place for place, _ in features("begin word end").words}
+
+
+def rate(posterior: Posterior, arm: str, score: float, **more: Any) -> Posterior:
+    played = manned(arm.split()[0], arm.split()[1:])
+    given = {"seen": SEEN, "usd": 100, "at": DAY} | more
+    return learned(posterior, SPEC, POOL, Rating(played, score=score, **given))
+
+
+def mean(posterior: Posterior, arm: str) -> Estimate:
+    return next(one for one in estimates(posterior, SPEC, arms(SPEC, POOL, 5), POOL, SEEN) if one.arm.name == arm)
+
+
+def test_a_rating_moves_its_arm_and_what_shares_a_part_with_it() -> None:
+    before, after = Posterior(), rate(Posterior(), "answer ant", 0.0)
+    assert mean(after, "answer ant").mean < mean(before, "answer ant").mean
+    assert mean(after, "answer ant").deviation < mean(before, "answer ant").deviation
+    alike = ("reason ant", "answer bee", "reason bee")
+    same_worker, same_template, neither = (mean(before, name).mean - mean(after, name).mean for name in alike)
+    assert same_worker > neither > 0, "the request is hard"
+    assert same_template > neither
+    assert after.ratings == 1
+
+
+def test_who_changes_their_mind_moves_the_belief_and_makes_it_no_surer() -> None:
+    told = rate(Posterior(), "answer ant", 0.0)
+    mended = rate(told, "answer ant", 1.0, before=0.0)
+    assert mean(mended, "answer ant").mean > mean(told, "answer ant").mean
+    assert mean(mended, "answer ant").deviation == mean(told, "answer ant").deviation
+    assert (mended.ratings, mended.bills) == (1, told.bills)
+
+
+def test_what_was_learned_fades_back_to_the_prior() -> None:
+    told = Posterior()
+    for _ in range(50):
+        told = rate(told, "answer ant", 0.0)
+    later = faded(told, 0.995, DAY + 140 * DAY)
+    nearly_all, prior = mean(faded(told, 0.995, DAY + 4_000 * DAY), "answer ant"), mean(Posterior(), "answer ant")
+    assert mean(told, "answer ant").mean < mean(later, "answer ant").mean < nearly_all.mean
+    assert nearly_all.mean == pytest.approx(prior.mean, abs=1e-3)
+    assert nearly_all.deviation == pytest.approx(prior.deviation, abs=1e-3)
+    assert later.bills["answer ant"][0] == pytest.approx(50 * 0.995**140)
+    assert faded(told, 0.995, DAY + 60) is told
+
+
+def test_a_posterior_is_the_same_after_it_was_stored() -> None:
+    told = rate(rate(Posterior(), "answer ant", 0.3), "plan-reason bee cat", 1.0)
+    assert read(told.to_json()) == told
+    assert read(b'{"version": "posterior-0"}') == Posterior()
+
+
+def begun(spec: SelectorSpec, pool: tuple[Worker, ...], seen: Features) -> dict[str, Estimate]:
+    """The estimates of single steps before any rating."""
+    return {one.arm.name: one for one in estimates(Posterior(), spec, arms(spec, pool, 1), pool, seen)}
+
+
+def test_cards_decide_before_any_rating_and_costs_take_their_share() -> None:
+    poet, sage = worker("poet", 1_000_000, "poems"), worker("sage", 4_000_000)
+    found = begun(SPEC, (poet, sage), SEEN)
+    assert found["answer sage"].mean > found["answer poet"].mean, "the dearer is held for a little better"
+    asked = features("Write poems")
+    found = {
+        one.arm.name: one for one in estimates(Posterior(), SPEC, arms(SPEC, (poet, sage), 1), (poet, sage), asked)
+    }
+    assert found["answer poet"].mean > found["answer sage"].mean, "but who is good at it is better"
+    dear = replace(SPEC, cost=0.5, full_usd=1_000)
+    found = begun(dear, (poet, sage), SEEN)
+    assert found["answer sage"].left < found["answer poet"].left < 1
+    billed = rate(Posterior(), "answer ant", 1.0, usd=10**9)
+    assert next(iter(estimates(billed, dear, arms(SPEC, POOL, 1), POOL, SEEN))).left == 0.5
+
+
+def arm(name: str) -> Arm:
+    return Arm(name, "answer", name, (), ())
+
+
+def choice(*beliefs: tuple[float, float], share: float | None = 0.05, seed: int = 0) -> Choice:
+    """A choice among arms of these log-odds and deviations."""
+    random = Random(seed)
+    found = [Estimate(arm(str(n)), *belief, 1.0) for n, belief in enumerate(beliefs)]
+    return decide(found, share, lambda count: [random.gauss(0, 1) for _ in range(count)], random.random)
+
+
+def test_probabilities_add_up_and_every_arm_keeps_its_share() -> None:
+    made = choice((1.0, 0.1), (0.9, 0.1), (-3.0, 0.1))
+    assert math.isclose(sum(made.candidates.values()), 1)
+    assert made.candidates["2"] == pytest.approx(0.05 / 3)
+    assert made.candidates["0"] > made.candidates["1"] > made.candidates["2"]
+    assert made.best == "0"
+    unsure = choice((1.0, 1.0), (0.9, 1.0), (-3.0, 3.0))
+    assert unsure.candidates["2"] > 0.05 / 3, "who might be good is tried"
+
+
+def test_actions_are_drawn_from_the_probabilities_that_are_told() -> None:
+    expected: Counter[str] = Counter()
+    drawn: Counter[str] = Counter()
+    for seed in range(500):
+        made = choice((1.0, 0.5), (0.8, 0.5), (0.0, 0.5), seed=seed)
+        drawn[made.action] += 1
+        expected.update(made.candidates)
+    for name, probability in expected.items():
+        assert abs(drawn[name] - probability) < 4 * math.sqrt(probability)
+
+
+def test_without_leave_to_explore_the_best_is_certain() -> None:
+    made = choice((1.0, 2.0), (1.1, 0.1), share=None)
+    assert (made.action, made.propensity, dict(made.candidates)) == ("1", 1.0, {"0": 0.0, "1": 1.0})
+
+
+def given(at: float, score: float | None, source: str = "user", kind: str = "explicit") -> Feedback:
+    return Feedback(f"fb_{at}", "run", "acme", "", at, kind, source, "", score, "" if score is not None else "label")  # type: ignore[arg-type]
+
+
+def test_a_run_is_worth_the_mean_of_what_its_sources_said_last() -> None:
+    ratings = [
+        given(1, 0.0),
+        given(2, 1.0),
+        given(3, 0.5, "rule", "grader"),
+        given(4, None),
+        given(5, 0.9, kind="implicit"),
+    ]
+    assert scores(ratings, ratings[0]) == (None, 0.0)
+    assert scores(ratings, ratings[1]) == (0.0, 1.0)
+    assert scores(ratings, ratings[2]) == (1.0, 0.75)
+    assert scores(ratings, ratings[3]) == scores(ratings, ratings[4]) == (None, None)
+
+
+def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallback: bool = False) -> tuple[Event, ...]:
+    """What was planned and called for a selector's run."""
+    made = Choice({action: 1.0}, action, action)
+    body = Decision(made, "policy", "1-x", "ref", 0.05, "seed").body()
+    opened = [
+        {"proposal": 0, "mode": "first", "decision": body},
+        *([{"proposal": 1, "mode": "fallback"}] if fallback else []),
+    ]
+    last = len(opened) - 1
+    told = [(Kind.PLAN_OPENED, one) for one in opened]
+    told += [(Kind.PLAN_STEP, {"proposal": last, "n": n, "worker": name}) for n, name in enumerate(workers)]
+    told += [(Kind.PLAN_ACCEPTED, {"proposal": last})]
+    told += [(Kind.CALL_INTENDED, {"n": n, "worker": name}) for n, name in enumerate(called or workers)]
+    return tuple(Event("run", seq, kind, 0.0, one) for seq, (kind, one) in enumerate(told, 1))
+
+
+def rated(events: tuple[Event, ...], *, answered: bool = True, seen: bytes | None = None) -> Rating | None:
+    known = json.dumps(SEEN.to_json()).encode() if seen is None else seen or None
+    return rating(Rated(given(1, 1.0), "tier", answered, 7, (given(1, 1.0),), events, known))
+
+
+def test_a_rating_teaches_of_what_was_really_played() -> None:
+    as_planned = rated(journal("bee", "ant", action="plan-reason bee ant"))
+    assert as_planned is not None
+    assert as_planned.arm.name == "plan-reason bee ant"
+    assert (as_planned.seen, as_planned.usd, as_planned.before) == (SEEN, 7, None)
+    taken_over = rated(journal("bee", "ant", called=("bee", "cat"), action="plan-reason bee ant"))
+    assert taken_over is not None
+    assert taken_over.arm.name == "plan-reason bee cat"
+    modelled = rated(journal("bee", "ant", action=MODEL))
+    assert modelled is not None
+    assert modelled.arm == PLANNED
+
+
+def test_what_teaches_nothing() -> None:
+    assert rated(journal("ant", action="answer ant"), answered=False) is None, "an outage is no wrong answer"
+    assert rated(journal("ant", action="answer ant", fallback=True)) is None
+    assert rated(journal("ant", action="plan-reason bee ant")) is None
+    assert rated(journal("ant", action="answer ant"), seen=b"") is None, "its content was erased"
+    assert decision(journal("ant", action="answer ant", fallback=True)) is None

@@ -1,0 +1,140 @@
+"""The selector in the standard rehearsal world, in pure steps: choose, carry out, rate, learn; and what it is worth."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+from statistics import NormalDist
+
+from app.core.decision import Choice, decide
+from app.core.features import Features, features
+from app.core.pool import Card, Price, SelectorSpec, Worker
+from app.core.posterior import Posterior, Rating, estimates, learned
+from app.core.templates import Arm, arms
+from app.learn.families import Problem
+from app.learn.lessons import lesson
+from app.learn.outcome import bill, outcome, right
+from app.learn.plans import Plan, PlanStep
+from app.learn.world import CLASSES, INPUT_SHARE, Setting, Weights, standard_pool
+
+WEIGHTS = Weights()
+SPEC = SelectorSpec(cost=WEIGHTS.cost, full_usd=round(WEIGHTS.full_usd * 1e6))
+"""The usual templates; money weighs what it weighs in the world."""
+ROLES: Mapping[str, Sequence[str]] = {
+    "answer": ("solve",),
+    "plan-reason": ("plan", "reason"),
+    "answer-check": ("solve", "check"),
+}
+
+
+@cache
+def workers() -> tuple[Worker, ...]:
+    """The standard pool as a catalog has it."""
+    return tuple(
+        Worker(
+            one.name,
+            "world",
+            one.name,
+            Price(round(one.price * INPUT_SHARE * 1e6), round(one.price * 1e6)),
+            Card(strengths=(one.strengths,)),
+        )
+        for one in standard_pool()
+    )
+
+
+@cache
+def every_arm() -> tuple[Arm, ...]:
+    """All arms over the standard pool."""
+    return arms(SPEC, workers(), 4)
+
+
+@cache
+def as_plan(arm: Arm) -> Plan:
+    """An arm as the world knows it."""
+    places = {one.name: place for place, one in enumerate(standard_pool())}
+    steps = zip(arm.steps, ROLES[arm.template], strict=True)
+    return tuple(PlanStep(places[step.worker], role, True, step.access.steps) for step, role in steps)
+
+
+@cache
+def reward(arm: Arm, kind: tuple[int, int]) -> float:
+    """The world's expected reward."""
+    return outcome(as_plan(arm), kind, setting()).reward
+
+
+@cache
+def setting() -> Setting:
+    """The standard pool under the usual weights."""
+    return Setting(standard_pool(), WEIGHTS)
+
+
+def score(answered: bool, waited: float) -> float:
+    """What a caller says of an answer after so many seconds: nothing if it is wrong, else 1 less what the wait was
+    worth. Money is the operator's affair, and on the bill."""
+    return (1 - WEIGHTS.wait * min(1.0, waited / WEIGHTS.full_seconds)) if answered else 0.0
+
+
+def problems(count: int, seed: int) -> list[Problem]:
+    """Fresh tasks."""
+    random = Random(f"selector|{seed}")
+    return [lesson(random, "held-out tasks").problem for _ in range(count)]
+
+
+def choose(posterior: Posterior, seen: Features, random: Random, share: float | None = SPEC.explore) -> Choice:
+    """As the conductor does."""
+    found = estimates(posterior, SPEC, every_arm(), workers(), seen)
+    return decide(found, share, lambda count: random.choices(grains(), k=count), random.random)
+
+
+@cache
+def grains() -> tuple[float, ...]:
+    """Normal draws."""
+    return tuple(NormalDist().inv_cdf((n + 0.5) / 1024) for n in range(1024))
+
+
+def play(posterior: Posterior, tasks: Sequence[Problem], random: Random, began: float = 1e9) -> Posterior:
+    """Decide, carry out by the world's dice, rate and learn, one task after the other."""
+    for place, task in enumerate(tasks):
+        seen = features(task.text)
+        choice = choose(posterior, seen, random)
+        arm = named()[choice.action]
+        answered = random.random() < right(as_plan(arm), task.kind, standard_pool())
+        usd, waited = bill(as_plan(arm), task.kind[1], standard_pool())
+        rating = Rating(arm, seen, score(answered, waited), round(1e6 * usd), began + place)
+        posterior = learned(posterior, SPEC, workers(), rating)
+    return posterior
+
+
+@cache
+def named() -> Mapping[str, Arm]:
+    """The arms by name."""
+    return {arm.name: arm for arm in every_arm()}
+
+
+def value(posterior: Posterior, tasks: Sequence[Problem]) -> float:
+    """The mean expected reward of what is best at the posterior's mean."""
+    total = 0.0
+    for task in tasks:
+        choice = choose(posterior, features(task.text), Random(0), None)
+        total += reward(named()[choice.action], task.kind)
+    return total / len(tasks)
+
+
+@cache
+def single() -> Plan:
+    """The best single worker for all tasks alike, at once or step by step."""
+    alone = [(PlanStep(place, role),) for place in range(len(standard_pool())) for role in ("solve", "reason")]
+    return max(alone, key=lambda plan: sum(outcome(plan, kind, setting()).reward for kind in CLASSES))
+
+
+def share(worth: float, tasks: Sequence[Problem], optimum: Sequence[Plan]) -> float:
+    """How much of the way from the best single worker to the optimum by class; `optimum` holds the plan of each
+    class."""
+    low = sum(outcome(single(), task.kind, setting()).reward for task in tasks) / len(tasks)
+    high = sum(outcome(optimum[CLASSES.index(task.kind)], task.kind, setting()).reward for task in tasks) / len(tasks)
+    return (worth - low) / (high - low)
+
+
+@cache
+def best_by_class() -> tuple[Plan, ...]:
+    """The best arm of each class: the searched optimum, as far as arms can express it."""
+    return tuple(as_plan(max(every_arm(), key=lambda arm: reward(arm, kind))) for kind in CLASSES)
