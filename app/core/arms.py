@@ -50,8 +50,9 @@ def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
         yield f"{tier.name}:sc:{min(5, steps - 1)}"
         yield f"{tier.name}:moa:{min(3, steps - 1)}"
         yield f"{tier.name}:static:pev"
-    others = [name for name in catalog.evaluation.conductors if name != tier.conductor.worker]
-    yield from (f"{tier.name}:conductor:{name}" for name in others)
+    own = tier.conductor
+    named = {name: None for name in (own.worker, *catalog.evaluation.conductors) if name is not None}
+    yield from (f"{tier.name}:conductor:{name}" for name in named if (own.kind, own.worker) != ("model", name))
     yield f"{tier.name}:random"
 
 

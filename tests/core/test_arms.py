@@ -89,6 +89,9 @@ def test_whatever_is_listed_is_served_and_fits() -> None:
         for model in found:
             assert steps_needed(arm(model).conductor) <= tier.efforts[tier.effort].steps
     assert found == ["mini:single:a", "mini:conductor:trained", "mini:random"]
+    chosen = replace(MINI, conductor=ConductorSpec("selector", "planner"))
+    served = replace(CATALOG, tiers={"mini": chosen})
+    assert "mini:conductor:planner" in listed(served, chosen), "the model itself is another arm than who may choose it"
     assert {"ultra:sc:4", "ultra:moa:3", "ultra:conductor:trained"} < set(listed(CATALOG, ULTRA))
 
 
