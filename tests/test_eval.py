@@ -17,10 +17,13 @@ import pytest
 
 from app.__main__ import main
 from app.command import eval as evaluation
-from app.command import plot, specimens, taskset, trials
+from app.command import plot, specimens, storage, taskset, trials
+from app.command.embedded import embedded
 from app.command.parser import parser
 from app.command.sandbox import Sandbox
 from app.command.trials import Bench, Experiment
+from app.config import configure
+from app.core.calibration import Trial
 from app.errors import ConfigInvalid, OursError
 from app.learn.measures import Measure
 from app.learn.standings import Table, table
@@ -28,6 +31,7 @@ from app.providers.rehearsal.families import solve
 
 PAGE = (Path(__file__).resolve().parent.parent / "deploy" / "evaluation.md").read_text()
 ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
+HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 FEW = ("--limit", "3", "--repeats", "1", "--resamples", "50", "--arms")
 
 
@@ -75,6 +79,24 @@ def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
     conducted = [one for one in first if one["arm"] == "baton-ultra"]
     assert all(one["conductor_output"] and one["usd"] > 0 and one["wall"] > 0 and one["plan"] for one in conducted)
     assert {len(one["catalog"]) for one in first} == {64}
+
+
+async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Path) -> None:
+    loaded = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "outside")})
+    tried = Trial("rehearsal-sage", "sage", "calibration-1", "1", "numbers", "sums", 0, "q", "run_1", 1.0, 0.5, 10, 1.0)
+    async with storage.opened(loaded.settings) as store:
+        await store.note_trial(tried)
+    async with embedded(loaded, tmp_path / "inside", 2) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        options = evaluation._options(parser().parse_args(["eval", "--no-explore", "--effort", "low"]))
+        assert options == {"baton": {"explore": False}, "reasoning_effort": "low"}
+        run = await client.post("/v1/chat/completions", json={"model": "baton-ultra", **HELLO, **options})
+        assert run.status_code == 200
+    never = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "never")})
+    async with embedded(never, tmp_path / "other", 2) as client:
+        others = (await client.get("/v1/models")).json()["data"]
+    assert listed[0]["baton"]["catalog"] != others[0]["baton"]["catalog"], "other cards are another pool"
+    assert not (tmp_path / "never").exists()
 
 
 def test_what_an_arm_cannot_do_is_wrong_and_not_dropped(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

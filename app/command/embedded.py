@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 
+from app.command import storage
 from app.command.driving import at_work
-from app.config import Loaded
+from app.config import Loaded, Settings
+from app.core.calibration import Trial
 from app.core.snapshot import sealed
 from app.gateway.app import create_app
 from app.gateway.auth import mint
@@ -33,8 +35,13 @@ def in_folder(loaded: Loaded, folder: Path) -> Loaded:
 
 @asynccontextmanager
 async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller of that service, with a key, straight into the application; the service ends with the block."""
+    """A caller of that service, with a key, straight into the application; the service ends with the block. The cards
+    of its workers say what was measured in the configured database."""
+    trials = await _calibrated(loaded.settings) if _is_made(loaded.settings.database_url) else ()
     async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
+        for trial in trials:
+            await opened.gate.store.note_trial(trial)
+        opened.pool.calibrated(await opened.gate.store.trials())
         scopes, now = ["runs:write", "runs:read"], opened.gate.now()
         key, row = mint(opened.gate.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
         await opened.gate.store.add_key(row)
@@ -42,3 +49,15 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
         headers = {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
             yield client
+
+
+async def _calibrated(settings: Settings) -> tuple[Trial, ...]:
+    """What `baton calibrate` has found."""
+    async with storage.opened(settings) as store:
+        return await store.trials()
+
+
+def _is_made(url: str) -> bool:
+    """False for an SQLite file that is not there: to look into it would make it."""
+    path = url.removeprefix("sqlite:///")
+    return path == url or Path(path).exists()

@@ -172,7 +172,8 @@ def _experiment(asked: argparse.Namespace, tasks: Sequence[Graded], served: Serv
 
 
 def _options(asked: argparse.Namespace) -> dict[str, Any]:
-    given = {"temperature": asked.temperature, "reasoning_effort": asked.effort}
+    explores = {"explore": False} if asked.no_explore else None
+    given = {"temperature": asked.temperature, "reasoning_effort": asked.effort, "baton": explores}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -385,6 +385,7 @@ def _eval(commands: "Commands[argparse.ArgumentParser]") -> None:
     made.add_argument("--concurrency", type=_count, default=8, help="requests at one time")
     made.add_argument("--temperature", type=float, help="of every request")
     made.add_argument("--effort", help="of every request: minimal, low, medium, high, ...")
+    made.add_argument("--no-explore", action="store_true", help="a selector chooses what it holds for best")
     made.add_argument("--seed", type=int, default=0, help="of the resampling")
     made.add_argument("--resamples", type=_count, default=10_000, help="of the tasks")
     made.add_argument("--json", action="store_true", help="the table as JSON")
