@@ -7,6 +7,7 @@
                                its steps are checked one by one as they stream in (planner.py)
                       Queue    journal step.queued with a ticket in the outbox, then ring the bell
                       Skip     nothing is left for the step to see, or its round is over without it
+                      Conclude what is nested in the step has answered (core/nesting.py)
                       Await    the caller has to call tools first: its turn ends, and the lease goes to nobody
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that dispatchers tell of
@@ -30,8 +31,9 @@ from app.conductor.protocol import Policy
 from app.consequences import Consequences, ending, possible, projection, tags, tentative
 from app.core import drafts
 from app.core.chat import Task
+from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import AFTER_THE_END, Draft, Event, Kind
-from app.core.progress import Await, Finish, Propose, Queue, Skip, advance, decide
+from app.core.progress import advance, decide
 from app.core.state import DRIVER_LOST, Call, RunState
 from app.errors import (
     BatonError,
@@ -119,7 +121,7 @@ class Driver:
             try:
                 if self.planning is not None:
                     self._planner.start(group, self.state, self.planning, self._append)
-                elif self.state.proposal is not None and self.state.proposal.state == "open":
+                elif self.state.unmade is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
                     await self._act(group)
@@ -152,14 +154,17 @@ class Driver:
             )
             self._let_go = True
 
-    async def consequences(self, state: RunState) -> Consequences:
-        """Decide on tentative states until nothing follows any more."""
+    async def consequences(self, state: RunState, *, plans: bool = True) -> Consequences:
+        """Decide on tentative states until nothing follows any more; nothing at all if a conductor is to be asked and
+        whoever wants to know does not `plan`: that is for the driver's own turn."""
         follows = Consequences(state)
         while follows.pending is None and (commands := decide(follows.state, self._means.now())):
             fresh: list[Draft] = []
             for command in commands:
                 if isinstance(command, Propose):
                     opened, contents = await self._planner.open(follows.state, command, self._append)
+                    if len(opened) == 1 and not plans:
+                        return Consequences(state)
                     fresh += opened
                     follows.contents += contents
                     follows.pending = command if len(opened) == 1 else None
@@ -167,8 +172,8 @@ class Driver:
                     fresh += [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
                     turn, sound = state.turn.number, self._means.queue.sound
                     follows.outbox += [Outbox(n, state.admitted.tier, self._home, turn, sound) for n in command.steps]
-                elif isinstance(command, Skip):
-                    fresh += drafts.skipped([follows.state.steps[command.step]], command.reason)
+                elif isinstance(command, Skip | Conclude):
+                    fresh += drafts.settled(follows.state, command)
                 elif isinstance(command, Await):
                     until = self._means.now() + state.admitted.limits.tool_wait
                     fresh.append(drafts.awaiting(follows.state, command, until))
@@ -184,7 +189,7 @@ class Driver:
         async with self._writing:
             if self.state.ended:  # a step's end took the run's with it: see `join`
                 return Consequences(self.state)
-            follows = await self.consequences(tentative(self.state, first))
+            follows = await self.consequences(tentative(self.state, first), plans=not first)
             if first or follows.events:
                 mine = Entry(self.state.run, self._means.now(), events=first, epoch=self._epoch, contents=contents)
                 await self.write(mine, follows)
@@ -203,10 +208,7 @@ class Driver:
             after = possible(self.state, entry.events)
             if after is None:
                 return await self._alone(entry)
-            follows = await self.consequences(after)
-            if isinstance(follows.pending, Propose):  # nobody would begin to plan: that is for the driver's own turn
-                follows = Consequences(after)
-            follows = self._with_end(entry, follows)
+            follows = self._with_end(entry, await self.consequences(after, plans=False))
             try:
                 appended = await self.write(replace(entry, epoch=self._epoch), follows)
             except (LeaseLost, RunEnded):
@@ -402,27 +404,27 @@ class Driver:
 
     async def _planned(self, planned: Planned) -> None:
         """One more step of the open proposal, or its end."""
-        proposal = self.state.proposal
-        if proposal is None or proposal.state != "open" or proposal.number != planned.proposal:
+        proposal = self.state.unmade
+        if proposal is None or proposal.number != planned.proposal:
             return
+        current = self.state.steps_of(proposal)
         if planned.step is not None:
-            place = len(self.state.current)
+            place = len(current)
             if found := faults(self.state, planned.step, place):
                 await self._planner.stop()
                 return await self._reject(found, outage=False)
-            draft, contents = self._planner.step(proposal, place, planned.step, self.state.previous)
+            draft, contents = self._planner.step(self.state, proposal, place, planned.step)
         elif isinstance(planned.error, PlanRejected):
             return await self._reject(planned.error.reasons, outage=False)
         elif planned.error is not None:
             await self._planner.stop()  # it may be others who say so
             return await self._reject([planned.error.public_code or "conductor_failed"], outage=True)
-        elif self.state.current and not self.state.current[-1].answers:
+        elif current and not current[-1].answers:
             return await self._reject(["the plan has no answering step"], outage=False)
-        elif not self.state.current and proposal.round == 1:
+        elif not current and (proposal.round == 1 or proposal.parent is not None):
             return await self._reject(["the plan has no steps"], outage=False)
         else:
-            own = [[n for n in step.access.steps if n >= proposal.base] for step in self.state.current]
-            inputs = [[n - proposal.base for n in seen] for seen in own]
+            inputs = [[n - proposal.base for n in step.access.steps if n >= proposal.base] for step in current]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
             self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self._commit((draft,), contents)
@@ -430,9 +432,9 @@ class Driver:
     async def _reject(self, reasons: Iterable[str], *, outage: bool) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
         that nobody is left to account for is unknown."""
-        proposal, current = self.state.proposal, self.state.current
-        if proposal is None:
+        if (proposal := self.state.unmade) is None:
             return
+        current = self.state.steps_of(proposal)
         self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [Stop(self.state.run, step.n) for step in current if step.state in ("queued", "running")]
         rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage)
@@ -445,8 +447,7 @@ class Driver:
     async def _finish(self, command: Finish) -> None:
         """Stop what runs, give it time to write its outcome, then write the one terminal event."""
         await self._planner.stop()
-        waits = any(step.state == "running" for step in self.state.current)  # for a worker, or to call one again
-        if waits or self.state.open_calls:
+        if self.state.open_calls or any(step.state == "running" for step in self.state.live):  # about to call again
             await self._tell_dispatchers([Stop(self.state.run)])
             await self._quiesce()
         if command.step is not None:
@@ -482,14 +483,13 @@ class Driver:
 
     async def _tell_end(self) -> None:
         state, telemetry = self.state, self._means.telemetry
-        if not state.ended:
+        if state.ended:
+            ended.count(telemetry, state, self._means.tick() - self._began)
+        else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
-            self.audience.end(await ended.read(self._means.store, state))
-            return await self.audience.ring_far(self._means.queue, self._means.tick())
-        ended.count(telemetry, state, self._means.tick() - self._began)
         try:
             told = ended.told(state, self._contents)
-        except NotFound:  # another driver wrote the end
+        except NotFound:  # of a turn that calls tools, or another driver wrote the end
             told = await ended.read(self._means.store, state)
         self.audience.end(told)
         await self.audience.ring_far(self._means.queue, self._means.tick())

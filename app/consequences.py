@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from app.beside import Begun
 from app.core import drafts
+from app.core.commands import Finish, Propose
 from app.core.journal import Draft, Event, Kind
-from app.core.progress import Finish, Propose, advance
+from app.core.progress import advance
 from app.core.state import RUN_ENDED, RunState
 from app.store.protocol import Lease, Outbox, Projection
 
@@ -51,7 +52,7 @@ def possible(state: RunState, events: Iterable[Draft]) -> RunState | None:
 
 def ending(state: RunState, command: Finish) -> tuple[Draft, ...]:
     """The terminal event, and before it what becomes of steps that are not settled."""
-    skips = drafts.skipped(state.current, RUN_ENDED)
+    skips = drafts.skipped(state.live, RUN_ENDED)
     return (*skips, drafts.ended(tentative(state, skips), command))
 
 

@@ -35,7 +35,6 @@ from app.core.pool import Worker
 from app.core.progress import fold
 from app.core.state import RunState, StepState
 from app.core.tools import TOKEN_BYTES, mint
-from app.core.visibility import TEMPLATE
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.health import Choice
 from app.outcomes import Outcomes, lost
@@ -334,7 +333,7 @@ class Execution:
             deadline=state.deadline,
             spare=course.candidates.spare,
             extra=choice.extra,
-            facts={"template": TEMPLATE, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
+            facts={"template": view.template, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
         )
 
     async def _intend(self, attempt: Attempt, openers: tuple[Draft, ...]) -> None:

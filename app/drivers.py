@@ -22,9 +22,10 @@ from app.conduct import Driver
 from app.consequences import tentative
 from app.core import notices, position
 from app.core.chat import task_to_json
+from app.core.commands import Propose
 from app.core.journal import Draft, Event
 from app.core.position import Position
-from app.core.progress import Propose, begin
+from app.core.progress import begin
 from app.core.results import Returned, returned
 from app.errors import (
     BatonError,
@@ -249,7 +250,7 @@ class Drivers:
     def give_up_plans(self, conductor: str) -> None:
         """Nobody is alive behind this worker: plans that wait for it will not come."""
         for driver in self._drivers.values():
-            proposal = driver.state.proposal
+            proposal = driver.state.unmade
             if proposal is not None and any(call.worker == conductor for call in driver.state.planning):
                 driver.inbox.push(Planned(proposal.number, error=WorkerUnavailable(code="conductor_out")))
 

@@ -68,8 +68,15 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
 
 
 def admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
-    """`run.admitted`; `task` is the ref of what was asked. Where nobody conducts there is one round."""
+    """`run.admitted`; `task` is the ref of what was asked.
+
+    Where nobody conducts there is one round. Only a model that is told of it takes steps itself, and none where there
+    are tools of the caller's: calls of theirs belong to the steps of one workflow.
+    """
     limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
+    told = conductor == "model" and order.tier.conductor.prompt == "general"
+    if limits.depth and (not told or order.task.toolbox.tools):
+        limits = replace(limits, depth=0)
     return drafts.admitted(
         task=task,
         tier=order.tier.name,

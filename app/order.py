@@ -108,7 +108,7 @@ class Driven:
 
 
 NOTED: Mapping[Kind, tuple[str, ...]] = {
-    Kind.PLAN_STEP: ("n", "worker", "access", "answers"),
+    Kind.PLAN_STEP: ("n", "worker", "access", "answers", "parent"),
     Kind.PLAN_ACCEPTED: ("topology", "steps"),
     Kind.PLAN_REJECTED: ("reasons",),
     Kind.CALL_INTENDED: ("n", "attempt", "worker", "passed_over"),

@@ -18,8 +18,9 @@ from app.conduct import Driver
 from app.consequences import ending, projection, tentative
 from app.core.arms import tier_of
 from app.core.chat import Usage, task_from_json, usage_to_json
+from app.core.commands import Finish
 from app.core.journal import Draft, Kind
-from app.core.progress import Finish, fold, give_up
+from app.core.progress import fold, give_up
 from app.core.state import RunState
 from app.dispatch import rung_again
 from app.ended import outcome

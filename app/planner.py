@@ -20,19 +20,21 @@ from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Pas
 from app.core import drafts
 from app.core.arms import tier_of
 from app.core.chat import Form, Message, Piece, Sampling, Task
+from app.core.commands import Propose
 from app.core.decision import Decision
 from app.core.journal import Draft
+from app.core.nesting import may_nest
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
-from app.core.progress import Propose
-from app.core.state import Answer, Proposal, RunState
-from app.core.workflow import PREVIOUS, Access, Step
+from app.core.state import Proposal, RunState
+from app.core.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.errors import BatonError, NotFound, PlanRejected, WorkerUnavailable
 from app.outage import patiently
 from app.providers.protocol import Request
 from app.store.content import address
 from app.store.protocol import Ledger
 from app.telemetry import SPAN_PLAN
+from app.view import look
 
 STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
@@ -106,14 +108,13 @@ class Planner:
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
         brief = self._brief(state, command, conductor)
-        answer = state.answer(command.round - 1)
-        names = [worker.name for worker in brief.workers]
+        names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
         written = [drafts.opened(command, kind, names, conductor.instant, decision)]
         if conductor.instant:
             steps = [step async for step in conductor.propose(brief, partial(self._ask, append, brief))]
             for place, step in enumerate(steps):
-                draft, new = self.step(command, place, step, answer)
+                draft, new = self.step(state, command, place, step)
                 written.append(draft)
                 contents += new
             written.append(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
@@ -139,14 +140,20 @@ class Planner:
             return False
         return not self._means.health.refusal(model, self._left_of(state))
 
-    def step(
-        self, proposal: Propose | Proposal, place: int, step: Step, previous: Answer | None
-    ) -> tuple[Draft, Contents]:
-        """`plan.step` with its subtask's content; `previous` is the answer of the round before."""
+    def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Draft, Contents]:
+        """`plan.step` with its subtask's content."""
         ref = self._ref(step.subtask)
         contents = ((ref, step.subtask.encode()),) if ref else ()
-        before = previous.step.n if previous is not None else None
-        return drafts.planned(proposal.number, proposal.base, place, step, ref, before), contents
+        before, parent = state.answer(proposal.round - 1), proposal.parent
+        return drafts.planned(
+            proposal.number,
+            proposal.base,
+            place,
+            step,
+            ref,
+            before.step.n if before is not None else None,
+            state.steps[parent] if parent is not None else None,
+        ), contents
 
     def _ref(self, text: str) -> str:
         """A text's address; empty for the empty text."""
@@ -198,21 +205,29 @@ class Planner:
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
         known = self._means.catalog().workers
         workers = [known[name] for name in state.admitted.pool if name in known]
-        last = state.proposals[command.number - 1] if command.number else None
+        earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
+        last = next((one for one in reversed(earlier) if one.number < command.number), None)
         repairs = last is not None and command.mode == "repair"
+        limits = state.admitted.limits
         return Brief(
             task=self._task,
             workers=tuple(workers if conductor.instant else shuffled(workers, state.run)),
-            limits=state.admitted.limits,
+            limits=replace(limits, steps=command.room) if command.room else limits,
             usd_left=max(state.admitted.limits.usd - state.usd, 0),
             objections=last.reasons if last and repairs else (),
             rejected=self._text if repairs else "",
             run=state.run,
-            round=command.round,
+            round=command.round if command.parent is None else 1,
+            nests=not conductor.instant and may_nest(state, command.parent),
         )
 
     async def _shown(self, state: RunState, command: Propose, brief: Brief) -> Brief:
-        """The brief with the round before, if there was one; `NotFound` if that was erased."""
+        """The brief with the round before, if there was one, or with the view of the step that it is for; `NotFound` if
+        that was erased."""
+        if command.parent is not None:
+            looked = partial(look, self._means.store, state, command.parent)
+            view = await patiently(self._means.store, looked, self._left)
+            return replace(brief, task=replace(self._task, messages=view.messages("")))
         answer = state.answer(command.round - 1)
         if answer is None:
             return brief
@@ -241,7 +256,7 @@ class Planner:
         """Until when plans may be made: a slow conductor must leave the steps their time."""
         tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
         share = tier.conductor.share if tier is not None else 1.0
-        if command.round > 1:
+        if command.round > 1 or command.parent is not None:
             return state.deadline - (1 - share) * max(state.deadline - self._means.now(), 0.0)
         return state.deadline - (1 - share) * state.admitted.limits.seconds
 
@@ -283,7 +298,7 @@ class Planner:
                 served, messages, sampling, Form(schema, strict=True) if schema else None, logprobs or None
             ),
             access=self._sees(state),
-            number=len(state.proposals),
+            number=state.opened,
             salt=self._salt,
             deadline=self._until,
             spare=True,
@@ -313,7 +328,10 @@ class Planner:
             await settled(within=outcomes.OUTCOME_PATIENCE)
 
     def _sees(self, state: RunState) -> Access:
-        """A conductor reads the conversation; in a further round the answer before as well."""
+        """A conductor reads the conversation, in a further round the answer before as well; or what the step may see
+        for which it plans."""
+        if state.unmade is not None and state.unmade.parent is not None:
+            return state.steps[state.unmade.parent].access
         return Access(True, (state.previous.step.n,) if state.previous is not None else ())
 
 
@@ -323,17 +341,19 @@ def _decision(chosen: Chosen, features: str) -> Decision:
 
 def faults(state: RunState, step: Step, place: int) -> list[str]:
     """Why a proposed step cannot be executed in this run. Its form was checked by the plan's reader."""
-    proposal = state.proposal
+    proposal = state.unmade
+    parent, most = (proposal.parent, proposal.room) if proposal is not None else (None, 0)
+    most, current = most or state.admitted.limits.steps, state.steps_of(proposal) if proposal is not None else ()
     found = []
-    if step.worker not in state.admitted.pool:
+    if step.worker not in state.admitted.pool and not (step.worker == CONDUCTOR and may_nest(state, parent)):
         found.append(f"step {place}: worker is not an eligible worker")
     if any(not 0 <= n < place for n in step.access.steps):
         found.append(f"step {place}: access lists a step that is not an earlier one")
-    if step.access.previous and state.previous is None:
+    if step.access.previous and (state.previous is None or parent is not None):
         found.append(f"step {place}: access lists a previous answer, and there is none")
-    if place >= state.admitted.limits.steps:
-        found.append(f"the plan has more than {state.admitted.limits.steps} steps")
-    if proposal is not None and place and state.current[-1].answers:
+    if place >= most:
+        found.append(f"the plan has more than {most} steps")
+    if place and current[-1].answers:
         found.append(f"step {place}: comes after the answering step")
     return found
 

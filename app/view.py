@@ -14,9 +14,10 @@ import orjson
 
 from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
 from app.core.form import Flaw, constrains, shown
+from app.core.nesting import parent_of, speaks
 from app.core.pool import Limits, Worker
 from app.core.state import Exchange, RunState, StepState
-from app.core.visibility import Seen, ToolUse, compose, granted
+from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.errors import NotFound
 from app.providers.protocol import Request
 from app.store.protocol import Store
@@ -37,18 +38,25 @@ class View:
     used: tuple[ToolUse, ...]
     last: bool
     """Whether its round is the run's last one, so that its answer is told as it comes; else another one may take its
-    place."""
+    place. The answer of a nested workflow is told with its end."""
+    speaks: bool
+    """Whether its output is the round's answer."""
+
+    @property
+    def template(self) -> str:
+        """The name of what its messages are made with."""
+        return NESTED if self.step.inherits else TEMPLATE
 
     def messages(self, worker: str) -> tuple[Message, ...]:
         """Exactly what this worker sees: what is granted, nothing else."""
-        task = self.task if self.step.access.user else None
-        return compose(task, self.subtask, self.seen, self.used, worker)
+        task = self.task if self.step.access.user or self.step.inherits else None
+        return compose(task, self.subtask, self.seen, self.used, worker, opens=self.step.opens)
 
     @property
     def toolbox(self) -> Toolbox:
         """The tools that the step may call. What the caller demands of the answer is demanded of no other step."""
         box = self.asked.toolbox
-        if self.step.answers:
+        if self.speaks:
             return box
         return replace(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
 
@@ -60,7 +68,7 @@ class View:
         `structured` says whether the worker's provider constrains decoding to schemas, `flaw` what was wrong with its
         answer before. An answer whose form has yet to be checked comes whole.
         """
-        asked, answers = self.asked.sampling, self.step.answers
+        asked, answers = self.asked.sampling, self.speaks
         cap = min(limits.output_tokens, worker.card.max_output)
         sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
         if answers:
@@ -87,9 +95,15 @@ async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
 
 
 async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
-    """What step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased."""
+    """What step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
+
+    Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
+    """
     step = state.steps[n]
-    earlier = [state.steps[m] for m in step.access.steps if state.steps[m].state == "done"]
+    parent = parent_of(state, step)
+    inherited = parent.access.steps if parent is not None and step.inherits else ()
+    own = replace(step.access, steps=tuple(m for m in step.access.steps if m not in inherited))
+    earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [one for one in step.exchanges if one.results]
     refs = {state.admitted.task, state.turn.request, step.subtask}
     refs |= {ref for one in earlier for ref in (one.subtask, one.output)}
@@ -99,7 +113,10 @@ async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
     used = tuple(_use(one, texts) for one in answered)
-    return View(step, task, asked, texts[step.subtask], granted(step.access, done), used, state.is_last_round)
+    if parent is not None and step.inherits:
+        task = replace(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
+    last = state.is_last_round and parent is None
+    return View(step, task, asked, texts[step.subtask], granted(own, done), used, last, speaks(state, step))
 
 
 def _use(exchange: Exchange, texts: Mapping[str, str]) -> ToolUse:

@@ -10,6 +10,7 @@ import orjson
 from app.audit.bodies import faulty
 from app.audit.report import Violation
 from app.core.journal import TERMINAL, Kind
+from app.core.workflow import CONDUCTOR
 from app.store.archive import Record
 
 KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
@@ -94,6 +95,16 @@ class Step:
         return int(self.plan.body["n"])
 
     @property
+    def opens(self) -> bool:
+        """Whether it is for the conductor itself, which opens a workflow for it."""
+        return bool(self.plan.body["worker"] == CONDUCTOR)
+
+    @property
+    def inherits(self) -> bool:
+        """Whether its task is the view of the step that it is nested in."""
+        return bool(self.plan.body.get("inherits"))
+
+    @property
     def inputs(self) -> tuple[int, ...]:
         """The steps on its access list."""
         return tuple(entry for entry in self.plan.body["access"] if entry != "user")
@@ -139,6 +150,12 @@ class Proposal:
     def round(self) -> int:
         """Which of the run's workflows it is to become."""
         return int(self.opened.body.get("round", 1))
+
+    @property
+    def parent(self) -> int | None:
+        """The step that it is nested in."""
+        n: int | None = self.opened.body.get("parent")
+        return n
 
     @property
     def answer(self) -> Step | None:
@@ -207,25 +224,45 @@ class Account:
         step and splits no bill."""
         return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
 
+    def tries(self, parent: int | None = None) -> Sequence[Proposal]:
+        """The proposals that are nested in a step; those for the run itself."""
+        return [one for one in self.proposals if one.parent == parent]
+
+    @property
+    def openers(self) -> Sequence[Step]:
+        """The steps for which a plan was made."""
+        parents = {one.parent for one in self.proposals}
+        return [step for step in self.steps.values() if step.n in parents]
+
+    def around(self, step: Step) -> Step | None:
+        """The step that one is nested in."""
+        parent = self.proposals[step.plan.body["proposal"]].parent
+        return self.steps.get(parent) if parent is not None and parent < step.n else None
+
+    def speaks(self, step: Step) -> bool:
+        """Whether its output is to be the answer of its round: it answers, and so does every step around it."""
+        around = self.around(step)
+        return bool(step.plan.body["answers"]) and (around is None or self.speaks(around))
+
     @property
     def planned(self) -> Sequence[Step]:
-        """The steps of every round, and of the latest proposal whatever became of it."""
-        kept = [
-            one
-            for one in self.proposals
-            if one is self.proposals[-1] or (one.accepted and self.proposals[-1].round > 1)
-        ]
+        """The steps of every round and of what is nested in it, and of the latest proposals whatever became of them."""
+        own = self.tries()
+        kept = [one for one in own if one is own[-1] or (one.accepted and own[-1].round > 1)]
+        kept += [self.tries(step.n)[-1] for step in self.openers]
         return [step for one in kept for step in one.steps]
 
     def before(self, proposal: Proposal) -> Step | None:
-        """The step that gave the answer of the round before a proposal's."""
-        found = [one.answer for one in self.proposals if one.round == proposal.round - 1 and one.answer is not None]
+        """The step that gave the answer of the round before a proposal's; none if it is nested."""
+        if proposal.parent is not None:
+            return None
+        found = [one.answer for one in self.tries() if one.round == proposal.round - 1 and one.answer is not None]
         return found[-1] if found else None
 
     @property
     def answered(self) -> Sequence[Proposal]:
         """The rounds that have an answer."""
-        return [one for one in self.proposals if one.answer is not None]
+        return [one for one in self.tries() if one.answer is not None]
 
     @property
     def erased(self) -> bool:
@@ -291,7 +328,7 @@ def _place(made: Account, fact: Fact) -> None:
     elif kind in TERMINAL:
         made.ends.append(fact)
     elif kind is Kind.PLAN_OPENED:
-        made.proposals.append(Proposal(len(made.proposals), fact))
+        _place_opening(made, fact)
     elif kind is Kind.PLAN_STEP:
         _place_step(made, fact)
     elif kind in (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
@@ -303,7 +340,14 @@ def _place(made: Account, fact: Fact) -> None:
     elif kind in (Kind.AWAITING, Kind.RESUMED):
         _place_turn(made, fact)
     elif "n" in body:
-        _place_in_step(made, fact)
+        _place_in_step(made, fact, body["n"])
+
+
+def _place_opening(made: Account, fact: Fact) -> None:
+    """A proposal; if it is nested, it is a fact of the step around it too."""
+    made.proposals.append(Proposal(len(made.proposals), fact))
+    if (parent := fact.body.get("parent")) is not None:
+        _place_in_step(made, fact, parent)
 
 
 def _place_step(made: Account, fact: Fact) -> None:
@@ -334,7 +378,7 @@ def _place_intent(made: Account, fact: Fact) -> None:
         return
     made.calls[name] = Call(name, fact, len(made.proposals) - 1)
     if fact.body["n"] is not None:
-        _place_in_step(made, fact)
+        _place_in_step(made, fact, fact.body["n"])
 
 
 def _place_outcome(made: Account, fact: Fact) -> None:
@@ -359,9 +403,9 @@ def _place_turn(made: Account, fact: Fact) -> None:
         made.turns.append(Turn(number, fact))
 
 
-def _place_in_step(made: Account, fact: Fact) -> None:
-    step = made.steps.get(fact.body["n"])
+def _place_in_step(made: Account, fact: Fact, n: int) -> None:
+    step = made.steps.get(n)
     if step is None:
-        made.flaws.append(made.says("step-unplanned", fact.seq, f"step {fact.body['n']} was never planned"))
+        made.flaws.append(made.says("step-unplanned", fact.seq, f"step {n} was never planned"))
     else:
         step.facts.append(fact)

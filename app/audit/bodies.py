@@ -32,6 +32,11 @@ def is_step(value: object) -> bool:
     return value is None or is_whole(value)
 
 
+def is_mark(value: object) -> bool:
+    """A truth, or nothing."""
+    return value is None or isinstance(value, bool)
+
+
 def is_texts(value: object) -> bool:
     """A list of strings."""
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
@@ -102,6 +107,8 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "mode": is_text,
         "conductor": is_text,
         "order": is_texts,
+        "parent": is_step,
+        "room": is_step,
     },
     Kind.PLAN_STEP: {
         "proposal": is_whole,
@@ -110,6 +117,8 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
         "subtask": is_text,
         "access": is_access,
         "answers": is_truth,
+        "parent": is_step,
+        "inherits": is_mark,
     },
     Kind.PLAN_ACCEPTED: {"proposal": is_whole, "call": is_text, "steps": is_whole, "topology": is_text},
     Kind.PLAN_REJECTED: {"proposal": is_whole, "call": is_text, "reasons": is_texts, "outage": is_truth},

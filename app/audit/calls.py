@@ -61,9 +61,13 @@ def _bounds(run: Account, call: Call) -> Iterator[Violation]:
 
 
 def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
-    """What a conductor reads: the conversation, and in a further round the answer before."""
-    known = 0 <= call.proposal < len(run.proposals)
-    before = run.before(run.proposals[call.proposal]) if known else None
+    """What a conductor reads: the conversation, and in a further round the answer before; or what the step may see for
+    which it plans."""
+    proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
+    if proposal is not None and proposal.parent in run.steps:
+        access: list[str | int] = run.steps[proposal.parent].plan.body["access"]
+        return access
+    before = run.before(proposal) if proposal is not None else None
     return ["user", *([before.n] if before is not None else [])]
 
 

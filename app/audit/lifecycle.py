@@ -73,14 +73,15 @@ def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
     if fact.kind is Kind.PLAN_ACCEPTED:
         number = fact.body["proposal"]
         proposal = run.proposals[number] if number < len(run.proposals) else None
-        if proposal is not None and proposal.round > 1:
+        if proposal is not None and (proposal.round > 1 or proposal.parent is not None):
             return None
         steps = proposal.steps if proposal is not None else ()
         started = any(step.facts and step.facts[0].seq < fact.seq for step in steps)
         return "running" if started else "planned"
     if fact.kind in (Kind.AWAITING, Kind.RESUMED):
         return "awaiting_tool" if fact.kind is Kind.AWAITING else "running"
-    return "running" if fact.kind is Kind.STEP_QUEUED and state == "planned" else None
+    begins = fact.kind is Kind.STEP_QUEUED or (fact.kind is Kind.PLAN_OPENED and fact.body.get("parent") is not None)
+    return "running" if begins and state == "planned" else None
 
 
 def state_of(run: Account) -> str:
@@ -101,8 +102,9 @@ def _founded(run: Account, end: Fact) -> Iterator[Violation]:
 
 
 def _succeeded(run: Account, end: Fact) -> str:
-    last = run.proposals[-1] if run.proposals else None
-    if last is None or not any(one.accepted is not None and one.steps for one in run.proposals):
+    own = run.tries()
+    last = own[-1] if own else None
+    if last is None or not any(one.accepted is not None and one.steps for one in own):
         return "succeeded without an accepted plan"
     if run.admitted["preview"]:
         return "" if last.accepted is not None and last.steps else "a preview succeeded without an accepted plan"
@@ -176,10 +178,10 @@ def _answer(run: Account, end: Fact) -> Iterator[Violation]:
 def degraded(run: Account) -> set[bool]:
     """Whether a fallback decided, a step was lost or the last round came to nothing; both where driver and dispatcher
     disagree about a step."""
-    last = run.proposals[-1] if run.proposals else None
     if run.end is not None and run.end.body.get("stopped"):
         return {True}
-    if last is not None and FALLBACK in (last.opened.body["mode"], last.opened.body["conductor"]):
+    latest = [tries[-1] for n in (None, *(step.n for step in run.openers)) if (tries := run.tries(n))]
+    if any(FALLBACK in (one.opened.body["mode"], one.opened.body["conductor"]) for one in latest):
         return {True}
     possible = {False}
     for step in run.planned:

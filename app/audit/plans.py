@@ -1,10 +1,11 @@
 """Rules about proposals: one at a time, in the right mode, within pool and limits, with access lists that only look
-back."""
+back. Those about what is nested in a step are in `nesting.py`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from app.audit.account import Account, Fact, Proposal
 from app.audit.choices import decided
+from app.audit.nesting import itself, nested, own_inputs, room
 from app.audit.report import Violation
 from app.core.journal import Kind
 from app.core.workflow import topology
@@ -19,7 +20,9 @@ DRIVER_LOST = ["the driver was lost while the plan was made"]
 def plans(run: Account) -> Iterator[Violation]:
     """All rules of this file."""
     yield from _one_at_a_time(run)
-    yield from _modes(run)
+    yield from _modes(run, run.tries(), nested=False)
+    for step in run.openers:
+        yield from _modes(run, run.tries(step.n), nested=True)
     base = 0
     for proposal in run.proposals:
         yield from _numbers(run, proposal, base)
@@ -27,24 +30,27 @@ def plans(run: Account) -> Iterator[Violation]:
         yield from decided(run, proposal)
         yield from _verdict(run, proposal)
         base += len(proposal.steps)
-    rounds = max((proposal.round for proposal in run.proposals), default=0)
+    rounds = max((proposal.round for proposal in run.tries()), default=0)
     if rounds > run.limits["rounds"]:
         yield run.says("rounds-over-limit", 0, f"{rounds} rounds, at most {run.limits['rounds']}")
 
 
 def _one_at_a_time(run: Account) -> Iterator[Violation]:
-    """Opened, then steps, then one verdict; the next is opened after a rejection, or as the next round."""
+    """Opened, then steps, then one verdict; the next is opened after a rejection, as the next round, or for a step."""
     opened = -1
     decided = True
+    own: Proposal | None = None
     for fact in run.of(Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED):
         if fact.kind is Kind.PLAN_OPENED:
             opened += 1
-            before = run.proposals[opened - 1] if opened else None
-            further = run.proposals[opened].round != (before.round if before is not None else 1)
-            if not decided or (before is not None and before.accepted is not None and not further):
+            proposal, before = run.proposals[opened], own
+            inner = proposal.parent is not None
+            own = own if inner else proposal
+            further = not inner and proposal.round != (before.round if before is not None else 1)
+            if not decided or (not inner and before is not None and before.accepted is not None and not further):
                 yield run.says("plan-out-of-order", fact.seq, "a plan is opened while there is another one")
-            elif further and not _over(run.proposals[opened], before):
-                yield run.says("round-out-of-order", fact.seq, f"round {run.proposals[opened].round} is opened")
+            elif further and not _over(proposal, before):
+                yield run.says("round-out-of-order", fact.seq, f"round {proposal.round} is opened")
             decided = False
         elif decided or fact.body["proposal"] != opened:
             yield run.says("plan-out-of-order", fact.seq, f"{fact.kind.value} while no such plan is open")
@@ -59,13 +65,13 @@ def _over(proposal: Proposal, before: Proposal | None) -> bool:
     return all(step.settled_by(proposal.opened.seq) for step in before.steps)
 
 
-def _modes(run: Account) -> Iterator[Violation]:
+def _modes(run: Account, proposals: Sequence[Proposal], *, nested: bool) -> Iterator[Violation]:
     """One first proposal, at most one repair of it, then the fallback, but none of that in a further round, nor one
     where nobody conducts; a lost driver's proposal is made again."""
     allowed, known = {FIRST, FALLBACK}, 1
-    for proposal in run.proposals:
+    for proposal in proposals:
         mode = proposal.opened.body["mode"]
-        if proposal.round != known:
+        if proposal.round != known and not nested:
             allowed, known = {FIRST}, proposal.round
         if known > 1:
             allowed -= {FALLBACK} if run.admitted["conductor"] not in UNCONDUCTED else {FIRST, REPAIR, FALLBACK}
@@ -91,23 +97,24 @@ def _numbers(run: Account, proposal: Proposal, base: int) -> Iterator[Violation]
     for place, step in enumerate(proposal.steps):
         if step.n != base + place:
             yield run.says("step-number", step.plan.seq, f"step {step.n} stands at place {base + place}")
-    order, pool = body["order"], run.admitted["pool"]
+    order, pool = body["order"], [*run.admitted["pool"], *itself(run, proposal)]
     if len(set(order)) < len(order) or not set(order) <= set(pool):
         yield run.says("order-wrong", seq, "the workers shown are not workers of the pool, each once")
 
 
 def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
-    most, pool = run.limits["steps"], run.admitted["pool"]
+    most, pool = room(run, proposal), [*run.admitted["pool"], *itself(run, proposal)]
     if len(proposal.steps) > most:
         seq = proposal.steps[most].plan.seq
         yield run.says("steps-over-limit", seq, f"{len(proposal.steps)} steps, at most {most}")
+    yield from nested(run, proposal)
     previous = run.before(proposal)
     earlier = {previous.n} if previous is not None else set()
     for step in proposal.steps:
         seq = step.plan.seq
         if step.plan.body["worker"] not in pool:
             yield run.says("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
-        if not set(step.inputs) <= earlier:
+        if not set(own_inputs(run, step)) <= earlier:
             told = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
             yield run.says("access-forward", seq, told)
         earlier.add(step.n)
@@ -124,7 +131,7 @@ def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:
         yield from _call(run, proposal, proposal.rejected)
     if verdict is None:
         return
-    empty = proposal.round > 1 and not proposal.steps
+    empty = proposal.round > 1 and proposal.parent is None and not proposal.steps
     if not empty and (not proposal.steps or not proposal.steps[-1].plan.body["answers"]):
         yield run.says("answering-step", verdict.seq, "the last step of the plan does not answer")
     shape = _shape(run, proposal)
@@ -134,9 +141,11 @@ def _verdict(run: Account, proposal: Proposal) -> Iterator[Violation]:
 
 
 def _fallback(run: Account, proposal: Proposal) -> Iterator[Violation]:
+    parent = run.steps.get(proposal.parent) if proposal.parent is not None else None
+    whole = parent.plan.body["access"] if parent is not None else ["user"]
     for step in proposal.steps:
         body = step.plan.body
-        if step is not proposal.steps[0] or body["subtask"] or body["access"] != ["user"]:
+        if step is not proposal.steps[0] or body["subtask"] or body["access"] != whole:
             yield run.says("plan-shape", step.plan.seq, f"step {step.n} of a fallback")
 
 
@@ -144,7 +153,7 @@ def _shape(run: Account, proposal: Proposal) -> str:
     """The topology that the access lists draw among a plan's own steps; empty if they draw none."""
     steps, before = proposal.steps, run.before(proposal)
     places = {step.n: place for place, step in enumerate(steps)}
-    own = [[n for n in step.inputs if before is None or n != before.n] for step in steps]
+    own = [[n for n in own_inputs(run, step) if before is None or n != before.n] for step in steps]
     inputs = [[places.get(n, len(steps)) for n in seen] for seen in own]
     if not steps or any(place >= at for at, seen in enumerate(inputs) for place in seen):
         return ""

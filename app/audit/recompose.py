@@ -30,6 +30,7 @@ from app.core.chat import (
 )
 from app.core.form import Flaw, constrains, faults, shown
 from app.core.pool import Catalog, Limits, Worker
+from app.core.workflow import CONDUCTOR
 from app.providers.protocol import Request
 
 ERASED = "erased"
@@ -93,11 +94,13 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
         raise Unverifiable("no such step")
     turn, task = run.turn_at(call.intent.seq), _task(run, run.admitted["task"])
     latest = _task(run, turn.began.body["request"]) if turn.number else task
-    asked, answers = latest.sampling, bool(step.plan.body["answers"])
+    asked, answers = latest.sampling, run.speaks(step)
     cap = min(run.limits["output_tokens"], worker.card.max_output)
     sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, max_tokens=cap, seed=asked.seed)
     if answers:
         sampling = replace(asked, max_tokens=cap if asked.max_tokens is None else min(asked.max_tokens or cap, cap))
+    if step.inherits is not (call.intent.body["template"] == "nested-1"):
+        raise UnknownTemplate
     said: tuple[Message, ...] = (*_shown(run, step, call.intent.seq, task), *_transcript(run, step, call))
     form = latest.form if answers else None
     live = bool(turn.began.body["streams"]) and answers and _is_last(run, step)
@@ -109,8 +112,11 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
 
 
 def _is_last(run: Account, step: Step) -> bool:
-    """Whether no further round may follow that of a step, so that its answer was told as it came."""
+    """Whether no further round may follow that of a step, so that its answer was told as it came; not if it is
+    nested."""
     proposal = run.proposals[step.plan.body["proposal"]]
+    if proposal.parent is not None:
+        return False
     return bool(proposal.round >= run.limits["rounds"] or proposal.opened.body["mode"] == "fallback")
 
 
@@ -124,7 +130,8 @@ def _flaw(run: Account, call: Call, form: Form) -> Flaw | None:
 
 
 def _toolbox(step: Step, box: Toolbox) -> Toolbox:
-    """All that is offered and demanded is for the answering step; another one may use the tools if its plan says so."""
+    """All that is offered and demanded is for the answering step; another one may use the tools if its plan says so.
+    (A run with tools has nothing nested.)"""
     if step.plan.body["answers"]:
         return box
     if not step.plan.body.get("tools"):
@@ -133,13 +140,18 @@ def _toolbox(step: Step, box: Toolbox) -> Toolbox:
 
 
 def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
-    """The caller's conversation, if it is granted; then the granted steps' words and the subtask, in one message."""
+    """The caller's conversation, if it is granted, or the view of the step that this one is nested in; then the granted
+    steps' words and the subtask, in one message."""
     subtask = text_of(run, step.plan.body["subtask"])
     earlier = _earlier(run, step, seq)
-    conversation = task.messages if "user" in step.plan.body["access"] else ()
+    around = run.around(step)
+    if around is not None:
+        conversation = _shown(run, around, seq, task) if step.inherits else ()
+    else:
+        conversation = task.messages if "user" in step.plan.body["access"] else ()
     if conversation and not subtask and not earlier:
         return conversation
-    words = [f"Your subtask:\n{subtask or 'Give the final answer to the task.'}"]
+    words = [f"{'The task' if step.opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"]
     if earlier:
         fence = _fence([subtask, *(text for _, *both in earlier for text in both)])
         words = [INTRODUCTION, *(_fenced(n, asked, said, fence) for n, asked, said in earlier), *words]
@@ -166,7 +178,8 @@ def _transcript(run: Account, step: Step, call: Call) -> Iterator[Message]:
 def _earlier(run: Account, step: Step, seq: int) -> list[tuple[int, str, str]]:
     """Number, subtask and answer of the granted steps that had one when the call was intended."""
     found = []
-    for n in sorted(step.inputs):
+    around = run.around(step) if step.inherits else None
+    for n in sorted(n for n in step.inputs if around is None or n not in around.inputs):
         done = run.steps[n].done if n in run.steps else None
         if done is None or done.seq > seq:
             continue
@@ -202,7 +215,7 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     if style.template(brief) != call.intent.body["template"]:
         raise UnknownTemplate
     options = catalog.providers[worker.provider].options
-    temperature, steps = tier.conductor.temperature, run.limits["steps"]
+    temperature, steps = tier.conductor.temperature, brief.limits.steps
     return Request(
         worker,
         style.messages(brief),
@@ -213,21 +226,29 @@ def _plan_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
 
 
 def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Brief:
-    order = proposal.opened.body["order"]
+    order = [name for name in proposal.opened.body["order"] if name != CONDUCTOR]
     if not set(order) <= set(catalog.workers):
         raise Unverifiable("a worker is not in the pool's snapshot")
-    before = run.proposals[proposal.number - 1].rejected if proposal.number else None
+    former = [one for one in run.tries(proposal.parent) if one.number < proposal.number]
+    before = former[-1].rejected if former else None
     repairs = proposal.opened.body["mode"] == "repair"
     known = {field.name for field in fields(Limits)}
+    task = _task(run, run.admitted["task"])
+    limits = Limits(**{name: value for name, value in run.limits.items() if name in known})
+    around = run.steps.get(proposal.parent) if proposal.parent is not None else None
+    if around is not None:
+        task = replace(task, messages=_shown(run, around, call.intent.seq, task))
+        limits = replace(limits, steps=proposal.opened.body["room"])
     return Brief(
-        task=_task(run, run.admitted["task"]),
+        task=task,
         workers=tuple(catalog.workers[name] for name in order),
-        limits=Limits(**{name: value for name, value in run.limits.items() if name in known}),
+        limits=limits,
         usd_left=call.intent.body["usd_left"],
         objections=tuple(before.body["reasons"]) if repairs and before is not None else (),
         rejected=text_of(run, call.intent.body["rejected"]) if repairs else "",
-        round=proposal.round,
-        previous=_previous(run, proposal) if proposal.round > 1 else None,
+        round=proposal.round if around is None else 1,
+        previous=_previous(run, proposal) if proposal.round > 1 and around is None else None,
+        nests=CONDUCTOR in proposal.opened.body["order"],
     )
 
 
@@ -252,8 +273,11 @@ def _previous(run: Account, proposal: Proposal) -> Previous:
 Recipe = Callable[[Account, Call, Catalog, Worker], Request]
 TEMPLATES: Mapping[str, Recipe] = {
     "step-1": _step_request,
+    "nested-1": _step_request,
     "plan-1": _plan_request,
     "further-1": _plan_request,
     "compact-1": _plan_request,
+    "nesting-1": _plan_request,
+    "nesting-further-1": _plan_request,
 }
 """How requests were composed, by the name that their intents have. An old template stays as long as its runs do."""

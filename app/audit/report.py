@@ -84,6 +84,8 @@ RULES: Mapping[str, tuple[str, str]] = {
     "step-number": ("I-9", "steps are numbered on from those before"),
     "steps-over-limit": ("I-8", "a plan has at most as many steps as the limits say"),
     "rounds-over-limit": ("I-8", "a run has at most as many rounds as the limits say"),
+    "nested-wrong": ("I-5 I-8", "a plan is nested in a step of the conductor's whose turn has come, in the same round"),
+    "access-widened": ("I-1 I-9", "a nested step sees its parent's view or nothing of it, and steps of its own plan"),
     "worker-outside-pool": ("I-4", "every worker is in the pool that the run was admitted with"),
     "access-forward": ("I-9", "an access list names `user`, earlier steps of the same plan and the previous answer"),
     "pool-outside-tier": ("I-4 I-6", "a run's pool is part of its tier's"),

@@ -98,8 +98,8 @@ def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
     if allowed is None:
         yield run.says("limits-widened", 1, f"{tier.name} has no such effort level")
         return
-    for name in (*WHOLE_LIMITS, "seconds"):
-        if run.limits[name] > getattr(allowed, name):
+    for name in (*WHOLE_LIMITS, "depth", "seconds"):
+        if run.limits.get(name, 0) > getattr(allowed, name):
             yield run.says("limits-widened", 1, f"{name} is {run.limits[name]}, the tier has {getattr(allowed, name)}")
 
 

@@ -23,7 +23,7 @@ def row(run: Account) -> Iterator[Violation]:
 def _columns(run: Account) -> dict[str, Any]:
     """What the columns of the row must be. How far a driver has come to know of a live run, only it knows."""
     admitted, end = run.admitted, run.end
-    shapes = [one.accepted.body["topology"] for one in run.proposals if one.accepted is not None and one.steps]
+    shapes = [one.accepted.body["topology"] for one in run.tries() if one.accepted is not None and one.steps]
     return {
         "tier": admitted["tier"],
         "model": admitted["model"],

@@ -35,7 +35,8 @@ def spoken(run: Account, report: Report) -> Iterator[Violation]:
         try:
             if asked[-1].went == "unknown":
                 raise Unverifiable("lost with its driver")
-            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]), proposal.round > 1)
+            further = proposal.round > 1 and proposal.parent is None
+            found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]), further)
             yield from _compared(run, proposal, asked[-1], found, whole)
         except Unverifiable as reason:
             report.unverifiable[f"plan: {reason}"] += 1
@@ -72,6 +73,11 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
     steps = sorted({entry + base for entry in access if type(entry) is int})
     previous = [before.n] if before is not None and "previous" in access else []
     due = [*(["user"] if "user" in access else []), *previous, *steps]
+    around = run.around(step)
+    if around is not None:
+        if step.inherits is not ("user" in access):
+            return "the view that it inherits"
+        due = [*(around.plan.body["access"] if step.inherits else ()), *steps]
     return "" if body["access"] == due else "the access list"
 
 

@@ -29,6 +29,9 @@ def _arrows(run: Account, step: Step) -> Iterator[Violation]:
     for fact in step.facts:
         if fact.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
             yield run.says("call-after-done", fact.seq, f"a call is intended for step {step.n}, which is {state}")
+        if fact.kind in EXECUTED if step.opens else fact.kind is Kind.PLAN_OPENED:
+            whose = "the conductor's" if step.opens else "a worker's"
+            yield run.says("step-arrow", fact.seq, f"step {step.n} is {whose}, and {fact.kind.value} is not for it")
         to, since = MOVES[fact.kind]
         if state in OPEN:
             if state not in since:
@@ -37,6 +40,7 @@ def _arrows(run: Account, step: Step) -> Iterator[Violation]:
 
 
 MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
+    Kind.PLAN_OPENED: ("running", frozenset({"waiting", "running"})),
     Kind.STEP_QUEUED: ("queued", frozenset({"waiting"})),
     Kind.CALL_INTENDED: ("running", CALLABLE),
     Kind.STEP_AWAITING: ("awaiting_tool", frozenset({"running"})),
@@ -46,6 +50,8 @@ MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
     Kind.STEP_SKIPPED: ("skipped", OPEN),
 }
 """Where each fact leads a step, and from which states."""
+EXECUTED = frozenset({Kind.STEP_QUEUED, Kind.CALL_INTENDED})
+"""What happens to a step that a worker executes; a plan is opened for the others."""
 
 
 def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
@@ -64,6 +70,9 @@ def _done(run: Account, step: Step) -> Iterator[Violation]:
     for fact in step.facts:
         if fact.kind is not Kind.STEP_DONE:
             continue
+        if step.opens:
+            yield from _concluded(run, step, fact)
+            continue
         call = run.calls.get(fact.body["call"])
         if call is None or call.step != step.n or call.went != "ok" or call.outcomes[0].seq > fact.seq:
             yield run.says("done-without-call", fact.seq, f"step {step.n} is done by no successful call of its own")
@@ -72,6 +81,16 @@ def _done(run: Account, step: Step) -> Iterator[Violation]:
         for name in ("output", "finish"):
             if fact.body[name] != said[name]:
                 yield run.says("done-without-call", fact.seq, f"step {step.n}: {name} is not that of {call.id}")
+
+
+def _concluded(run: Account, step: Step, fact: Fact) -> Iterator[Violation]:
+    """Done by the workflow that was opened for it, once nothing of that was left to do."""
+    tries = run.tries(step.n)
+    answer = tries[-1].answer if tries else None
+    if answer is None or answer.done is None or not all(one.settled_by(fact.seq) for one in tries[-1].steps):
+        yield run.says("done-without-call", fact.seq, f"what is nested in step {step.n} has not answered")
+    elif any(fact.body[name] != answer.done.body[name] for name in ("output", "chars", "finish", "call")):
+        yield run.says("done-without-call", fact.seq, f"step {step.n} does not say what step {answer.n} said")
 
 
 def _queued(run: Account, step: Step) -> Iterator[Violation]:
@@ -92,9 +111,10 @@ def _queued(run: Account, step: Step) -> Iterator[Violation]:
 def _fan_out(run: Account) -> Iterator[Violation]:
     """Steps queued and not settled, as the journal has it: the driver can only have believed in more."""
     most = run.limits["fan_out"]
-    for proposal in run.proposals:
+    for number in sorted({proposal.round for proposal in run.proposals}):
         under_way = 0
-        for fact in sorted((fact for step in proposal.steps for fact in _bounds(step)), key=lambda fact: fact.seq):
+        steps = [step for proposal in run.proposals if proposal.round == number for step in proposal.steps]
+        for fact in sorted((fact for step in steps for fact in _bounds(step)), key=lambda fact: fact.seq):
             under_way += 1 if fact.kind is Kind.STEP_QUEUED else -1
             if fact.kind is Kind.STEP_QUEUED and under_way > most:
                 yield run.says("fan-out-over-limit", fact.seq, f"{under_way} steps are under way, at most {most}")

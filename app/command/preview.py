@@ -72,8 +72,14 @@ async def _drawn(opened: House, ended: Ended, limits: Limits) -> Tree:
 
 
 def _estimate(catalog: Catalog, ended: Ended, question: str, limits: Limits) -> Text:
+    tier = catalog.tiers[ended.state.admitted.tier]
     steps = [
-        estimate.Planned(step.n, catalog.workers[step.worker], step.access.user, step.access.steps)
+        estimate.Planned(
+            step.n,
+            catalog.workers[(tier.conductor.worker or "") if step.opens else step.worker],
+            step.access.user,
+            step.access.steps,
+        )
         for step in ended.state.current
     ]
     size = input_bound([Message("user", (Said(question),))]) // 4

@@ -28,6 +28,7 @@ ERRORS: Mapping[str | None, str] = {
     "dead_letter": "one dispatcher after the other fell silent over it, so it was given up; see the runbook",
     "content_erased": "what it should have worked on was erased",
 }
+ITSELF = "the conductor itself"
 ENOUGH = "it took the previous answer for final"
 EXCERPT = 300
 """Characters of a text that are shown where not all of it was asked for."""
@@ -168,11 +169,12 @@ def decision(record: Record) -> list[str]:
 
 def why(run: Record) -> list[str]:
     """In one or two sentences: why this run was routed as it was."""
-    last = run["proposals"][-1] if run["proposals"] else None
+    proposals = [one for one in run["proposals"] if one.get("parent") is None]
+    last = proposals[-1] if proposals else None
     if last is None:
         return ["no plan was made"]
     said = [CONDUCTORS.get(last["conductor"], str(last["conductor"]))]
-    before = [one for one in run["proposals"][:-1] if one["reasons"]]
+    before = [one for one in proposals[:-1] if one["reasons"]]
     if before:
         reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
         said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
@@ -180,6 +182,8 @@ def why(run: Record) -> list[str]:
     said += decision(decided[-1]) if decided and last["conductor"] == "selector" else []
     if run["rounds"] > 1:
         said.append(f"{run['rounds']} rounds: each was shown the answer of the one before")
+    if inner := {one.get("parent") for one in run["proposals"]} - {None}:
+        said.append(f"{count(len(inner), 'step')} taken by the conductor itself, each with a workflow of its own")
     if stopped := run["end"].get("stopped"):
         said.append(f"degraded: the last round came to nothing ({stopped}), so the answer before it stands")
     elif run["degraded"] and not run["preview"]:
@@ -191,9 +195,11 @@ def limits(run: Record) -> str:
     """What the run may use."""
     bounds = run["limits"]
     rounds = f" in each of {bounds['rounds']} rounds" if bounds.get("rounds", 1) > 1 else ""
+    depth = f", nested {bounds['depth']} deep" if bounds.get("depth") else ""
     return (
-        f"{count(bounds['steps'], 'step')}{rounds}, {bounds['fan_out']} at once, {bounds['attempts']} attempts a step, "
-        f"{bounds['output_tokens']:,} output tokens a call, {bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
+        f"{count(bounds['steps'], 'step')}{rounds}{depth}, {bounds['fan_out']} at once, "
+        f"{bounds['attempts']} attempts a step, {bounds['output_tokens']:,} output tokens a call, "
+        f"{bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
         f"{seconds(bounds['seconds'])}"
     )
 

@@ -8,6 +8,7 @@ from rich.tree import Tree
 
 from app.command import story
 from app.command.terminal import clean, excerpt
+from app.core.workflow import CONDUCTOR
 
 COLOURS: Mapping[str, str] = {
     "succeeded": "green",
@@ -23,20 +24,30 @@ def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
     tree = Tree(_header(run), guide_style="dim")
     for name, value in _facts(run, question, full):
         tree.add(_line(name, value))
-    for one in run["proposals"]:
-        branch = tree.add(_line(f"proposal {one['number']}", story.proposal(one)))
-        for reason in one["reasons"]:
-            branch.add(_line("rejected", reason))
-        for call in one["attempts"]:
-            branch.add(_line("planning call", story.attempt(call)))
+    branches: dict[int | None, Tree] = {None: tree}
+    _proposals(tree, run, None)
     answer = run["end"].get("step")
-    for step in run["steps"]:
-        _step(tree, step, answers=step["n"] == answer, full=full, planned=run["preview"])
+    for step in run["steps"]:  # what is nested in a step comes after it
+        around = branches[step["parent"]]
+        branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
+        _proposals(branches[step["n"]], run, step["n"])
     for one in (rating for kind in run["feedback"].values() for rating in kind):
         branch = tree.add(_line("feedback", story.rating(one)))
         if one["commented"]:
             branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
     return tree
+
+
+def _proposals(tree: Tree, run: story.Record, parent: int | None) -> None:
+    """Those for the run itself, or for the step that they are nested in."""
+    for one in run["proposals"]:
+        if one["parent"] != parent:
+            continue
+        branch = tree.add(_line(f"proposal {one['number']}", story.proposal(one)))
+        for reason in one["reasons"]:
+            branch.add(_line("rejected", reason))
+        for call in one["attempts"]:
+            branch.add(_line("planning call", story.attempt(call)))
 
 
 def _header(run: story.Record) -> Text:
@@ -74,11 +85,11 @@ def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[st
     return facts
 
 
-def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned: bool) -> None:
+def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
     state = "planned" if planned else step["state"]
     title = Text(f"step {step['n']}  ", style="bold")
     title.append(f"of round {step['round']}  ") if step["round"] > 1 else None
-    title.append(clean(step["worker"]), style="bold cyan")
+    title.append(clean(story.ITSELF if step["worker"] == CONDUCTOR else step["worker"]), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
     title.append("  ★ its output is the answer", style="bold green") if answers else None
     branch = tree.add(title)
@@ -95,6 +106,7 @@ def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned:
     for name, value in lines:
         if value is not None:
             branch.add(_line(name, value))
+    return branch
 
 
 def _shown(text: str | None, full: bool) -> str:

@@ -13,7 +13,7 @@ from app.conductor.protocol import Ask, Brief
 from app.conductor.styles import Style
 from app.core import plan
 from app.core.chat import Chosen, Piece, Words
-from app.core.workflow import Step
+from app.core.workflow import CONDUCTOR, Step
 
 
 class ModelConductor:
@@ -31,7 +31,7 @@ class ModelConductor:
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
         """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
-        names = [worker.name for worker in brief.workers]
+        names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps, brief.round > 1)
         odds = Odds()
         answer = ask(

@@ -10,10 +10,12 @@ import hashlib
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core.chat import Image, Message, Text, Toolbox
 from app.core.pool import MILLION, Worker
+from app.core.workflow import CONDUCTOR
 
 TEMPLATE, FURTHER = "plan-1", "further-1"
-"""The names of what `messages` makes in the first round and in a further one, kept with each call; a change of the
-words is another template."""
+NESTING, NESTING_FURTHER = "nesting-1", "nesting-further-1"
+"""The names of what `messages` makes in the first round and in a further one, kept with each call; the latter two where
+the conductor may take steps itself. A change of the words is another template."""
 PREVIOUS_CHARS = 16_000
 """Of the previous answer, half from its beginning and half from its end; a worker that may see it sees all of it."""
 SUBTASK_CHARS = 600
@@ -62,6 +64,11 @@ Otherwise write another plan of 1 to {most} steps that mends it. Its steps are c
 also hold "previous": that worker then sees this answer; it sees nothing else of the steps above. The answer of the new
 plan's last step takes the place of this one, and goes to the user as it is."""
 
+ITSELF = """Worker {ordinal}: you. For a part of the question that needs a plan of its own: the subtask is then the \
+question,
+what "access" lists is all that its steps can see, and the answer of its last step is this step's. Each of its steps is
+paid for; give no whole question to yourself."""
+
 REPAIR = """Your last plan could not be used:
 {rejected}
 
@@ -73,6 +80,8 @@ Write a corrected plan."""
 
 def template(brief: Brief) -> str:
     """The name of what `messages` makes of this brief."""
+    if brief.nests:
+        return NESTING_FURTHER if brief.previous is not None else NESTING
     return FURTHER if brief.previous is not None else TEMPLATE
 
 
@@ -85,6 +94,7 @@ def messages(brief: Brief) -> tuple[Message, ...]:
     """The conductor's conversation for this brief."""
     role = ROLE.format(steps=brief.limits.steps)
     cards = "\n".join(_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
+    cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}" if brief.nests else ""
     budget = f"Budget left: ${brief.usd_left / MILLION:.4f}."
     offered = f"\n\n{TOOLS.format(tools=_tools(brief.task.toolbox))}" if brief.task.toolbox.tools else ""
     system = Message("system", (Text(f"{role}\n\nWorkers:\n{cards}{offered}"),))
@@ -103,6 +113,7 @@ def _again(brief: Brief, previous: Previous) -> str:
     if len(answer) > PREVIOUS_CHARS:
         answer = f"{answer[:half]}\n[{len(answer) - 2 * half} characters are left out here]\n{answer[-half:]}"
     ordinals = {worker.name: ordinal for ordinal, worker in enumerate(brief.workers)}
+    ordinals |= {CONDUCTOR: len(ordinals)} if brief.nests else {}
     steps = "\n".join(_past(place, step, ordinals.get(step.worker)) for place, step in enumerate(previous.steps))
     return AGAIN.format(steps=steps, mark=_mark(answer), answer=answer or "(nothing)", most=brief.limits.steps)
 

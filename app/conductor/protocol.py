@@ -60,6 +60,9 @@ class Brief:
     previous answer is the run's."""
     previous: Previous | None = None
     """What a conductor that asks a model is shown of the round before; None in the first round."""
+    nests: bool = False
+    """Whether a step may be given to the conductor itself (`CONDUCTOR`), which then opens a workflow for it. Its
+    ordinal is the one behind those of the workers. `task` may be such a step's own."""
 
 
 class Ask(Protocol):

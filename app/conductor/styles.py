@@ -32,7 +32,7 @@ class Style:
     def schema(self, brief: Brief, *, positional: bool) -> dict[str, Any]:
         """The schema of a plan for this brief."""
         return plan.schema(
-            len(brief.workers),
+            len(brief.workers) + brief.nests,
             brief.limits.steps,
             self.subtask_chars,
             positional,
@@ -45,7 +45,7 @@ STYLES: Mapping[str, Style] = {
     "general": Style(
         prompt.messages,
         prompt.template,
-        (prompt.TEMPLATE, prompt.FURTHER),
+        (prompt.TEMPLATE, prompt.FURTHER, prompt.NESTING, prompt.NESTING_FURTHER),
         prompt.answer_tokens,
         prompt.SUBTASK_CHARS,
         offers_tools=True,

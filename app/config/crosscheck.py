@@ -90,6 +90,7 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
             yield ("tiers", name, "conductor", "workers"), _outside("conductor's worker", worker, pool)
     yield from _choosing(name, tier, pool)
     yield from _rounds(name, tier)
+    yield from _depth(name, tier)
     conductor = tier.conductor.worker
     if conductor is not None and conductor not in draft.workers:
         yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
@@ -129,6 +130,16 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
             )
     if conductor.again and not several:
         yield ("tiers", name, "conductor", "again"), "needs a second round; set rounds = 2 in the tier's limits"
+
+
+def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
+    """Only a model that is told of it takes steps itself."""
+    places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
+    places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
+    for place, limits in places.items():
+        if limits.depth and (tier.conductor.kind != "model" or tier.conductor.prompt != "general"):
+            told = "is of no use to a conductor that names workers only; remove it, or let a model plan with prompt = "
+            yield ("tiers", name, *place, "depth"), f'{told}"general"'
 
 
 def _aliases(draft: Draft) -> Iterator[Fault]:

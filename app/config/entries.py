@@ -199,6 +199,7 @@ class LimitsEntry(Entry):
     steps: Annotated[int, Field(ge=1, le=32)] | None = None
     fan_out: Annotated[int, Field(ge=1, le=32)] | None = None
     rounds: Annotated[int, Field(ge=1, le=8)] | None = None
+    depth: Annotated[int, Field(ge=0, le=4)] | None = None
     attempts: Annotated[int, Field(ge=1, le=16)] | None = None
     output_tokens: Count | None = None
     tokens: Count | None = None

@@ -6,10 +6,11 @@ from typing import Any
 
 from app.core.bill import bill
 from app.core.chat import usage_to_json
+from app.core.commands import Await, Conclude, Finish, Propose, Skip
 from app.core.decision import Decision
 from app.core.journal import Draft, Kind
+from app.core.nesting import granted
 from app.core.pool import Limits
-from app.core.progress import Await, Finish, Propose
 from app.core.state import OnDisconnect, RunState, StepState, Turn
 from app.core.workflow import Step, topology
 
@@ -74,24 +75,37 @@ def opened(
     }
     if decision is not None:
         body["decision"] = decision.body()
+    if command.parent is not None:
+        body |= {"parent": command.parent, "room": command.room}
     return Draft(Kind.PLAN_OPENED, body)
 
 
-def planned(proposal: int, base: int, place: int, step: Step, subtask: str, previous: int | None = None) -> Draft:
+def planned(
+    proposal: int,
+    base: int,
+    place: int,
+    step: Step,
+    subtask: str,
+    previous: int | None = None,
+    parent: StepState | None = None,
+) -> Draft:
     """`plan.step`: one step with its access list in the run's own numbers; `subtask` is its text's ref, `previous` the
-    step that gave the answer of the round before."""
+    step that gave the answer of the round before, `parent` the one that it is nested in."""
+    access = granted(step.access, parent, base) if parent is not None else step.access.shifted(base, previous)
     body: dict[str, Any] = {
         "proposal": proposal,
         "n": base + place,
         "worker": step.worker,
         "subtask": subtask,
-        "access": step.access.shifted(base, previous).as_list(),
+        "access": access.as_list(),
         "answers": step.answers,
     }
     if step.probability is not None:
         body["probability"] = step.probability
     if step.tools:
         body["tools"] = True
+    if parent is not None:
+        body |= {"parent": parent.n, "inherits": step.access.user}
     return Draft(Kind.PLAN_STEP, body)
 
 
@@ -112,6 +126,19 @@ def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> 
 def skipped(steps: Iterable[StepState], reason: str) -> tuple[Draft, ...]:
     """`step.skipped` for those of the steps that are not settled."""
     return tuple(Draft(Kind.STEP_SKIPPED, {"n": step.n, "reason": reason}) for step in steps if not step.settled)
+
+
+def settled(state: RunState, command: Skip | Conclude) -> tuple[Draft, ...]:
+    """What a driver says of a step by itself: that it is skipped, or what has become of it with what is nested in it.
+    An answer is told in the words of the step that gave it."""
+    if isinstance(command, Skip):
+        return skipped([state.steps[command.step]], command.reason)
+    if command.answer is None:
+        return (Draft(Kind.STEP_FAILED, {"n": command.step, "error": command.error or "run_failed"}),)
+    said = command.answer.step
+    body: dict[str, Any] = {name: getattr(said, name) for name in ("call", "output", "chars", "finish")}
+    body |= {"n": command.step, "from": said.n} | ({"logprobs": said.logprobs} if said.logprobs else {})
+    return (Draft(Kind.STEP_DONE, body | ({"refusal": True} if said.refusal else {})),)
 
 
 def tool_calls(n: int, call: str, said: str, chars: int, calls: Sequence[tuple[str, str]]) -> Draft:

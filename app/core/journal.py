@@ -7,11 +7,15 @@
              any open state -> skipped | failed
     attempt  intended -> ok | error | truncated | cancelled | unknown
     plan     open -> accepted | rejected; the next one opens after a rejected one, and, as the next round, after an
-             accepted one whose answering step is done and whose steps are settled
+             accepted one whose answering step is done and whose steps are settled; and for a step that it is nested in
 
 A run answers its caller in one or several *turns*. Each ends with the run's end, or with calls of the caller's tools:
 then every step that can do nothing without them is `awaiting_tool`, `run.awaiting_tool` says so, nobody drives the run,
 and `run.resumed` begins the next turn, in the same entry as the results (`step.tool_results`).
+
+A step may be given to the conductor itself. Then it has no ticket and no call: a plan with that step as its `parent` is
+opened, which takes it from waiting to running, and when the workflow *nested* in it has answered, that answer is the
+step's. All proposals of a run are numbered on, whatever they are nested in, and one at a time is open.
 
 A *round* is one workflow. A further one is a plan with the next number as its `round`, made by a conductor that is
 shown the answer of the round before; with the empty plan it takes that answer for the run's. A round may span turns,

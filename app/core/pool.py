@@ -128,6 +128,9 @@ class Limits:
     rounds: int = 1
     """Workflows, one after the other: after each but the last the conductor is shown the answer and takes it or plans
     again."""
+    depth: int = 0
+    """How deep a step may be given to the conductor itself, which opens a workflow for it in the same run; 0: never.
+    The steps of such a workflow count to the limit of the round that it is nested in."""
     attempts: int = 4
     """Provider calls for one step, retries and replacements included."""
     output_tokens: int = 4_096

@@ -17,6 +17,7 @@ to be found in the journal. Whoever takes a stream up again drops those that it 
 
 from dataclasses import dataclass
 
+from app.core.nesting import parent_of
 from app.core.state import Call, RunState, StepState
 from app.errors import Conflict, InvalidRequest
 
@@ -50,14 +51,21 @@ def attempt_of(state: RunState, call: str) -> int:
     known = state.calls.get(call)
     if known is None or known.step is None:
         return 0
-    return [one.id for one in _attempts(state, known.step)].index(call) + 1
+    step = state.steps[known.step]
+    while state.nested and (parent := parent_of(state, step)) is not None:
+        step = parent
+    made = [one.id for one in _attempts(state, step.n)]
+    return made.index(call) + 1 if call in made else 0
 
 
 def _attempts(state: RunState, n: int) -> list[Call]:
-    """The calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last."""
-    rounds = range(1, state.proposals[state.steps[n].proposal].round)
+    """The calls that gave, or were to give, the answers of the rounds up to that of step `n`; its own come last. What
+    is nested in a step gives its answer in one."""
+    of = state.steps[n].proposal
+    rounds = range(1, next(one.round for one in state.proposals if one.number == of))
     earlier = [workflow[-1].n for number in rounds if (workflow := state.workflow(number))]
-    return [call for step in (*earlier, n) for call in state.calls.values() if call.step == step]
+    steps = [state.steps[m] for m in (*earlier, n)]
+    return [call for step in steps for call in state.calls.values() if call.step == step.n or call.id == step.call]
 
 
 def answered(state: RunState) -> StepState | None:
@@ -86,7 +94,8 @@ def check(state: RunState, at: Position) -> None:
     if step is None or not at.attempt <= len(calls):
         raise unknown()
     call = calls[at.attempt - 1]
-    if call.outcome not in (None, "ok") or call.step != step.n or (step.call and step.call != call.id):
+    other = call.id != step.call if step.call else call.step != step.n
+    if call.outcome not in (None, "ok") or other:
         raise changed(state.run)
     if step.state == "done" and at.chars > step.chars + DONE:
         raise unknown()

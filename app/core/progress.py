@@ -9,6 +9,7 @@ nothing, since the next driver folds the same journal and decides the same. The 
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
     rejected again, or out .. Propose(fallback)      all steps settled, or time up .. Finish
     a round has answered .... Propose(first)         nothing goes on without tools .. Await
+    a step is the conductor's Propose(its parent)    what is nested has answered .... Conclude
 
 A round that has answered is followed by another one while the limits allow it: its conductor is shown the answer, and
 takes it for final with the empty plan. Whatever goes wrong after the first answer (no plan, no money, no time, a lost
@@ -16,11 +17,14 @@ step) ends the run with the last answer that there is, as a degraded success; on
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from app.core.chat import usage_from_json
+from app.core.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Event, Kind
+from app.core.nesting import room
 from app.core.pool import Limits
 from app.core.state import (
     DRIVER_LOST,
@@ -31,60 +35,13 @@ from app.core.state import (
     Answer,
     Call,
     Exchange,
-    Mode,
     Proposal,
     RunState,
     StepState,
     Turn,
+    answer_of,
 )
 from app.core.workflow import access_from_list
-
-
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Ask a conductor (or the fallback) for proposal `number`, whose steps count from `base`."""
-
-    number: int
-    base: int
-    mode: Mode
-    round: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """Queue these steps: their inputs are settled."""
-
-    steps: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """This step can see nothing that it was meant to see, or its round is over without it."""
-
-    step: int
-    reason: str = "inputs_lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """End the run. `step` answers for a success; `fell_back` says that it is not the last step, whose output was
-    empty, and `stopped` why the last round has no answer, so that it is one of an earlier round."""
-
-    kind: Kind
-    step: int | None = None
-    fell_back: bool = False
-    error: str = ""
-    stopped: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Await:
-    """Give the tool calls of these steps to the caller, and let go of the run until it comes back."""
-
-    steps: tuple[int, ...]
-
-
-Command = Propose | Queue | Skip | Await | Finish
 
 
 def begin(event: Event) -> RunState:
@@ -162,6 +119,7 @@ def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
         take("cancel_asked", state.cancel_asked),
         take("end", state.end),
         take("replied_at", state.replied_at),
+        take("nested", state.nested),
     )
 
 
@@ -170,6 +128,8 @@ def _cancel_asked(_state: RunState, _body: Mapping[str, Any]) -> Changes:
 
 
 def _plan_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
+    if "parent" in body:
+        return _nested_opened(state, body)
     last, number = state.proposal, body.get("round", 1)
     if last is not None and last.state != "rejected":
         over = number == last.round + 1 and state.answer(last.round) is not None
@@ -179,6 +139,28 @@ def _plan_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
         raise ValueError("a round is opened before the one before it has answered")
     proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"], round=number)
     return {"proposals": (*state.proposals, proposal)}
+
+
+def _nested_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
+    """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
+    parent = state.steps[body["parent"]]
+    tries = state.nested.get(parent.n, ())
+    if state.unmade is not None or not parent.opens or parent.state != ("running" if tries else "waiting"):
+        raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
+    if tries and tries[-1].state != "rejected":
+        raise ValueError("a plan is opened while there is another one")
+    proposal = Proposal(
+        body["proposal"],
+        body["base"],
+        body["mode"],
+        body["conductor"],
+        round=body["round"],
+        parent=parent.n,
+        room=body["room"],
+    )
+    changes: Changes = {"nested": {**state.nested, parent.n: (*tries, proposal)}}
+    changes["steps"] = {**state.steps, parent.n: replace(parent, state="running")}
+    return changes | {"state": "running"} if state.state == "planned" else changes
 
 
 def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
@@ -191,6 +173,7 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
         access=access_from_list(body["access"]),
         answers=body["answers"],
         tools=body.get("tools", False),
+        inherits=body.get("inherits", False),
     )
     if step.n in state.steps:
         raise ValueError(f"step {step.n} is planned twice")
@@ -199,8 +182,8 @@ def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
 
 def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> Changes:
     accepted = replace(_open_proposal(state), state="accepted", call=body["call"], topology=body["topology"])
-    changes: Changes = {"proposals": (*state.proposals[:-1], accepted)}
-    if accepted.round > 1:
+    changes = _decided(state, accepted)
+    if accepted.round > 1 or accepted.parent is not None:
         return changes
     started = any(step.state != "waiting" for step in state.current)
     return changes | {"state": _run_arrow(state, "running" if started else "planned")}
@@ -214,7 +197,13 @@ def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> Changes:
         reasons=tuple(body["reasons"]),
         call=body["call"],
     )
-    return {"proposals": (*state.proposals[:-1], rejected)}
+    return _decided(state, rejected)
+
+
+def _decided(state: RunState, proposal: Proposal) -> Changes:
+    if proposal.parent is None:
+        return {"proposals": (*state.proposals[:-1], proposal)}
+    return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
 
 
 def _step_queued(state: RunState, body: Mapping[str, Any]) -> Changes:
@@ -312,9 +301,9 @@ def _run_arrow(run: RunState, to: str) -> str:
 
 
 def _open_proposal(state: RunState) -> Proposal:
-    if state.proposal is None or state.proposal.state != "open":
+    if (unmade := state.unmade) is None:
         raise ValueError("no plan is open")
-    return state.proposal
+    return unmade
 
 
 def _admitted(state: RunState, _body: Mapping[str, Any]) -> Changes:
@@ -353,7 +342,7 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
     if now >= state.deadline:
         return (give_up(state, Kind.EXPIRED, "run_expired"),)
-    lost = {step.error for step in state.current}
+    lost = {step.error for step in state.live}
     if NO_TIME in lost:
         return (give_up(state, Kind.EXPIRED, "run_expired"),)
     if "run_over_budget" in lost:
@@ -363,22 +352,27 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
-    return _schedule(state) or _await(state) or _finish(state)
+    return _schedule(state) or _within(state) or _await(state) or _finish(state)
 
 
-def _propose(state: RunState) -> Command:
-    last = state.proposal
-    number = len(state.proposals)
-    base = len(state.steps)
-    if last is None or last.reasons == (DRIVER_LOST,):
-        return Propose(number, base, last.mode if last else "first", state.round)
+def _propose(state: RunState, parent: int | None = None) -> Command:
+    tries = state.proposals if parent is None else state.nested.get(parent, ())
+    last = tries[-1] if tries else None
+    space = room(state, parent) if parent is not None else 0
+    command = Propose(state.opened, len(state.steps), "first", state.round, parent, space)
+    if last is None:
+        return command
+    if last.reasons == (DRIVER_LOST,):
+        return replace(command, mode=last.mode)
     if "run_over_budget" in last.reasons:
         return give_up(state, Kind.OVER_BUDGET, "run_over_budget")
     if last.mode == "first" and not last.outage:
-        return Propose(number, base, "repair", last.round)
-    if last.mode == "fallback" or last.round > 1:  # no worker answers in place of an answer that is there
-        return give_up(state, Kind.FAILED, "plan_rejected")
-    return Propose(number, base, "fallback")
+        return replace(command, mode="repair")
+    if parent is not None and last.mode == "fallback":
+        return Conclude(parent, error="plan_rejected")
+    if parent is None and (last.mode == "fallback" or last.round > 1):
+        return give_up(state, Kind.FAILED, "plan_rejected")  # no worker answers in place of an answer that is there
+    return replace(command, mode="fallback")
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
@@ -396,21 +390,51 @@ def _schedule(state: RunState) -> tuple[Command, ...]:
 
     While a plan still streams, its steps start as they come; the one that answers waits until the plan is accepted.
     """
-    busy = sum(step.state in ("queued", "running", "awaiting_tool") for step in state.current)
+    busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in state.live)
+    unmade = state.unmade
     ready: list[int] = []
     skips: list[Command] = []
-    for step in state.current:
+    for step in state.live:
         inputs = [state.steps[n] for n in step.access.steps]
-        known = state.accepted or not step.answers
+        known = not step.answers or unmade is None or step.proposal != unmade.number
         if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
             continue
-        if inputs and not step.access.user and not any(earlier.chars for earlier in inputs):
+        if inputs and not (step.access.user or step.inherits) and not any(earlier.chars for earlier in inputs):
             skips.append(Skip(step.n))
-        else:
+        elif not step.opens:
             ready.append(step.n)
     free = max(state.admitted.limits.fan_out - busy, 0)
     queue: tuple[Command, ...] = (Queue(tuple(ready[:free])),) if ready[:free] else ()
     return (*skips, *queue)
+
+
+def _within(state: RunState) -> tuple[Command, ...]:
+    """What the steps need that the conductor takes: a plan, the next one after a rejected one, or their end.
+
+    One plan at a time is made, so that a conductor is told of the one that it is to mend.
+    """
+    openers = [step for step in state.live if step.opens] if state.admitted.limits.depth else []
+    for step in openers:
+        if step.state == "running" and (command := _nested(state, step.n)):
+            return command
+    if state.unmade is not None:
+        return ()
+    waiting = (step for step in openers if step.state == "waiting")
+    ready = (step for step in waiting if all(state.steps[n].settled for n in step.access.steps))
+    return tuple(_propose(state, step.n) for step in islice(ready, 1))
+
+
+def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
+    """The same as at a round's end: what the answer did not need is settled first."""
+    last = state.nested[parent][-1]
+    steps = state.steps_of(last)
+    if last.state == "rejected":
+        return (_propose(state, parent),)
+    if last.state == "open" or not steps[-1].settled or any(step.state in ("queued", "running") for step in steps):
+        return ()
+    if open_steps := [step for step in steps if not step.settled]:
+        return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
+    return (Conclude(parent, answer_of(steps), steps[-1].error),)
 
 
 def _await(state: RunState) -> tuple[Command, ...]:
@@ -447,4 +471,4 @@ def _next_round(state: RunState) -> tuple[Command, ...]:
     open_steps = [step for step in state.current if not step.settled]
     if open_steps:
         return tuple(Skip(step.n, ROUND_OVER) for step in open_steps)
-    return (Propose(len(state.proposals), len(state.steps), "first", state.round + 1),)
+    return (Propose(state.opened, len(state.steps), "first", state.round + 1),)

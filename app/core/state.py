@@ -4,14 +4,14 @@ They hold refs, ids and figures, never text. A state is a value: whoever has one
 prefix of the journal that it was folded from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.core.chat import Usage
 from app.core.journal import TERMINAL
 from app.core.pool import Limits
-from app.core.workflow import Access
+from app.core.workflow import CONDUCTOR, Access
 
 Mode = Literal["first", "repair", "fallback"]
 OnDisconnect = Literal["cancel", "finish"]
@@ -109,6 +109,13 @@ class StepState:
     tools: bool = False
     """Whether it may call the caller's tools."""
     exchanges: tuple[Exchange, ...] = ()
+    inherits: bool = False
+    """Whether it sees, of what its access list holds, its parent's part as the parent's task."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is for the conductor itself, which opens a workflow for it."""
+        return self.worker == CONDUCTOR
 
     @property
     def settled(self) -> bool:
@@ -131,7 +138,11 @@ class Proposal:
     topology: str = ""
     """Empty until it is accepted, and for the empty plan that takes the answer before it for final."""
     round: int = 1
-    """Which of the run's workflows it is to become."""
+    """Which of the run's workflows it is to become, or is nested in."""
+    parent: int | None = None
+    """The step that it is nested in."""
+    room: int = 0
+    """How many steps it may have; 0: as many as the limits say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,7 @@ class RunState:
     seq: int = 0
     state: str = "admitted"
     proposals: tuple[Proposal, ...] = ()
+    """Those of the run's own workflows."""
     steps: Mapping[int, StepState] = field(default_factory=dict)
     calls: Mapping[str, Call] = field(default_factory=dict)
     cancel_asked: bool = False
@@ -180,6 +192,8 @@ class RunState:
     """The body of the terminal event."""
     replied_at: float = 0.0
     """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
+    nested: Mapping[int, tuple[Proposal, ...]] = field(default_factory=dict)
+    """The proposals for each step that the conductor itself has taken. What reads `steps` alone sees all of them."""
 
     @property
     def ended(self) -> bool:
@@ -209,14 +223,25 @@ class RunState:
 
     @property
     def proposal(self) -> Proposal | None:
-        """The latest proposal."""
+        """The latest proposal for a workflow of the run's own."""
         return self.proposals[-1] if self.proposals else None
 
     @property
     def current(self) -> tuple[StepState, ...]:
-        """The steps of the latest proposal, in order."""
-        last = len(self.proposals) - 1
-        return tuple(step for step in self.steps.values() if step.proposal == last)
+        """The steps of the latest proposal for a workflow of the run's own, in order."""
+        return self.steps_of(self.proposals[-1]) if self.proposals else ()
+
+    def steps_of(self, proposal: Proposal) -> tuple[StepState, ...]:
+        """The steps of a proposal, in order."""
+        return tuple(step for step in self.steps.values() if step.proposal == proposal.number)
+
+    @property
+    def unmade(self) -> Proposal | None:
+        """The one proposal that is being made, if there is one."""
+        last = self.proposal
+        if last is not None and last.state == "open":
+            return last
+        return next((tries[-1] for tries in self.nested.values() if tries[-1].state == "open"), None)
 
     @property
     def accepted(self) -> bool:
@@ -247,16 +272,8 @@ class RunState:
         return tuple(step for step in self.steps.values() if step.proposal in chosen)
 
     def answer(self, number: int) -> Answer | None:
-        """What a round answered; None if its answering step is not done.
-
-        Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed
-        has none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
-        """
-        steps = self.workflow(number)
-        if not steps or steps[-1].state != "done":
-            return None
-        spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
-        return Answer(spoken[-1], spoken[-1] is not steps[-1])
+        """What a round answered; None if its answering step is not done."""
+        return answer_of(self.workflow(number))
 
     @property
     def previous(self) -> Answer | None:
@@ -275,10 +292,11 @@ class RunState:
 
     @property
     def planned(self) -> tuple[StepState, ...]:
-        """The steps of all rounds; not those of proposals that were replaced."""
-        if self.round == 1:
+        """The steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
+        if self.round == 1 and not self.nested:
             return self.current
-        kept = {one.number for one in self.proposals if one.state == "accepted"} | {len(self.proposals) - 1}
+        kept = {one.number for one in self.proposals if one.state == "accepted" or one is self.proposals[-1]}
+        kept |= {tries[-1].number for tries in self.nested.values()}
         return tuple(step for step in self.steps.values() if step.proposal in kept)
 
     @property
@@ -298,6 +316,8 @@ class RunState:
         last = self.proposal
         if self.end.get("stopped") or (last is not None and FALLBACK in (last.mode, last.conductor)):
             return True
+        if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
+            return True
         spared = (RUN_ENDED, ROUND_OVER)
         return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned)
 
@@ -305,3 +325,38 @@ class RunState:
     def usd(self) -> int:
         """Micro-dollars of all finished calls."""
         return sum(call.usd for call in self.calls.values())
+
+    # -- what is nested
+
+    @property
+    def opened(self) -> int:
+        """How many proposals there were, in all."""
+        return len(self.proposals) + sum(map(len, self.nested.values()))
+
+    @property
+    def live(self) -> tuple[StepState, ...]:
+        """The steps of the present round, and of what is nested in them."""
+        found = inner = self.current
+        while self.nested and inner:
+            openers = [step.n for step in inner if step.n in self.nested]
+            inner = tuple(step for n in openers for step in self.steps_of(self.nested[n][-1]))
+            found += inner
+        return found
+
+    @property
+    def all_proposals(self) -> tuple[Proposal, ...]:
+        """All of them, in the order of their numbers."""
+        inner = (one for tries in self.nested.values() for one in tries)
+        return tuple(sorted((*self.proposals, *inner), key=lambda one: one.number)) if self.nested else self.proposals
+
+
+def answer_of(steps: Sequence[StepState]) -> Answer | None:
+    """What a workflow answered; None if its answering step is not done.
+
+    Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed has
+    none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
+    """
+    if not steps or steps[-1].state != "done":
+        return None
+    spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
+    return Answer(spoken[-1], spoken[-1] is not steps[-1])

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
+CONDUCTOR = "@conductor"
+"""The worker of a step that the conductor itself takes: it opens a workflow for it. No worker can have this name."""
 PREVIOUS = "previous"
 """How the plan of a further round names the answer of the round before in an access list."""
 

@@ -90,7 +90,7 @@ def _of(events: Sequence[Event], kind: Kind, **fields: object) -> list[Event]:
 
 def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     shown = []
-    for one in state.proposals:
+    for one in state.all_proposals:
         opened = _of(events, Kind.PLAN_OPENED, proposal=one.number)
         planned = _of(events, Kind.PLAN_STEP, proposal=one.number)
         calls = [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=None, attempt=one.number + 1)]
@@ -99,6 +99,7 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
                 "number": one.number,
                 "mode": one.mode,
                 "round": one.round,
+                "parent": one.parent,
                 "conductor": one.conductor,
                 "state": one.state,
                 "outage": one.outage,
@@ -118,11 +119,13 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
     step = state.steps[n]
     calls = [call for call in state.calls.values() if call.step == n]
     planned = _of(events, Kind.PLAN_STEP, n=n)
+    proposal = next(one for one in state.all_proposals if one.number == step.proposal)
     done, failed = _of(events, Kind.STEP_DONE, n=n), _of(events, Kind.STEP_FAILED, n=n)
     return {
         "n": n,
         "proposal": step.proposal,
-        "round": state.proposals[step.proposal].round,
+        "round": proposal.round,
+        "parent": proposal.parent,
         "worker": step.worker,
         "planned_worker": planned[0].body["worker"] if planned else step.worker,
         "probability": planned[0].body.get("probability") if planned else None,

@@ -14,6 +14,7 @@ from app.core import position
 from app.core.bill import Bill
 from app.core.chat import ToolDelta, Usage
 from app.core.logprobs import Decoded
+from app.core.nesting import parent_of
 from app.core.pool import MILLION
 from app.core.state import RunState, StepState
 from app.errors import BatonError
@@ -95,8 +96,14 @@ def proposals(state: RunState) -> list[dict[str, Any]]:
             "state": one.state,
             "reasons": list(one.reasons),
         }
-        for one in state.proposals
+        | _within(one.parent)
+        for one in state.all_proposals
     ]
+
+
+def _within(parent: int | None) -> dict[str, Any]:
+    """Of what is nested: in which step."""
+    return {"parent": parent} if parent is not None else {}
 
 
 def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
@@ -110,7 +117,7 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
         "usage": figures(sum((call.usage for call in calls), Usage())),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
-    }
+    } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)
 
 
 def reply_id(state: RunState) -> str:

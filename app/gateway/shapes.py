@@ -80,6 +80,8 @@ class ProposalSummary(Shape):
     conductor: str
     state: Literal["open", "accepted", "rejected"]
     reasons: list[str]
+    parent: int | None = None
+    """The step that it is nested in."""
 
 
 class StepSummary(Shape):
@@ -92,6 +94,8 @@ class StepSummary(Shape):
     usage: Figures
     cost_usd: float
     seconds: float
+    parent: int | None = None
+    """The step that it is nested in."""
 
 
 class RunExtension(Shape):
@@ -223,6 +227,7 @@ class TierLimits(Shape):
     steps: int
     fan_out: int
     rounds: int
+    depth: int
     attempts: int
     output_tokens: int
     tokens: int

@@ -141,6 +141,8 @@ def _accepted(state: RunState) -> Proposal:
         raise Skipped(f"it has no answer ({state.state})")
     if len(found) > 1:
         raise Skipped("it had several rounds")
+    if state.admitted.limits.depth:
+        raise Skipped("its conductor might take steps itself")
     return found[0]
 
 

@@ -53,12 +53,18 @@ conductor = {{ kind = "model", worker = "planner" }}
 fallback = "beta"
 limits = {{ steps = 3, rounds = 3, attempts = 2, seconds = 30, output_tokens = 1000 }}
 
+[tiers.baton-nested]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 4, depth = 2, rounds = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
 [tiers.baton-again]
 pool = ["alpha", "beta", "gamma"]
 conductor = {{ kind = "fixed", shape = "single", workers = ["alpha", "beta"], again = true }}
 limits = {{ steps = 3, rounds = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
 """
-"""Tiers whose runs may have several rounds."""
+"""Tiers whose runs may have several rounds, and workflows inside steps."""
 WORKER = """
 [workers.{name}]
 provider = "stub"

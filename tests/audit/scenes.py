@@ -166,6 +166,23 @@ async def stopped(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-deep")
 
 
+async def nested(stub: ProviderStub, opened: House) -> str:
+    """A step that the conductor takes itself, and one in that; a plan inside is mended first."""
+    outer = plan_text((0, "Draft it", ["user"]), (3, "Take it apart", [0]), (1, "Answer it", ["user", 1]))
+    inner = plan_text((3, "Go deeper", ["user"]), (2, "Say it", ["user", 0]))
+    for text in (outer, plan_text((9, "Nobody", ["user"])), inner, plan_text((1, "Do it", ["user"]))):
+        stub.script("planner", Reply(chunks=(text,)))
+    for worker, words in {"alpha": "One.", "beta": "Two.", "gamma": "Three."}.items():
+        stub.always(worker, Reply(chunks=(words,)))
+    return await _run(opened, "baton-nested", limits=narrowed(opened, "baton-nested", rounds=1))
+
+
+async def alone_inside(stub: ProviderStub, opened: House) -> str:
+    """The conductor is out when it is to plan for a step of its own."""
+    stub.script("planner", Reply(chunks=(plan_text((3, "Do it", ["user"])),)), *[Fail(status=400)] * 2)
+    return await _run(opened, "baton-nested", limits=narrowed(opened, "baton-nested", rounds=1))
+
+
 SCENES = (
     single,
     chosen,
@@ -184,4 +201,6 @@ SCENES = (
     called_tools,
     bettered,
     stopped,
+    nested,
+    alone_inside,
 )

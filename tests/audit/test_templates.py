@@ -5,7 +5,7 @@ there and here.
 """
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import orjson
 
@@ -16,6 +16,7 @@ from app.core import visibility
 from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool import Card, Limits, Measured, Price, Worker
 from app.core.visibility import Seen
+from app.core.workflow import CONDUCTOR
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
 TASK = Task(CONVERSATION)
@@ -25,6 +26,9 @@ MADE = {
     "compact-1": "74ce3c066e193a3194a4e0d0a1e84d828d04aadd5ed9caee33bace255b24ece2",
     "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
     "further-1": "d0abeab3f8bc8da97d33ce90a9c0dcf6174f58b6d32f35f2b680f5e944e8d24c",
+    "nested-1": "68cb404d6734d631b54ded7f577d1737b153c6fbb955c5d9fb08f72329c7884e",
+    "nesting-1": "2e33d027086b6f60670745e33955aaa295161167f9a1b2a0e1462fc38a78a5a6",
+    "nesting-further-1": "88d2e6a949c3c2c73191fd61cd2f1398ef384165d9b3f6e779ad3457a556e586",
     "plan-1": "c2b745dc3c8e390e0faea30965045c4ca525a369299958d35e40d496b4762b50",
 }
 
@@ -45,23 +49,36 @@ def steps() -> str:
     return digest(*composed)
 
 
-def plans() -> str:
+def nested_steps() -> str:
+    """Steps of a workflow inside a step: what that one may see is their task."""
+    seen = [Seen(0, "Think", "Two twos."), Seen(2, "", "Four.")]
+    around = [
+        visibility.compose(task, subtask, earlier, opens=True)
+        for task in (TASK, None)
+        for subtask in ("", "Take it apart")
+        for earlier in ((), seen)
+    ]
+    return digest(*(visibility.compose(Task(view), "Answer", one) for view in around for one in ((), seen)))
+
+
+def plans(*, nests: bool = False) -> str:
     workers = (Worker("a", "p", "m", Price(1, 2, 3), Card(("code",), speed=3.5)), Worker("b", "p", "m"))
     brief = Brief(TASK, workers, Limits(), 1_500_000)
     repair = Brief(TASK, workers, Limits(), 1_500_000, ("step 0: unknown field",), "{}")
     tools = Toolbox((Tool("look_up", "Looks something up."),))
     offered = Brief(Task(CONVERSATION, toolbox=tools), workers, Limits(), 0)
-    return digest(*(prompt.messages(one) for one in (brief, repair, offered)))
+    return digest(*(prompt.messages(replace(one, nests=nests)) for one in (brief, repair, offered)))
 
 
-def further_plans() -> str:
-    past = (PastStep("b", "Draft", ("user",), True), PastStep("c", "", ("user", "previous", 0), False))
+def further_plans(*, nests: bool = False) -> str:
+    last = PastStep(CONDUCTOR if nests else "c", "", ("user", "previous", 0), False)
+    past = (PastStep("b", "Draft", ("user",), True), last)
     briefs = [
         Brief(TASK, (Worker("a", "p", "m"), Worker("b", "p", "m")), Limits(), 7, *mended, round=2, previous=before)
         for mended in ((), (("no plan",), "{"))
         for before in (Previous(past, "Four."), Previous(past[:1], ""), Previous(past, "12345678" * 3_000))
     ]
-    return digest(*map(prompt.messages, briefs))
+    return digest(*(prompt.messages(replace(one, nests=nests)) for one in briefs))
 
 
 def compact_plans() -> str:
@@ -77,7 +94,9 @@ def calibrated_plans() -> str:
 
 def test_a_template_is_what_it_was() -> None:
     made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
-    assert made | {compact.TEMPLATE: compact_plans()} == MADE
+    made |= {visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
+    made |= {prompt.NESTING_FURTHER: further_plans(nests=True), compact.TEMPLATE: compact_plans()}
+    assert made == MADE
     assert calibrated_plans() == CALIBRATED
 
 

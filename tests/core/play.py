@@ -12,11 +12,13 @@ from typing import Any
 from app.core import drafts
 from app.core.bill import bill
 from app.core.chat import Usage, usage_to_json
+from app.core.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import Draft, Event, Kind
+from app.core.nesting import depth, may_nest, parent_of
 from app.core.pool import Limits
-from app.core.progress import Await, Finish, Propose, Queue, Skip, advance, begin, decide
-from app.core.state import RUN_ENDED, Call, RunState, StepState, Turn
-from app.core.workflow import Access, Step
+from app.core.progress import advance, begin, decide
+from app.core.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
+from app.core.workflow import CONDUCTOR, Access, Step
 
 POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0
@@ -102,10 +104,13 @@ class Play:
     """How likely a proposal or a call is a good one."""
     insists: bool = False
     """Whether the conductor always wants another round."""
+    itself: float = 0.3
+    """How likely it takes a step itself, where it may."""
 
     def __post_init__(self) -> None:
         self.forgiving = self.random.choice((0.5, 0.9, 1.0))
-        limits = Limits(steps=5, fan_out=self.random.randint(1, 4), rounds=self.random.choice((1, 1, 2, 3)))
+        rounds, depth = self.random.choice((1, 1, 2, 3)), self.random.choice((0, 0, 1, 2))
+        limits = Limits(steps=5, fan_out=self.random.randint(1, 4), rounds=rounds, depth=depth)
         draft = admission(preview=self.preview, limits=limits)
         self.events.append(Event("run", 1, draft.kind, 0.0, draft.body))
         self.state = begin(self.events[0])
@@ -137,14 +142,27 @@ class Play:
             self.queued.append(step.n)
             assert all(state.steps[n].settled for n in step.access.steps), "inputs are settled"
             inputs = [state.steps[n] for n in step.access.steps]
-            assert step.access.user or not inputs or any(one.chars for one in inputs), "there is something to see"
-            assert state.accepted or not step.answers, "the answering step waits for the whole plan"
-        if draft.kind is Kind.PLAN_OPENED and state.round > 1:
+            there = step.access.user or step.inherits or not inputs or any(one.chars for one in inputs)
+            assert there, "there is something to see"
+            unmade = state.unmade
+            whole = unmade is None or unmade.number != step.proposal
+            assert whole or not step.answers, "the answering step waits for the whole plan"
+            assert not step.opens, "what is the conductor's is for no dispatcher"
+            if (parent := parent_of(state, step)) is not None:
+                seen = {n for n in step.access.steps if state.steps[n].proposal != step.proposal}
+                assert seen <= set(parent.access.steps), "authority never widens"
+                assert parent.access.user or not step.access.user
+        if draft.kind is Kind.PLAN_OPENED and state.round > 1 and "parent" not in body:
             assert state.previous is not None, "a round follows an answer"
             assert all(step.settled for step in state.steps.values()), "with nothing left to do"
         assert state.round <= state.admitted.limits.rounds
-        busy = [step for step in state.current if step.state in ("queued", "running")]
+        busy = [step for step in state.live if step.state in ("queued", "running") and not step.opens]
         assert len(busy) <= state.admitted.limits.fan_out
+        made = [one.number for one in state.all_proposals if one.state == "accepted"]
+        workers = [step for step in state.live if step.proposal in made and not step.opens]
+        assert len(workers) <= state.admitted.limits.steps, "nested steps count to their round's"
+        assert all(depth(state, n) <= state.admitted.limits.depth for n in state.nested)
+        assert [one.number for one in state.all_proposals] == list(range(state.opened))
         split = bill(state)
         assert split.visible + split.orchestration == split.turn
         assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0
@@ -168,6 +186,8 @@ class Play:
             yield from self._return()
             return
         for step in state.steps.values():
+            if step.opens:
+                continue
             if step.state == "queued" or (step.state == "running" and not self._called(step)):
                 yield (intent(self._name(), step.n, access=tuple(step.access.as_list()), worker=step.worker),)
                 if random.random() > self.forgiving:
@@ -195,26 +215,27 @@ class Play:
             written += self._obey(command)
         if written:
             yield tuple(written)
-        proposal = self.state.proposal
-        if proposal is not None and proposal.state == "open" and not self._over(commands):
-            yield self._plan()
+        if self.state.unmade is not None and not self._over(commands):
+            yield self._plan(self.state.unmade)
 
     def _over(self, commands: tuple[Any, ...]) -> bool:
         return any(isinstance(command, Finish) for command in commands)
 
-    def _obey(self, command: Propose | Queue | Skip | Await | Finish) -> tuple[Draft, ...]:
+    def _obey(self, command: Command) -> tuple[Draft, ...]:
         if isinstance(command, Propose):
-            assert command.number == len(self.state.proposals)
+            assert command.number == self.state.opened
+            assert self.state.unmade is None, "one plan at a time is made"
+            assert command.parent is None or command.room > 0, "there is always room for a step that answers"
             return (drafts.opened(command, "model", POOL, instant=False),)
         if isinstance(command, Queue):
             assert command.steps
             return tuple(Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps)
-        if isinstance(command, Skip):
-            return drafts.skipped([self.state.steps[command.step]], "inputs_lost")
+        if isinstance(command, Skip | Conclude):
+            return drafts.settled(self.state, command)
         if isinstance(command, Await):
             assert command.steps
             return (drafts.awaiting(self.state, command, self.now + 50),)
-        skips = drafts.skipped(self.state.current, RUN_ENDED)
+        skips = drafts.skipped(self.state.live, RUN_ENDED)
         return (*skips, drafts.ended(self._after(skips), command))
 
     def _after(self, written: tuple[Draft, ...]) -> RunState:
@@ -223,31 +244,42 @@ class Play:
             state = advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
         return state
 
-    def _plan(self) -> tuple[Draft, ...]:
+    def _plan(self, proposal: Proposal) -> tuple[Draft, ...]:
         """One more step of the open proposal, or its end."""
         state, random = self.state, self.random
-        proposal, place = state.proposals[-1], len(state.current)
+        current = state.steps_of(proposal)
+        place, inner = len(current), proposal.parent is not None
         if random.random() < 0.2:
             return (intent(self._name(), None),)
         if random.random() > self.forgiving and proposal.mode != "fallback":
             return self._reject(outage=random.random() < 0.3)
-        if place and state.current[-1].answers:
-            own = [[n for n in step.access.steps if n >= proposal.base] for step in state.current]
+        if place and current[-1].answers:
+            own = [[n for n in step.access.steps if n >= proposal.base] for step in current]
             return (drafts.accepted(proposal.number, "", [[n - proposal.base for n in seen] for seen in own]),)
-        if proposal.round > 1 and not place and not self.insists and random.random() < 0.5:
+        if proposal.round > 1 and not inner and not place and not self.insists and random.random() < 0.5:
             return (drafts.accepted(proposal.number, "", []),)
         seen = tuple(n for n in range(place) if random.random() < 0.5)
         subtask = random.choice(("ref", ""))
-        before = state.previous.step.n if state.previous is not None else None
+        before = state.previous.step.n if state.previous is not None and not inner else None
         access = Access(random.random() < 0.5 or not subtask, seen, before is not None and random.random() < 0.5)
-        last = place == 4 or proposal.mode == "fallback" or random.random() < 0.4
-        step = Step(random.choice(POOL), subtask, access, answers=last, probability=random.choice((None, 0.5)))
-        return (drafts.planned(proposal.number, proposal.base, place, step, subtask, before),)
+        last = place + 1 >= (proposal.room or 5) or proposal.mode == "fallback" or random.random() < 0.4
+        deeper = may_nest(state, proposal.parent) and proposal.mode != "fallback" and random.random() < self.itself
+        step = Step(
+            CONDUCTOR if deeper else random.choice(POOL),
+            subtask,
+            access,
+            answers=last,
+            probability=random.choice((None, 0.5)),
+        )
+        parent = state.steps[proposal.parent] if proposal.parent is not None else None
+        return (drafts.planned(proposal.number, proposal.base, place, step, subtask, before, parent),)
 
     def _reject(self, *, outage: bool) -> tuple[Draft, ...]:
-        skips = drafts.skipped(self.state.current, "plan_rejected")
-        reason = self.random.choice(("no", "run_over_budget" if outage else "never"))
-        return (*skips, drafts.rejected(self.state.proposals[-1].number, "", [reason], outage))
+        unmade = self.state.unmade
+        assert unmade is not None
+        skips = drafts.skipped(self.state.steps_of(unmade), "plan_rejected")
+        reason = self.random.choice(("no", "run_over_budget" if outage else "never", DRIVER_LOST))
+        return (*skips, drafts.rejected(unmade.number, "", [reason], outage))
 
     def _end(self, call: Call) -> tuple[Draft, ...]:
         """A call's outcome, and what follows for its step; a step that was settled meanwhile is written about too."""
@@ -258,7 +290,8 @@ class Play:
         written = (outcome(call.id, n, usage, usd=random.randint(0, 99), kind=kind),)
         if self.state.ended or n is None:
             return written
-        if good and random.random() < 0.3 and len(self.state.steps[n].exchanges) < 4:
+        tools = not self.state.admitted.limits.depth  # what can be nested has none of the caller's tools
+        if good and tools and random.random() < 0.3 and len(self.state.steps[n].exchanges) < 4:
             return (*written, called(n, call.id, f"{call.id}-a", f"{call.id}-b"))
         return (*written, done(n, call.id, random.choice((0, 7)))) if good else written
 

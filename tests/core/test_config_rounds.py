@@ -17,7 +17,7 @@ limits = { rounds = 2 }
 pool = ["small"]
 conductor = { kind = "model", worker = "small" }
 efforts.low = { rounds = 1 }
-efforts.high = { rounds = 3 }
+efforts.high = { rounds = 3, depth = 2 }
 """
 
 
@@ -27,6 +27,7 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
     assert catalog.tiers["again"].conductor.again
     deep = catalog.tiers["deep"].efforts
     assert (deep["low"].rounds, deep["high"].rounds, deep["max"].rounds) == (1, 3, 3)
+    assert (deep["low"].depth, deep["high"].depth, deep["max"].depth) == (0, 2, 2)
     assert {limits.rounds for name in ("baton-mini",) for limits in catalog.tiers[name].efforts.values()} == {1}
 
 
@@ -35,6 +36,13 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
     [
         (", again = true }", " }", "tiers.again.limits.rounds: is of no use to a fixed conductor"),
         ("limits = { rounds = 2 }", "", "tiers.again.conductor.again: needs a second round; set rounds = 2"),
+        ("rounds = 2", "rounds = 2, depth = 1", "tiers.again.limits.depth: is of no use to a conductor that names"),
+        (
+            '"small" }\nefforts',
+            '"small", prompt = "compact" }\nefforts',
+            "efforts.high.depth: is of no use to a conductor",
+        ),
+        ("depth = 2", "depth = 5", "tiers.deep.efforts.high.depth: must be less than or equal to 4"),
         ("rounds = 2", "rounds = 9", "tiers.again.limits.rounds: must be less than or equal to 8; correct the value"),
         ('"small" }\nefforts', '"small", again = true }\nefforts', "tiers.deep.conductor: does not use again"),
         (

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from app.core import drafts
 from app.core.bill import bill
 from app.core.chat import Usage
+from app.core.commands import Finish, Propose, Queue, Skip
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
-from app.core.progress import Finish, Propose, Queue, Skip, advance, decide, fold
-from app.core.state import DRIVER_LOST, NO_TIME, ROUND_OVER, RUN_ENDED, Mode, RunState
+from app.core.progress import advance, decide, fold
+from app.core.state import DRIVER_LOST, NO_TIME, ROUND_OVER, RUN_ENDED, Mode, RunState, answer_of
 from app.core.workflow import Access, Step, topology
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
 
@@ -74,7 +75,7 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
         answer = end.steps[end.end["step"]]
         assert answer.state == "done"
         assert end.end["answer"] == answer.output
-        workflow = end.workflow(end.proposals[answer.proposal].round)
+        workflow = end.workflow(next(one.round for one in end.proposals if one.number == answer.proposal))
         assert end.end["fell_back"] == (answer is not workflow[-1])
         assert workflow[-1].state == "done"
         last = end.proposals[-1]
@@ -102,6 +103,23 @@ def test_no_conductor_gets_more_rounds_than_the_limits_allow(seed: int) -> None:
     assert len([one for one in end.proposals if one.state == "accepted"]) <= rounds
     if end.round > 1 and not end.cancel_asked and end.end.get("error") != "tool_results_missing":
         assert end.state == "succeeded", "the first round's answer is there"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0))
+def test_a_conductor_that_always_takes_the_steps_itself_is_held(seed: int) -> None:
+    """Every step of the conductor's holds a worker's in the end, and those are no more than the limit allows."""
+    end = Play(Random(seed), itself=1.0).play()
+    limits = end.admitted.limits
+    assert len(end.nested) <= limits.steps * limits.depth * limits.rounds
+    for n, tries in end.nested.items():
+        assert len([one for one in tries if one.state == "accepted"]) <= 1, "one workflow for a step"
+        assert all(one.room >= 1 for one in tries)
+        assert end.steps[n].state in ("done", "failed", "skipped")
+        answer = answer_of(end.steps_of(tries[-1]))
+        if end.steps[n].state == "done":
+            assert answer is not None
+            assert (end.steps[n].output, end.steps[n].call) == (answer.step.output, answer.step.call)
 
 
 @settings(max_examples=25, deadline=None)

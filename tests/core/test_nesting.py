@@ -1,0 +1,207 @@
+"""Workflows inside steps, as a journal folds: when one is opened, how many steps it may have, what it comes to."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.core import drafts, position
+from app.core.commands import Conclude, Finish, Propose, Queue, Skip
+from app.core.journal import Draft, Event, Kind
+from app.core.nesting import depth, granted, may_nest, parent_of, room, speaks
+from app.core.pool import Limits
+from app.core.position import Position
+from app.core.progress import advance, decide
+from app.core.state import DRIVER_LOST, ROUND_OVER, Mode, RunState
+from app.core.workflow import CONDUCTOR, Access, Step
+from tests.core.play import POOL, done, failed, intent, outcome
+from tests.core.test_progress import answered, planned, queued, state_of
+
+ITSELF = Step(CONDUCTOR, "take it apart", Access(True))
+LIMITS = Limits(steps=4, fan_out=2, depth=2)
+
+
+def at(*written: Draft) -> RunState:
+    """The state after these, where plans may be nested."""
+    return state_of(*written, limits=LIMITS)
+
+
+def after(state: RunState, *written: Draft) -> RunState:
+    """The state after these too."""
+    for draft in written:
+        state = advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+    return state
+
+
+def inside(state: RunState, parent: int, *steps: Step, mode: Mode = "first", close: bool = True) -> RunState:
+    """The same with a plan for a step of the conductor's; the last of its steps answers."""
+    number, base, around = state.opened, len(state.steps), state.steps[parent]
+    opened = drafts.opened(Propose(number, base, mode, state.round, parent, room(state, parent)), "model", POOL, False)
+    written = [opened]
+    for place, step in enumerate(steps):
+        one = replace(step, answers=place == len(steps) - 1)
+        written.append(drafts.planned(number, base, place, one, "ref", None, around))
+    closing = [drafts.accepted(number, "", [step.access.steps for step in steps])] if close else []
+    return after(state, *written, *closing)
+
+
+def turned_down(state: RunState, reason: str = "no", *, outage: bool = False) -> RunState:
+    """The same with its open proposal rejected."""
+    assert state.unmade is not None
+    skips = drafts.skipped(state.steps_of(state.unmade), "plan_rejected")
+    return after(state, *skips, drafts.rejected(state.unmade.number, "", [reason], outage))
+
+
+OPENED = at(*planned(Step("ada"), replace(ITSELF, access=Access(False, (0,)))), *answered(0))
+"""Step 1 is the conductor's: its turn has come, and it may see step 0 alone."""
+
+
+def test_a_plan_is_asked_for_once_the_inputs_are_settled() -> None:
+    waiting = at(*planned(Step("ada"), replace(ITSELF, access=Access(False, (0,)))))
+    assert decide(waiting, 0.0) == (Queue((0,)),)
+    assert decide(after(waiting, *queued(0)), 0.0) == ()
+    assert decide(OPENED, 0.0) == (Propose(1, 2, "first", 1, 1, 3),)
+    lost = after(waiting, *queued(0), failed(0))
+    assert decide(lost, 0.0) == (Skip(1),), "there is nothing that it could be told"
+    assert not decide(at(*planned(ITSELF, close=False)), 0.0), "the one around it is made first"
+
+
+def test_the_first_plan_inside_sets_the_run_going() -> None:
+    state = at(*planned(ITSELF))
+    assert state.state == "planned"
+    nested = inside(state, 0, Step("bob"), close=False)
+    assert (nested.state, nested.steps[0].state) == ("running", "running")
+    assert (nested.unmade, nested.nested[0][0].parent) == (nested.nested[0][0], 0)
+    assert inside(state, 0, Step("bob")).state == "running"
+
+
+def test_what_is_inside_sees_the_view_around_it_or_nothing_of_it() -> None:
+    around = OPENED.steps[1]
+    assert granted(Access(True, (0,)), around, 7) == Access(False, (0, 7)), "its `user` is what the step may see"
+    assert granted(Access(False, (0,)), around, 7) == Access(False, (7,))
+    assert granted(Access(True), replace(around, access=Access(True, (3,))), 7) == Access(True, (3,))
+    nested = inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(False, (0,))))
+    assert [nested.steps[n].inherits for n in (2, 3)] == [True, False]
+    assert (nested.steps[2].access, nested.steps[3].access) == (Access(False, (0,)), Access(False, (2,)))
+
+
+def test_its_answer_is_the_steps() -> None:
+    nested = inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,))))
+    assert decide(nested, 0.0) == (Queue((2,)),)
+    over = after(nested, *answered(2), *answered(3))
+    [command] = decide(over, 0.0)
+    assert isinstance(command, Conclude)
+    told = drafts.settled(over, command)
+    assert [(one.kind, one.body["n"], one.body["from"], one.body["output"]) for one in told] == [
+        (Kind.STEP_DONE, 1, 3, "ref-3")
+    ]
+    closed = after(over, *told)
+    assert (closed.steps[1].state, closed.steps[1].call) == ("done", "call-3")
+    assert decide(closed, 0.0) == (Finish(Kind.SUCCEEDED, 1),)
+    assert [step.n for step in closed.planned] == [0, 1, 2, 3]
+    assert not closed.degraded
+
+
+def test_what_is_told_of_an_answer_is_told_of_the_step() -> None:
+    nested = inside(OPENED, 1, Step("bob"))
+    body = done(2, "call-2").body | {"logprobs": "ref-l", "refusal": True}
+    over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), Draft(Kind.STEP_DONE, body))
+    [command] = decide(over, 0.0)
+    closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
+    assert (closed.steps[1].logprobs, closed.steps[1].refusal) == ("ref-l", True)
+
+
+def test_one_without_an_answer_is_a_failed_step() -> None:
+    lost = after(inside(OPENED, 1, Step("bob")), *queued(2), failed(2, "worker_failed"))
+    assert decide(lost, 0.0) == (Conclude(1, None, "worker_failed"),)
+    ended = after(lost, *drafts.settled(lost, Conclude(1, None, "worker_failed")))
+    assert (ended.steps[1].state, ended.steps[1].error) == ("failed", "worker_failed")
+    [unnamed] = drafts.settled(lost, Conclude(1))
+    assert unnamed.body["error"] == "run_failed"
+    assert decide(after(lost, unnamed), 0.0) == (Finish(Kind.FAILED, error="run_failed"),)
+
+
+def test_steps_that_its_answer_did_not_need_are_skipped_first() -> None:
+    """Two branches have no slot yet when the answering step turns out to see nothing."""
+    sides = [Step("ada", "x", Access(True)), Step("bob", "y", Access(True)), Step("cyd", "z", Access(False, (0,)))]
+    nested = inside(at(*planned(ITSELF)), 0, *sides)
+    none_left = replace(nested.admitted, limits=replace(LIMITS, fan_out=1))
+    state = after(replace(nested, admitted=none_left), *queued(1), failed(1))
+    assert decide(state, 0.0) == (Skip(3), Queue((2,)))
+    state = after(state, *drafts.skipped([state.steps[3]], "inputs_lost"))
+    stuck = replace(state, admitted=replace(state.admitted, limits=replace(LIMITS, fan_out=0)))
+    assert decide(stuck, 0.0) == (Skip(2, ROUND_OVER),)
+
+
+def test_a_rejected_plan_is_mended_then_a_worker_answers_alone() -> None:
+    opened = inside(OPENED, 1, Step("bob"), close=False)
+    assert decide(opened, 0.0) == (), "the step that answers waits for the whole plan"
+    once = turned_down(opened)
+    assert decide(once, 0.0) == (Propose(2, 3, "repair", 1, 1, 3),)
+    twice = turned_down(inside(once, 1, mode="repair", close=False))
+    assert decide(twice, 0.0) == (Propose(3, 3, "fallback", 1, 1, 3),)
+    assert decide(turned_down(opened, outage=True), 0.0) == (Propose(2, 3, "fallback", 1, 1, 3),)
+    assert decide(turned_down(opened, DRIVER_LOST), 0.0) == (Propose(2, 3, "first", 1, 1, 3),)
+    assert decide(turned_down(opened, "run_over_budget"), 0.0) == (Finish(Kind.OVER_BUDGET, error="run_over_budget"),)
+    alone = inside(twice, 1, Step("cyd"), mode="fallback")
+    assert alone.degraded
+    gone = turned_down(inside(twice, 1, mode="fallback", close=False))
+    assert decide(gone, 0.0) == (Conclude(1, error="plan_rejected"),)
+
+
+def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
+    nested = after(inside(OPENED, 1, Step("bob"), Step("cyd", "x", Access(True, (0,)))), *queued(2))
+    assert decide(after(nested, failed(2, "run_over_budget")), 0.0) == (
+        Finish(Kind.OVER_BUDGET, error="run_over_budget"),
+    )
+    assert decide(after(nested, failed(2, "no_time")), 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
+
+
+def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:
+    state = at(*planned(ITSELF, ITSELF, Step("ada", "x", Access(True, (0, 1)))))
+    assert (room(state, 0), room(state, 1)) == (2, 2), "the other one needs a step as well"
+    state = inside(state, 0, ITSELF, Step("bob"))
+    assert (room(state, 1), room(state, 3)) == (1, 1)
+    state = inside(state, 3, Step("bob"))
+    assert room(state, 1) == 1
+    state = inside(state, 1, Step("cyd"))
+    assert sum(not one.opens for one in state.live) == LIMITS.steps
+
+
+def test_plans_are_nested_no_deeper_than_the_limit() -> None:
+    state = inside(inside(at(*planned(ITSELF)), 0, ITSELF), 1, Step("bob"))
+    assert [depth(state, n) for n in (None, 0, 1)] == [0, 1, 2]
+    assert [may_nest(state, n) for n in (None, 0, 1)] == [True, True, False]
+    assert not may_nest(state_of(*planned(Step("ada"))), None), "0 is the default"
+    assert [parent_of(state, state.steps[n]) for n in (0, 1, 2)] == [None, state.steps[0], state.steps[1]]
+
+
+def test_a_step_speaks_if_all_around_it_answer() -> None:
+    state = inside(at(*planned(ITSELF, Step("ada"))), 0, Step("bob"))
+    assert [speaks(state, state.steps[n]) for n in (0, 1, 2)] == [False, True, False]
+    state = inside(inside(at(*planned(ITSELF)), 0, Step("ada"), ITSELF), 2, Step("bob"))
+    assert [speaks(state, state.steps[n]) for n in (0, 1, 2, 3)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("fault", ["worker", "open", "accepted", "twice"])
+def test_a_plan_is_opened_for_no_step_that_does_not_wait_for_one(fault: str) -> None:
+    states = {
+        "worker": at(*planned(Step("ada"))),
+        "open": at(*planned(ITSELF, close=False)),
+        "accepted": inside(at(*planned(ITSELF)), 0, Step("bob")),
+        "twice": inside(at(*planned(ITSELF)), 0, Step("bob"), close=False),
+    }
+    with pytest.raises(ValueError, match="a plan is opened"):
+        inside(states[fault], 0, Step("bob"))
+
+
+def test_the_end_of_a_stream_is_that_of_the_call_inside() -> None:
+    """A nested answer is told at once, so whoever takes its stream up again has all of it or nothing."""
+    over = after(inside(OPENED, 1, Step("bob")), *answered(2, 9))
+    assert position.attempt_of(over, "call-2") == 0, "not yet the answer"
+    [command] = decide(over, 0.0)
+    closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
+    ended = after(closed, drafts.ended(closed, Finish(Kind.SUCCEEDED, 1)))
+    assert position.attempt_of(ended, "call-2") == 1
+    assert position.attempt_of(ended, "call-0") == 1, "of another step"
+    assert position.end_of(ended) == Position(1, 9)
+    position.check(ended, Position(1, 9 + position.DONE))
