@@ -89,6 +89,12 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
     return sum([_right(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
 
 
+def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
+    """The same for tasks of one trait."""
+    parts, answers = _parts(plan)
+    return _right(plan, parts, kind, trait, pool) if answers else 0.0
+
+
 def _right(
     plan: Plan, parts: tuple[_Part, ...], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]
 ) -> float:

@@ -92,18 +92,18 @@ def _reordered(shape: Shape, order: Sequence[int]) -> Shape:
 
 def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> Found:
     """The best of all plans whose shape `only` lets pass."""
-    walk = _Walk(setting)
+    walk = Walk(setting)
     for shape in shapes(most):
         if only(shape):
             walk.through(shape)
     return walk.found()
 
 
-class _Walk:
+class Walk:
     """All assignments of workers to one shape after the other; what begins alike is summed once."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting = setting
         self._hands: list[frozenset[int]] = []
         self._chances: dict[tuple[int, str, bool, int], list[dict[tuple[int, ...], float]]] = {}
         self._fixed: tuple[float, Plan] = (-1.0, ())
@@ -128,7 +128,7 @@ class _Walk:
         place = len(workers)
         role, sees = shape[place]
         patterns = [tuple(bits >> n & 1 for n in sees) for bits in range(1 << place)]
-        for worker in range(len(self._setting.pool)):
+        for worker in range(len(self.setting.pool)):
             own = role == "check" and any(workers[n] == worker for n in self._hands[sees[0]])
             known = self._known(worker, role, own, len(sees))
             good = [
@@ -136,7 +136,7 @@ class _Walk:
                 for chances, before in zip(known, odds, strict=True)
             ]
             if place == len(shape) - 1:
-                self._note(shape, tokens, [*workers, worker], good)
+                self.note(shape, tokens, [*workers, worker], good)
                 continue
             grown = [
                 [p - g for p, g in zip(before, now, strict=True)] + now for before, now in zip(odds, good, strict=True)
@@ -148,14 +148,16 @@ class _Walk:
         key = (worker, role, own, count)
         if key not in self._chances:
             seen = list(product((0, 1), repeat=count))
-            profile = self._setting.pool[worker]
+            profile = self.setting.pool[worker]
             self._chances[key] = [
                 {bits: exact.chance(profile, kind, trait, role, bits, own, 0) for bits in seen}
                 for kind, trait in CONTEXTS
             ]
         return self._chances[key]
 
-    def _note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """What a plan comes to: the tokens read (for the easiest level) and written of each step, and for each of
+        `CONTEXTS` the chances of all hidden bits with which its answer is right."""
         worths = self._worths(shape, tokens, workers)
         rewards = [
             (sum(good[2 * place]) + sum(good[2 * place + 1])) / 2 * worths[kind[1]]
@@ -171,7 +173,7 @@ class _Walk:
 
     def _worths(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
         """Of a right answer, by level: what `outcome.bill` says, summed here for all levels at once."""
-        pool = [self._setting.pool[worker] for worker in workers]
+        pool = [self.setting.pool[worker] for worker in workers]
         ends: list[float] = []
         for worker, (_, sees), (_, written) in zip(pool, shape, tokens, strict=True):
             ends.append(max([ends[n] for n in sees], default=0.0) + OVERHEAD + written / worker.pace)
@@ -179,4 +181,4 @@ class _Walk:
             worker.price * (written + INPUT_SHARE * read) for worker, (read, written) in zip(pool, tokens, strict=True)
         )
         more = INPUT_SHARE * PER_LEVEL * sum(worker.price for worker in pool)
-        return [self._setting.weights.worth((usd + level * more) / 1e6, ends[-1]) for level in range(LEVELS)]
+        return [self.setting.weights.worth((usd + level * more) / 1e6, ends[-1]) for level in range(LEVELS)]

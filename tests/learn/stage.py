@@ -1,5 +1,9 @@
-"""A plan carried out by the executor's pure core: its fold decides, its composer writes what each worker is shown."""
+"""A plan carried out by the executor's pure core: its fold decides, its composer writes what each worker is shown.
 
+With `again` there is a second round: from the first answer it names the steps of another plan; none takes the answer.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -11,6 +15,7 @@ from app.core.pool import Limits
 from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, decide
 from app.core.state import RunState
 from app.core.visibility import Seen, compose, granted
+from app.core.workflow import Step
 from app.learn.actors import Reply, final, reply
 from app.learn.families import Problem
 from app.learn.plans import Plan, to_workflow
@@ -29,8 +34,11 @@ class Played:
 class Stage:
     """One run."""
 
-    def __init__(self, plan: Plan, pool: Pool, problem: Problem, seed: str) -> None:
-        self._workflow = to_workflow(plan, [worker.name for worker in pool])
+    def __init__(
+        self, plan: Plan, pool: Pool, problem: Problem, seed: str, again: Callable[[str], Sequence[Step]] | None = None
+    ) -> None:
+        self._again = again
+        self._steps = list(to_workflow(plan, [worker.name for worker in pool]).steps)
         self._workers = {worker.name: worker for worker in pool}
         self._task = Task((Message("user", (Text(problem.text),)),))
         self._answer, self._seed = problem.answer, seed
@@ -47,8 +55,7 @@ class Stage:
                 self._obey(command)
         answer = self._replies[self._state.end["step"]].text if self._state.end.get("step") is not None else ""
         dollars = sum(
-            usd(self._workers[self._workflow.steps[n].worker], one.read, one.written)
-            for n, one in self._replies.items()
+            usd(self._workers[self._steps[n].worker], one.read, one.written) for n, one in self._replies.items()
         )
         return Played(final(answer) == self._answer, dollars, max(self._ends.values()))
 
@@ -56,10 +63,14 @@ class Stage:
         match command:
             case Propose():
                 self._write(drafts.opened(command, "fixed", list(self._workers), instant=True))
-                for place, step in enumerate(self._workflow.steps):
-                    self._write(drafts.planned(command.number, command.base, place, step, step.subtask))
-                inputs = [step.access.steps for step in self._workflow.steps]
-                self._write(drafts.accepted(command.number, "", inputs))
+                before = self._state.answer(command.round - 1)
+                if before is not None and self._again is not None:
+                    self._steps += self._again(self._replies[before.step.n].text)
+                steps = self._steps[command.base :]
+                for place, step in enumerate(steps):
+                    previous = before.step.n if before is not None else None
+                    self._write(drafts.planned(command.number, command.base, place, step, step.subtask, previous))
+                self._write(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
             case Queue():
                 for n in command.steps:
                     self._write(Draft(Kind.STEP_QUEUED, {"n": n}))
@@ -70,7 +81,7 @@ class Stage:
                 self._write(drafts.ended(self._state, command))
 
     def _work(self, n: int) -> None:
-        step = self._workflow.steps[n]
+        step = self._state.steps[n]
         seen = granted(step.access, self._done)
         messages = compose(self._task if step.access.user else None, step.subtask, seen)
         worker = self._workers[step.worker]
@@ -101,7 +112,8 @@ class Stage:
 
     def _admission(self) -> Draft:
         return drafts.admitted(
-            task="task", tier="mini", model="baton-mini", effort="medium", limits=Limits(), deadline=1_000.0,
+            task="task", tier="mini", model="baton-mini", effort="medium",
+            limits=Limits(rounds=2 if self._again is not None else 1), deadline=1_000.0,
             pool=list(self._workers), excluded={}, labels=[], conductor="fixed", catalog="digest", rehearsal=True,
             streams=False, preview=False, ignored=(), on_disconnect="cancel", wire={"format": "chat"},
         )  # fmt: skip
