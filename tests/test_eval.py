@@ -160,6 +160,8 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     (home / "t.jsonl").write_text('{"question": "?", "grader": {"kind": "tests", "tests": "assert True"}}')
     assert baton("--tasks", "t.jsonl", "--arms", "random") == 2
     assert "does not let its network be cut off" in capsys.readouterr().err
+    assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
+    assert "does not let its network be cut off" in capsys.readouterr().err
     asked = parser().parse_args(["eval", "--tasks", "t.jsonl", "--trust-code"])
     assert len(evaluation._tasks(asked, Sandbox(trusts=True))) == 1
 

@@ -65,14 +65,8 @@ def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
         return taskset.read(Path(asked.tasks), sandbox.run, faults)
 
     tasks = taskset.checked(read)[: asked.limit]
-    if any(task.grader.kind == "tests" for task in tasks):
-        walls = sandbox.standing()
-        if "network" not in walls and not sandbox.trusts:
-            raise ConfigInvalid(
-                ["unit tests run code from answers, and this kernel does not let its network be cut off; use a machine "
-                 "that has nothing to lose, and say --trust-code"]
-            )  # fmt: skip
-        terminal.err().print(f"code from answers runs behind walls around: {', '.join(walls) or 'nothing'}")
+    if walls := sandbox.ready(task.grader for task in tasks):
+        terminal.err().print(f"code from answers runs behind walls around: {', '.join(walls)}")
     return tasks
 
 

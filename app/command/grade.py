@@ -66,7 +66,9 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     """Rate, store and tell."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
-    rules = _rules(asked, Sandbox(asked.trust_code).run)
+    sandbox = Sandbox(asked.trust_code)
+    rules = _rules(asked, sandbox.run)
+    sandbox.ready(rule.grader for rule in rules)
     if not rules and not asked.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
     found = loop.run(_rate(settings, asked, rules, now()))

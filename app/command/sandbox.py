@@ -9,8 +9,12 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from app.core.grading import Grader
+from app.errors import ConfigInvalid
 
 GRACE = 5.0
 """Seconds that the cell itself gets beside the code that it runs."""
@@ -54,6 +58,21 @@ class Sandbox:
         """As a grader wants it: None for passed, else why not."""
         verdict = self.execute(code, tests, seconds)
         return None if verdict.passed else verdict.said
+
+    def ready(self, graders: Iterable[Grader]) -> tuple[str, ...]:
+        """The walls behind which these graders run code, if any of them does; `ConfigInvalid` where it must not: a
+        refusal is no verdict on an answer."""
+        if not any(grader.kind == "tests" for grader in graders):
+            return ()
+        walls = self.standing()
+        if "network" not in walls and not self.trusts:
+            raise ConfigInvalid(
+                [
+                    "unit tests run code from answers, and this kernel does not let its network be cut off; use a "
+                    "machine that has nothing to lose, and say --trust-code"
+                ]
+            )
+        return walls or ("nothing",)
 
     def standing(self) -> tuple[str, ...]:
         """The walls that there are on this machine; without that of the network, code is run only if it is trusted."""
