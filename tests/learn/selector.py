@@ -1,6 +1,6 @@
 """The selector's proof: it learns from ratings over HTTP, from nothing, in the standard rehearsal world.
 
-    python -m tests.learn.selector [--runs 4000] [--seed 0] [--held-out 800]
+    python -m tests.learn.selector [--runs 4000] [--seeds 0 1 2] [--held-out 800] [--pure]
 
 A service of its own (`baton serve`, SQLite, `tests/learn/selector.toml`) is asked fresh tasks over
 `POST /v1/chat/completions`; every run is rated over `POST /v1/runs/{id}/feedback` with 0 for a wrong answer and else 1
@@ -17,10 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
 
+from app.core.posterior import Posterior
 from app.learn.actors import final
 from app.learn.baselines import bests
 from app.learn.families import Problem
@@ -30,7 +32,7 @@ from tests.learn import bandit
 from tests.processes import KEY, Process, environment
 
 POOL = Path(__file__).with_name("selector.toml")
-LOOKS = (0, 250, 500, 1_000, 2_000, 3_000, 4_000, 6_000, 8_000)
+LOOKS = (0, 500, 1_000, 2_000, 4_000, 8_000)
 CALLERS = 8
 SETTLED = 3.0
 """Seconds in which what was rated is learned."""
@@ -101,29 +103,45 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
     return reached
 
 
+def pure(runs: int, seed: int, held_out: int) -> float:
+    """The same without a service: each rating is learned at once."""
+    tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
+    optimum = bests(bandit.setting()).optimum
+    posterior, random, reached = Posterior(), Random(seed), 0.0
+    looks = sorted({*(look for look in LOOKS if look < runs), runs})
+    for before, look in zip([0, *looks], looks, strict=False):
+        posterior = bandit.play(posterior, tasks[before:look], random)
+        reached = bandit.share(bandit.value(posterior, exam), exam, optimum)
+        print(f"{look:6} rated runs: {reached:6.1%} of the gain", flush=True)
+    return reached
+
+
+def served(runs: int, seed: int, held_out: int) -> float:
+    """Start a service, let it learn, and stop it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        service = Process("serve", folder, environment(folder, BATON_POOL=str(POOL), BATON_BOOTSTRAP_KEY=KEY))
+        service.start()
+        try:
+            return asyncio.run(learn(service.url, runs, seed, held_out))
+        finally:
+            service.stop()
+
+
 def main() -> None:
     """Run it for each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=4_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--held-out", type=int, default=800)
+    parser.add_argument("--pure", action="store_true", help="without a service, in seconds")
     asked = parser.parse_args()
-    shares: dict[int, float] = {}
+    shares = []
     for seed in asked.seeds:
         print(f"seed {seed}", flush=True)
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            environ = environment(folder, BATON_POOL=str(POOL), BATON_BOOTSTRAP_KEY=KEY)
-            service = Process("serve", folder, environ)
-            service.start()
-            try:
-                shares[seed] = asyncio.run(learn(service.url, asked.runs, seed, asked.held_out))
-            finally:
-                service.stop()
-    worth = list(shares.values())
-    print(
-        f"after {asked.runs} rated runs: {', '.join(f'{one:.1%}' for one in worth)}; mean {sum(worth) / len(worth):.1%}"
-    )
+        shares.append((pure if asked.pure else served)(asked.runs, seed, asked.held_out))
+    each = ", ".join(f"{one:.1%}" for one in shares)
+    print(f"after {asked.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
 
 
 if __name__ == "__main__":
