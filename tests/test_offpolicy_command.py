@@ -98,6 +98,8 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
         given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
         alpha, greedy, current = json.loads(await told(tmp_path, capsys, *given))
         words = await told(tmp_path, capsys)
+        nobody = await told(tmp_path, capsys, "--policy", "always alpha", status=1)
+        assert "The arms are: answer alpha, answer beta, answer gamma" in nobody
         for line in DOCUMENTED.splitlines():
             assert await told(tmp_path, capsys, *shlex.split(line)[2:])
     assert (alpha["layer"], alpha["shape"], alpha["rows"]) == ("selector", "", RUNS)

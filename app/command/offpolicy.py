@@ -194,7 +194,10 @@ def _tell(found: Read, judged: Sequence[Judged]) -> None:
         for one in judged:
             if one.group == group and one.report.refusal:
                 console.print(f"refused, {one.policy}: {one.report.refusal}", markup=False)
-    if not judged:
+    if found.rows and not judged:
+        arms = sorted({arm for rows in found.rows.values() for row in rows for arm in row.decided.candidates})
+        console.print(f"No decision had a place for that. The arms are: {', '.join(arms)}", markup=False)
+    elif not judged:
         console.print("There are no rated runs whose plan was left to chance.")
     for reason, count in sorted(found.skipped.items()):
         console.print(f"rated, and of no use: {count}, because {reason}", markup=False)

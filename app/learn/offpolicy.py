@@ -79,7 +79,7 @@ class Report:
     def refusal(self) -> str:
         """Why there is no verdict; empty if there is one."""
         if self.ess < LEAST:
-            return f"the log is worth {self.ess:.0f} rows of that policy, and {LEAST:.0f} are needed"
+            return f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
         if self.covered < LEAST_COVERED:
             return f"the log stands for {self.covered:.0%} of that policy's choices, and {LEAST_COVERED:.0%} are needed"
         return ""

@@ -67,6 +67,7 @@ def test_it_refuses_to_judge_by_too_few_rows() -> None:
     few = of(int(LEAST) - 1)
     assert few.verdict == "refused"
     assert "99 rows of that policy, and 100 are needed" in few.refusal
+    assert "99 rows" in replace(few, ess=99.97).refusal
     assert judged([row("b", 1.0, 0.0)] * 500, A).verdict == "refused", "what it would do was never done"
 
 
