@@ -30,6 +30,8 @@ PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 MODEL: Final = "conductor"
 TRAINED: Final = Path(__file__).with_name("trained")
 CONTEXT: Final = 8192
+RANK: Final = 16
+"""The greatest of adapters that are loaded while it runs."""
 START_SECONDS: Final = 400.0
 STOP_SECONDS: Final = 20.0
 LOG_TAIL: Final = 4000
@@ -39,6 +41,7 @@ WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -r
 # characters into strings.
 STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
 OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+ADAPTERS: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
 class ServerFailed(RuntimeError):
@@ -60,7 +63,7 @@ def _free_port() -> int:
         return port
 
 
-def _build_model(directory: Path) -> Path:
+def build_model(directory: Path) -> Path:
     model = directory / "model"
     command = [str(PYTHON), str(Path(__file__).with_name("tiny_model.py")), str(model)]
     done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=120, check=False)
@@ -79,6 +82,10 @@ def _command(model: Path, port: int) -> list[str]:
         "--max-model-len": str(CONTEXT),
         "--kv-cache-memory-bytes": str(128 * 1024 * 1024),
         "--structured-outputs-config": STRUCTURED,
+        # Weights as wild as these magnify what bfloat16 rounds off.
+        "--dtype": "float32",
+        "--max-loras": "4",
+        "--max-lora-rank": str(RANK),
     }
     flags = [part for option in options.items() for part in option]
     return [
@@ -87,6 +94,7 @@ def _command(model: Path, port: int) -> list[str]:
         "vllm.entrypoints.openai.api_server",
         "--enforce-eager",
         "--enable-prefix-caching",
+        "--enable-lora",
         *flags,
     ]
 
@@ -190,7 +198,7 @@ def serve(say: Callable[[str], None], trained: Path | None = None) -> Iterator[V
         port = _free_port()
         if trained is None:
             say("vllm: building a tiny model")
-            command, variables = _command(_build_model(directory), port), {}
+            command, variables = _command(build_model(directory), port), ADAPTERS
         else:
             command, variables = deployment.command(_asked(trained, port))
         base_url = f"http://127.0.0.1:{port}/v1"

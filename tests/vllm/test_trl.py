@@ -1,0 +1,173 @@
+"""From the journal to a conductor of real weights: rollouts are imitated, GRPO goes on from there with a reward that
+the executor gives, and the adapter is loaded into the running vLLM and plans for the service.
+
+The model is tiny and its weights are random, so what it learns is the form of a plan; that is asked for without a
+grammar, which would give it away.
+"""
+
+import csv
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from app.core.plan import Reader, by_ordinal
+from app.errors import PlanRejected
+from app.learn import world_file
+from app.learn.questions import Rule, of_world
+from app.learn.rollouts import Rollout, from_lines
+from app.learn.world import Profile, profiles
+from tests.processes import KEY, Caller, calling, command, environment, running
+from tests.vllm.server import OFFLINE, PYTHON, RANK, ROOT, VllmServer, build_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+RUNS: Final = 72
+PROMPTS: Final = 12
+ADAPTER: Final = "conductor@test-1"
+SUBTASK: Final = "Solve the task step by step."
+POOL: Final = tuple(profiles()[name] for name in ("birch", "cedar", "ember"))
+
+
+def served(folder: Path, pool: str) -> dict[str, str]:
+    (folder / "pool.toml").write_text(pool)
+    return environment(folder, BATON_POOL=str(folder / "pool.toml"), BATON_BOOTSTRAP_KEY=KEY)
+
+
+def plan(random: Random, pool: tuple[Profile, ...]) -> dict[str, Any]:
+    return {"steps": [{"worker": random.choice(pool).name, "subtask": SUBTASK, "access": ["user"]}]}
+
+
+@pytest.fixture(scope="module")
+def journaled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pool, tasks, and rollouts of runs that the real service carried out and the command graded."""
+    folder = tmp_path_factory.mktemp("journal")
+    environ = served(folder, world_file.pool_file(POOL))
+    random = Random(0)
+    rules = of_world(RUNS, 0)
+    tasks = [{"question": _text(rule), "grader": json.loads(rule.written)} for rule in rules]
+    (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
+    plans = [plan(random, POOL) for _ in rules]
+    with running("serve", folder, environ) as process, calling(process.url) as caller:
+
+        def one(place: int) -> None:
+            more = {"extra_body": {"baton": {"plan": plans[place]}}}
+            caller.whole(world_file.TIER, _text(rules[place]), **more)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(one, range(RUNS)))
+    for words in (
+        ("grade", "--tasks", "tasks.jsonl"),
+        ("rollouts", "rollouts.jsonl", "--everybody", "--held-out", "0.2"),
+    ):
+        done = command(folder, environ, *words)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _text(rule: Rule) -> str:
+    return rule.conversation[0]["content"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as the server's: its weights follow from a seed."""
+    return build_model(tmp_path_factory.mktemp("base"))
+
+
+def train(journaled: Path, *words: str) -> str:
+    """`baton train` by the interpreter that has torch; what it says."""
+    environ = {**served(journaled, (journaled / "pool.toml").read_text()), **OFFLINE, "OMP_NUM_THREADS": "1"}
+    argv = [str(PYTHON), "-W", "ignore", "-m", "app", "train", *words]
+    done = subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(journaled: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `--backend trl` leaves after a warm start and three steps of GRPO."""
+    out = tmp_path_factory.mktemp("trained") / "out"
+    where = f"--backend trl --model {model} --lora {RANK} --out {out} --tier {world_file.TIER}"
+    asked = f"--tasks {journaled}/tasks.jsonl --steps 3 --questions 2 --group 6 --micro 6 --completion 64 --rate 3e-4"
+    imitated = f"--warm-start {journaled}/rollouts.jsonl --epochs 18 --batch 4 --imitation-rate 0.015"
+    said = train(journaled, *f"{where} {asked} {imitated} --every 1".split())
+    assert "3 steps of policy gradients" in said
+    return out
+
+
+def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) -> None:
+    rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    shares = [{name: float(row[name]) for name in ("malformed", "wrong", "right", "outage")} for row in rows]
+    assert all(sum(share.values()) == pytest.approx(1.0) for share in shares)
+    assert all(share["outage"] == 0 for share in shares)
+    assert max(share["right"] + share["wrong"] for share in shares) >= 0.5, "the warm start teaches the form"
+    assert max(float(row["grad_norm"]) for row in rows) > 1e-4
+    card = json.loads((trained / "card.json").read_text())
+    assert sum(card["plans_carried_out"].values()) == 3 * 2 * 6
+    assert card["imitated"]["loss"][1] < 0.2 * card["imitated"]["loss"][0], "on conversations that it has not met"
+    assert {worker["name"] for worker in card["pool"]} == {worker.name for worker in POOL}
+    assert set(card["weights_sha256"]) >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert set(card["base_sha256"]) >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert card["software"]["trl"]
+
+
+def test_the_adapter_plans_for_the_service_in_the_running_server(
+    trained: Path, journaled: Path, vllm_server: VllmServer, tmp_path: Path
+) -> None:
+    root = vllm_server.base_url.removesuffix("/v1")
+    loaded = {"lora_name": ADAPTER, "lora_path": str(trained / "adapter")}
+    reply = httpx.post(f"{root}/v1/load_lora_adapter", json=loaded, timeout=60, trust_env=False)
+    assert reply.status_code == httpx.codes.OK, reply.text
+    try:
+        rollouts = list(from_lines((journaled / "rollouts.jsonl").read_text().splitlines()))[:PROMPTS]
+        assert sum(_proposes(vllm_server, ADAPTER, one) for one in rollouts) >= PROMPTS / 2
+        assert not any(_proposes(vllm_server, vllm_server.model, one) for one in rollouts)
+        pool = world_file.pool_file(POOL, conductor=vllm_server.base_url, model=ADAPTER)
+        with running("serve", tmp_path, served(tmp_path, pool)) as process, calling(process.url, timeout=120) as caller:
+            _conducts(caller)
+    finally:
+        httpx.post(f"{root}/v1/unload_lora_adapter", json={"lora_name": ADAPTER}, timeout=60, trust_env=False)
+
+
+def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
+    """Whether a model of the server writes a plan without a schema."""
+    asked = {"model": name, "messages": [dict(turn) for turn in rollout.prompt], "temperature": 0, "max_tokens": 64}
+    reply = httpx.post(f"{server.base_url}/chat/completions", json=asked, timeout=60, trust_env=False)
+    reader = Reader(by_ordinal(rollout.workers), 4)
+    try:
+        return bool([*reader.feed(reply.json()["choices"][0]["message"]["content"]), *reader.finish()])
+    except PlanRejected:
+        return False
+
+
+def _conducts(caller: Caller) -> None:
+    """Its plans are the ones that are carried out."""
+    said: list[str] = []
+    for rule in of_world(6, 9):
+        _, reply = caller.whole(world_file.TIER, _text(rule))
+        run = caller.run(reply["baton"]["run"])
+        (proposal,) = run["proposals"]
+        assert (proposal["conductor"], proposal["state"], run["degraded"]) == ("model", "accepted", False)
+        (step,) = run["steps"]
+        assert step["access"] == ["user"]
+        said.append(caller.read(f"/v1/runs/{run['id']}/steps/{step['n']}")["subtask"])
+    assert said.count(SUBTASK) >= len(said) / 2
+
+
+def test_advantage_weighted_regression_learns_from_the_same_journal(
+    journaled: Path, model: Path, tmp_path: Path
+) -> None:
+    where = f"--backend awr --model {model} --lora 4 --out {tmp_path}/awr"
+    imitated = f"--warm-start {journaled}/rollouts.jsonl --epochs 2 --imitation-rate 0.01"
+    train(journaled, *f"{where} {imitated}".split())
+    card = json.loads((tmp_path / "awr" / "card.json").read_text())
+    assert card["backend"] == "imitation"
+    assert 2 < card["imitated"]["effective"] < card["imitated"]["examples"]
+    assert card["imitated"]["loss"][1] < card["imitated"]["loss"][0]
