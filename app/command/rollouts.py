@@ -22,6 +22,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     found, skipped = loop.run(collect(read(environ), wanted(asked), since))
     path = Path(asked.file)
     path.touch(mode=0o600)
+    path.chmod(0o600)
     path.write_text("".join(f"{to_line(one)}\n" for one in found))
     console = terminal.out()
     counts = Counter(one.split for one in found)

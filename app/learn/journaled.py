@@ -18,7 +18,7 @@ from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.pool import MILLION, Catalog
 from app.core.progress import fold
-from app.core.state import FALLBACK, Proposal, RunState
+from app.core.state import Proposal, RunState
 from app.core.workflow import Access, Step
 from app.learn.rollouts import Rollout, critical, shown, split, written
 from app.store.archive import Record
@@ -135,7 +135,7 @@ def _task(record: Record, state: RunState, wanted: Wanted) -> Task:
 def _accepted(state: RunState) -> Proposal:
     """The proposal that was carried out from beginning to end."""
     found = [one for one in state.proposals if one.state == "accepted" and one.topology]
-    if state.degraded or (found and FALLBACK in (found[0].mode, found[0].conductor)):
+    if state.degraded:
         raise Skipped("a fallback decided, or a worker was out")
     if state.state != "succeeded" or not found:
         raise Skipped(f"it has no answer ({state.state})")

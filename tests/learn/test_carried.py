@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,7 +183,8 @@ async def test_cost_counts_only_as_far_as_training_has_come() -> None:
 def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set() -> None:
     rules = [four("What is  2 + 2?")]
     longer = made("What is 2 + 2?", None)
-    found = of_rollouts([longer, longer, made("Else?", None)], rules)
+    kept = replace(longer, split="held-out", conversation=(*longer.conversation, *longer.conversation))
+    found = of_rollouts([longer, longer, kept, made("Else?", None)], rules)
     assert [one.conversation for one in found] == [longer.conversation]
     assert found[0].grader.grade("4").score == 1
 
