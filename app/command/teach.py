@@ -8,15 +8,16 @@ needs no torch.
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from app.command import companion, loop, taskset, terminal
+from app.command import companion, loop, storage, taskset, terminal
 from app.command.rollouts import collect, wanted
 from app.command.sandbox import Sandbox
 from app.config import Loaded, configure, read
-from app.core.pool import Tier
+from app.core.calibration import measured
+from app.core.pool import Catalog, Tier
 from app.errors import ConfigInvalid
 from app.learn import questions, world_file
 from app.learn.carried import Place
@@ -109,11 +110,18 @@ def _read(path: str, option: str) -> list[Rollout]:
 def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
     """The configuration in force; for the rehearsal world, one of its own, with its text."""
     if asked.tasks is not None:
-        return configure(environ), ""
+        loaded = configure(environ)
+        return replace(loaded, catalog=loop.run(_as_shown(loaded))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
     others = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
     return configure({**others, "BATON_POOL": str(out / "pool.toml"), "BATON_DATA_DIR": str(out)}), text
+
+
+async def _as_shown(loaded: Loaded) -> Catalog:
+    """The pool with what `baton calibrate` has measured on its cards, as the service shows it to its conductor."""
+    async with storage.opened(loaded.settings) as store:
+        return measured(loaded.catalog, await store.trials())
 
 
 def _tier(loaded: Loaded, name: str) -> Tier:

@@ -1,5 +1,6 @@
 """`baton train --backend trl|awr` up to the trainer: what it is told for which options, and what is refused."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from app.command import teach
+from app.command import storage, teach
 from app.command.parser import parser
+from app.config import read
+from app.core.calibration import Trial
 from app.errors import ConfigInvalid
 from app.learn import train_record
 from app.learn.rollouts import to_line
@@ -77,6 +80,21 @@ def test_a_task_set_is_asked_over_the_configured_pool(tmp_path: Path) -> None:
         tmp_path, *URL, "--tasks", str(tasks), "--rollouts", rollouts(tmp_path), "--tier", "ultra", environ=environ
     )
     assert {one.rule.conversation[0]["content"] for one in named.questions} == {"a"}
+
+
+def test_prompts_show_what_was_measured(tmp_path: Path) -> None:
+    environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
+    words = ("sage", "v1", "t", "numbers", "sums", 0, "What?", "run_1", 1.0, 1.0, 1, 0.1)
+
+    async def calibrate() -> None:
+        async with storage.opened(read(environ)) as store:
+            await store.note_trial(Trial("rehearsal-sage", *words))
+
+    asyncio.run(calibrate())
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "a", "grader": {"kind": "exact", "expected": "b"}}))
+    order = told(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "1", environ=environ)
+    assert "measured pass rates: numbers 100% of 1" in order.questions[0].prompt[0]["content"]
 
 
 def test_what_is_imitated_depends_on_the_backend(tmp_path: Path) -> None:
