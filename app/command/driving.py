@@ -21,6 +21,7 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
     async with house(replace(loaded, settings=settings)) as opened:
         runs_over, steps_over = asyncio.Event(), asyncio.Event()
         await opened.clock.look()
+        await opened.succession.look()
         opened.pool.calibrated(await opened.means.store.trials())
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.clock.keep(runs_over))

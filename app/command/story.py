@@ -144,7 +144,7 @@ def choice(step: Record) -> str | None:
 
 def proposal(record: Record) -> str:
     """What was proposed and what became of it."""
-    who = [one["worker"] for one in record["attempts"]]
+    who = [_asked(one) for one in record["attempts"]]
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
     first = f"round {record['round']}, " if record["round"] > 1 else ""
     parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
@@ -153,6 +153,12 @@ def proposal(record: Record) -> str:
     if record["topology"]:
         parts.append(f"{record['topology']} of {count(len(record['steps']), 'step')}")
     return " · ".join(parts)
+
+
+def _asked(attempt: Record) -> str:
+    """Who was asked for a plan: the conductor's worker, and which version of it where there are several."""
+    version = attempt.get("version")
+    return f"{attempt['worker']}, version {version}" if version else str(attempt["worker"])
 
 
 def decision(record: Record) -> list[str]:

@@ -160,6 +160,7 @@ def _attempt(intent: Event, events: Sequence[Event]) -> dict[str, Any]:
         "worker": body["worker"],
         "provider": body.get("provider"),
         "model": body.get("model"),
+        "version": body.get("version"),
         "at": intent.at,
         "access": body["access"],
         "request": body.get("request"),

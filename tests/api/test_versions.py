@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from app.command import shadow
+from app.command.story import proposal
 from app.core.versions import Change, ChangeKind
 from app.providers.vllm import Management
 from app.store.archive import open_archive
@@ -47,7 +48,9 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
             await changed(opened, ("loaded", "planner@1"), ("shadowed", "planner@1"))
             assert (await planned(client))[0] == "planner"
             await changed(opened, ("promoted", "planner@1"), ("loaded", "planner@2"))
-            assert (await planned(client))[0] == "planner@1"
+            model, run = await planned(client)
+            assert model == "planner@1"
+            assert proposal(run["proposals"][0]).endswith("(planner, version planner@1) · accepted · single of 1 step")
             await changed(opened, ("promoted", "planner@2"))
             assert (await planned(client))[0] == "planner@2"
             await changed(opened, ("rolled_back", ""))
@@ -57,6 +60,9 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
             assert (model, run["degraded"]) == ("planner", False)
             events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["data"]
             assert all("version" not in event["body"] for event in events)
+            assert "version" not in proposal(run["proposals"][0])
+            for path in ("load_lora_adapter", "unload_lora_adapter"):  # the server's management is nobody's business
+                assert (await client.post(f"/v1/{path}", json={"lora_name": "x"})).status_code == 404
         assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
             "planner", "planner", "planner@1", "planner@2", "planner@1", "planner",
         ]  # fmt: skip
