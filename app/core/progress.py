@@ -16,7 +16,7 @@ takes it for final with the empty plan. Whatever goes wrong after the first answ
 step) ends the run with the last answer that there is, as a degraded success; only a cancellation does not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -342,7 +342,8 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (Finish(Kind.EXPIRED, error=NO_RESULTS),) if now >= state.turn.until else ()
     if now >= state.deadline:
         return (give_up(state, Kind.EXPIRED, "run_expired"),)
-    lost = {step.error for step in state.live}
+    live = state.live
+    lost = {step.error for step in live}
     if NO_TIME in lost:
         return (give_up(state, Kind.EXPIRED, "run_expired"),)
     if "run_over_budget" in lost:
@@ -352,7 +353,7 @@ def decide(state: RunState, now: float) -> tuple[Command, ...]:
         return (_propose(state),)
     if state.admitted.preview:
         return (Finish(Kind.SUCCEEDED),) if state.accepted else ()
-    return _schedule(state) or _within(state) or _await(state) or _finish(state)
+    return _schedule(state, live) or _within(state, live) or _await(state) or _finish(state)
 
 
 def _propose(state: RunState, parent: int | None = None) -> Command:
@@ -385,16 +386,16 @@ def give_up(state: RunState, kind: Kind, error: str) -> Finish:
     return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
 
 
-def _schedule(state: RunState) -> tuple[Command, ...]:
+def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
 
     While a plan still streams, its steps start as they come; the one that answers waits until the plan is accepted.
     """
-    busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in state.live)
+    busy = sum(step.state in ("queued", "running", "awaiting_tool") and not step.opens for step in live)
     unmade = state.unmade
     ready: list[int] = []
     skips: list[Command] = []
-    for step in state.live:
+    for step in live:
         inputs = [state.steps[n] for n in step.access.steps]
         known = not step.answers or unmade is None or step.proposal != unmade.number
         if step.state != "waiting" or not known or not all(earlier.settled for earlier in inputs):
@@ -408,12 +409,14 @@ def _schedule(state: RunState) -> tuple[Command, ...]:
     return (*skips, *queue)
 
 
-def _within(state: RunState) -> tuple[Command, ...]:
+def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """What the steps need that the conductor takes: a plan, the next one after a rejected one, or their end.
 
     One plan at a time is made, so that a conductor is told of the one that it is to mend.
     """
-    openers = [step for step in state.live if step.opens] if state.admitted.limits.depth else []
+    if not state.admitted.limits.depth:
+        return ()
+    openers = [step for step in live if step.opens]
     for step in openers:
         if step.state == "running" and (command := _nested(state, step.n)):
             return command

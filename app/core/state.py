@@ -229,7 +229,8 @@ class RunState:
     @property
     def current(self) -> tuple[StepState, ...]:
         """The steps of the latest proposal for a workflow of the run's own, in order."""
-        return self.steps_of(self.proposals[-1]) if self.proposals else ()
+        last = self.proposals[-1].number if self.proposals else None
+        return tuple(step for step in self.steps.values() if step.proposal == last)
 
     def steps_of(self, proposal: Proposal) -> tuple[StepState, ...]:
         """The steps of a proposal, in order."""
@@ -337,7 +338,7 @@ class RunState:
     def live(self) -> tuple[StepState, ...]:
         """The steps of the present round, and of what is nested in them."""
         found = inner = self.current
-        while self.nested and inner:
+        while inner and self.nested:
             openers = [step.n for step in inner if step.n in self.nested]
             inner = tuple(step for n in openers for step in self.steps_of(self.nested[n][-1]))
             found += inner
