@@ -16,6 +16,16 @@ def see(n: int, *more: str | int) -> Tamper:
     return tamper
 
 
+def see_instead(n: int, *access: str | int) -> Tamper:
+    """Let a step see these."""
+
+    def tamper(run: Forged) -> None:
+        for line in (*run.all(PLANNED, n=n), *run.all(INTENDED, n=n)):
+            line.body["access"] = list(access)
+
+    return tamper
+
+
 def opened_early(run: Forged) -> None:
     """Before what its step is to see is there."""
     run.move(run.all(OPENED, parent=1)[0], before=run.all(DONE, n=0)[0])
@@ -51,6 +61,8 @@ CASES = (
     case("nested-wrong", "inside nothing", "conducted", in_first(PLANNED, put(inherits=True))),
     case("access-widened", "the conversation", "nested", see(4, "user")),
     case("access-widened", "a step of the plan around it", "nested", see(4, 2)),
+    case("access-widened", "such a step behind the view", "nested", see_instead(4, 0, 3, 2)),
+    case("access-widened", "another view than it inherits", "nested", see_instead(4, 3)),
     case("access-widened", "in the view of another step", "nested", in_first(PLANNED, put(parent=2), n=4)),
     case("steps-over-limit", "more room", "nested", in_last(OPENED, put(room=4), parent=1)),
     case("steps-over-limit", "no room left", "nested", in_limits(steps=3)),

@@ -21,7 +21,7 @@ from app.learn.journaled import Wanted, judged
 from app.learn.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
 from app.learn.world import Weights
 from app.wiring import House
-from tests.api.house import finish, open_house, order, plan_text, pool_text
+from tests.api.house import finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
@@ -52,6 +52,12 @@ async def rate(opened: House, run: str, score: float, kind: str = "grader") -> N
 
 async def collected(opened: House, wanted: Wanted = AGREED) -> tuple[list[Rollout], Counter[str]]:
     return await command.collect(opened.pool.loaded.settings, wanted, None)
+
+
+async def test_a_conductor_that_might_take_steps_itself_is_another_one(opened: House) -> None:
+    limits = narrowed(opened, "baton-nested", rounds=1)
+    await ask(opened, tier="baton-nested", limits=limits)
+    assert await collected(opened) == ([], Counter({"its conductor might take steps itself": 1}))
 
 
 async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(opened: House, stub: ProviderStub) -> None:
