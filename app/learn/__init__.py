@@ -10,5 +10,9 @@ search ..... every plan that could be best; baselines ... what a trained conduct
 reward ..... malformed < wrong < right, with cost gated on being right
 offpolicy .. what another policy would have earned, from decisions logged with their probabilities
 decisions .. what a journal tells of decisions that were left to chance
-train_* .... the only modules that import torch
+rollouts ... journaled runs in the shape that training reads (journaled makes them of the journal)
+questions .. what a chat model is asked, before which pool
+carried .... its plans, carried out by a running Baton; scoring ... their reward
+record ..... curve and card of a training run
+train_* .... with export and tensors, the only modules that import torch
 """

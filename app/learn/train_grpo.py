@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from app.errors import ConfigInvalid
-from app.learn import reward, train_record
+from app.learn import record, reward
 from app.learn.carried import Place
 from app.learn.questions import Question
 from app.learn.recipes import Recipe
@@ -51,20 +51,20 @@ class Order:
 def train(order: Order, say: Callable[[str], None]) -> Path:
     """Train, or go on from the folder's last checkpoint; the folder of the weights."""
     torch.set_num_threads(order.threads)
-    train_record.same_or_new(order.out, _asked(order))
+    record.same_or_new(order.out, _asked(order))
     taught = pupil(order.recipe)
     last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
     if order.examples and last is None:
         rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
-        train_record.write_curve(order.out, rows, ("imitation",), "imitation")
+        record.write_curve(order.out, rows, ("imitation",), "imitation")
     scorer = None
     if order.questions and order.place is not None:
         scorer = Scorer(order.questions, order.place, order.recipe.weights, order.recipe.ramp, say)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
         history = _improve(taught, order, scorer, last)
-        train_record.write_curve(order.out, history, COLUMNS)
+        record.write_curve(order.out, history, COLUMNS)
     folder = save(taught, order.out)
-    train_record.write_card(order.out, _card(order, folder, scorer))
+    record.write_card(order.out, _card(order, folder, scorer))
     say(f"saved {folder}")
     return folder
 
@@ -137,12 +137,12 @@ def _asked(order: Order) -> dict[str, Any]:
         "recipe": order.recipe.as_json(),
         "origin": dict(order.origin),
         "questions": _of_questions(order.questions),
-        "examples": train_record.digest([asdict(one) for one in order.examples]),
+        "examples": record.digest([asdict(one) for one in order.examples]),
     }
 
 
 def _of_questions(questions: Sequence[Question]) -> str:
-    return train_record.digest([[one.prompt, one.rule.written] for one in questions])
+    return record.digest([[one.prompt, one.rule.written] for one in questions])
 
 
 def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
@@ -151,24 +151,24 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
         **_asked(order),
         "backend": "trl" if order.questions else "imitation",
         "base": order.recipe.model,
-        "base_sha256": train_record.files(base) if base.is_dir() else {},
+        "base_sha256": record.files(base) if base.is_dir() else {},
         "weights": folder.name,
-        "weights_sha256": train_record.files(folder),
+        "weights_sha256": record.files(folder),
         "reward": reward.VERSION,
         "rollouts": SCHEMA,
         "imitated": {
             "examples": len(order.examples),
             "effective": round(effective(order.examples), 1),
             "held_out": len(order.held_out),
-            "loss": train_record.column(order.out / "imitation.csv", "held_out"),
+            "loss": record.column(order.out / "imitation.csv", "held_out"),
         },
         "plans_carried_out": dict(scorer.carried) if scorer is not None else {},
         "pool": _workers(order.questions),
-        "software": train_record.software(),
+        "software": record.software(),
     }
 
 
 def _workers(questions: Sequence[Question]) -> list[dict[str, Any]]:
     """Everybody who stood in a prompt, with price and card."""
     everyone = {worker.name: worker for question in questions for worker in question.workers}
-    return [train_record.plain(everyone[name]) for name in sorted(everyone)]
+    return [record.plain(everyone[name]) for name in sorted(everyone)]

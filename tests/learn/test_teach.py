@@ -15,7 +15,7 @@ from app.command.parser import parser
 from app.config import read
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid
-from app.learn import train_record
+from app.learn import record
 from app.learn.rollouts import to_line
 from app.learn.world import profiles
 from tests.learn.test_rollouts import made
@@ -131,10 +131,10 @@ def test_a_url_needs_a_key(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None:
-    train_record.same_or_new(tmp_path / "x", {"seed": 1})
-    train_record.same_or_new(tmp_path / "x", {"seed": 1})
+    record.same_or_new(tmp_path / "x", {"seed": 1})
+    record.same_or_new(tmp_path / "x", {"seed": 1})
     with pytest.raises(ConfigInvalid, match="another training run"):
-        train_record.same_or_new(tmp_path / "x", {"seed": 2})
+        record.same_or_new(tmp_path / "x", {"seed": 2})
 
 
 def test_the_commands_of_the_page_are_understood() -> None:
