@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from app.core.evidence import Learned
 from app.core.feedback import Feedback
+from app.core.journal import Draft, Kind
 from app.errors import Conflict, NotFound
 from app.store.feedback import MOST
-from app.store.protocol import Store
+from app.store.protocol import Entry, Store
 from tests.conformance.entries import admitted
 
 GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.25, "too_long", "It rambles.")
@@ -61,3 +63,32 @@ async def test_comments_are_erased_with_the_content(store: Store) -> None:
     await store.erase("run")
     assert [one.comment for one in await store.feedback("run")] == [""]
     assert [one.comment for one in await store.feedback("other")] == [GOOD.comment]
+
+
+async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store) -> None:
+    assert await store.learned("policy", 0) is None
+    first, second, rival = Learned(1, b"one"), Learned(2, b"two"), Learned(2, b"too")
+    assert await store.learn("policy", first, 1.0)
+    assert not await store.learn("policy", Learned(1, b"uno"), 1.0)
+    assert await store.learn("policy", second, 2.0)
+    assert not await store.learn("policy", rival, 2.0)
+    assert not await store.learn("policy", Learned(4, b"four"), 3.0)
+    assert await store.learned("policy", 1) == second
+    assert await store.learned("policy", 2) is None
+    assert await store.learned("other", 0) is None
+
+
+async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None:
+    opened = Draft(Kind.PLAN_OPENED, {"looked_at": "ref"})
+    await store.append(admitted("run"))
+    await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
+    await store.append(admitted("erased"))
+    given = [GOOD, replace(GOOD, id="fb_2", source="other", at=6.0), replace(GOOD, id="fb_3", run="erased")]
+    for one in given:
+        await store.rate(one)
+    found = await store.rated(given, (Kind.PLAN_OPENED,), lambda told: told[0].body["looked_at"] if told else "")
+    assert [one.rating for one in found] == given
+    assert [one.seen for one in found] == [b"seen", b"seen", None]
+    assert set(found[0].given) == set(given[:2])
+    assert [[event.kind for event in one.events] for one in found] == [[Kind.PLAN_OPENED], [Kind.PLAN_OPENED], []]
+    assert not found[0].answered, "it has not ended"
