@@ -12,7 +12,7 @@ from functools import cache
 from random import Random
 from statistics import NormalDist
 
-from app.conductor.protocol import Brief, Chosen, Conductor, Given
+from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given
 from app.core.decision import Normals, decide
 from app.core.features import asked, features
 from app.core.pool import SelectorSpec
@@ -23,7 +23,7 @@ from app.core.templates import MODEL, arms
 GRAIN = 1024
 
 
-class Selector:
+class Selector(Chooser):
     """The selector of one tier."""
 
     def __init__(
