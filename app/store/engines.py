@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection, Dialect, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, Transaction, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -131,7 +131,7 @@ class Postgres:
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         try:
             async with asyncio.timeout(self._seconds), self._reading.connect() as conn:
-                return await conn.run_sync(work)
+                return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
             raise await self._fault(error) from error
 
@@ -170,10 +170,30 @@ class _Transaction:
 
     def run(self, conn: Connection) -> None:
         with conn.begin() as transaction:
-            self.result = self.work(conn)
-            self.phase = "commit"
-            transaction.commit()
-            self.phase = "done"
+            _whole(self._work, conn, transaction)
+
+    def _work(self, conn: Connection, transaction: Transaction) -> None:
+        self.result = self.work(conn)
+        self.phase = "commit"
+        transaction.commit()
+        self.phase = "done"
+
+
+P = ParamSpec("P")
+
+
+def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **named: P.kwargs) -> T:
+    """Work on a connection that nobody uses again if it is broken off.
+
+    A BEGIN that was given up may still be under way. On the next one's transaction it would make a savepoint of what
+    SQLAlchemy and asyncpg take for a transaction, and of its COMMIT a release: told as written, and never committed.
+    SQLAlchemy sees to it itself for what goes through it, but our statements run on the driver's own cursor.
+    """
+    try:
+        return work(conn, *args, **named)
+    except asyncio.CancelledError:
+        conn.invalidate()
+        raise
 
 
 class Sqlite:

@@ -187,6 +187,24 @@ async def test_a_store_opens_before_its_database_is_up(proxy: Proxy, postgres_ur
         await store.ready()
 
 
+@pytest.mark.parametrize("given_up", ["append", "read"])
+async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
+    proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch, given_up: str
+) -> None:
+    """The BEGIN of what was given up reaches the database later, on a connection that is in use again."""
+    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.5,))
+    async with behind(proxy, postgres_url, connections=1) as store:
+        await store.append(admitted("run"))
+        proxy.freeze()
+        with pytest.raises(StoreUnavailable):
+            await (store.append(note("run")) if given_up == "append" else store.run("run"))
+        proxy.thaw()
+        assert await store.wait(10.0)
+        await store.append(note("run"))
+        async with open_store(postgres_url) as other:
+            assert (await other.run("run")).seq == (await store.run("run")).seq >= 2
+
+
 async def test_a_frozen_database_is_given_up_in_bounded_time(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
