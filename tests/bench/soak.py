@@ -1,12 +1,13 @@
 """Many runs and streams at once, for minutes; then more than fits.
 
     load       RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS; they arrive one after the
-               other, as fast as they end, since a thousand that begin in one moment would end in one, too
+               other, as fast as they end, since a thousand that begin in one moment would end in one, too. The runs
+               that count begin when all streams are open, and end before the first stream does
     overload   open loop: three times the runs that the service is set to hold, each a step of half a second
 
 `python -m tests.bench.soak [--setup embedded|distributed]` prints one table. A step's own overhead is the caller's wall
-time less what the workers took, divided by the steps. Growth is the slope of the memory once every run and stream is
-open; what is pending is counted after the last answer.
+time less what the workers took, divided by the steps. Growth is the slope of the memory meanwhile; what is pending is
+counted after the last answer.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from .table import Row, rendered
 STEPS, STEP_MS = 3, 10_000
 LONGEST = 120.0
 """Seconds that the slowest answer may be under way when the last request has been sent."""
-OPENING = 20.0
-"""Seconds in which the streams are opened; each lasts five times as long."""
+OPENING = 40.0
+"""Seconds in which the streams are opened, and the runs come to their number."""
 HELD_RUNS, HELD_SECONDS, TIMES = 100, 0.5, 3
 LOOK_EVERY = 2.0
 
@@ -115,6 +116,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         body=_chain(),
         connections=runs + runs // 10,
         seconds=seconds,
+        warmup=OPENING,
         rate=runs * 1000 / (STEPS * STEP_MS),
         patience=LONGEST,
         headers=target.headers,
@@ -124,7 +126,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         body=one_step("drip", stream=True),
         connections=streams,
         requests=streams,
-        seconds=seconds,
+        seconds=OPENING + seconds,
         rate=streams / OPENING,
         patience=LONGEST,
         headers=target.headers,
@@ -145,7 +147,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         Row("streams ended", streams, "", dripped.requests, better="higher"),
         Row("answers that failed", 0, "", finished.errors + dripped.errors, finished.first_error[:60]),
         Row("memory, at its most", None, "MiB", max(watch.mebibytes)),
-        Row("memory, slope with all open", 6, "MiB/min", watch.slope(seconds * 0.35, seconds * 0.8)),
+        Row("memory, slope with all open", 6, "MiB/min", watch.slope(OPENING, OPENING + seconds)),
         Row("files open, at most", None, "", max(watch.files)),
         Row("pending after the last answer", 0, "", house.pending()),
     ]

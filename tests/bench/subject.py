@@ -29,7 +29,7 @@ WORKERS: Mapping[str, str] = {
     "talker": "/d20/c100/g1000",
     "idle": "/d600000",
     "long": "/d10000",
-    "drip": "/d1000/c100/g1000000",
+    "drip": "/d1000/c200/g1000000",
     "half": "/d500",
     "caller": "/d20/t1",
 }
