@@ -39,3 +39,22 @@ def test_every_operation_replies_as_described(case: schemathesis.Case) -> None:
     reply = case.call(headers={"authorization": f"Bearer {KEY}"})
     case.validate_response(reply, checks=CHECKS)
     assert reply.status_code < 300 or len(reply.content) <= LARGEST_ERROR
+
+
+ASKED = {"model": "baton-mini", "stream": True}
+SAID = [{"role": "user", "content": "Say hello."}]
+STREAMED = {
+    "/v1/chat/completions": ASKED | {"messages": SAID},
+    "/v1/completions": ASKED | {"prompt": "Say hello."},
+    "/v1/messages": ASKED | {"messages": SAID, "max_tokens": 64},
+    "/v1/responses": ASKED | {"input": "Say hello."},
+}
+
+
+@pytest.mark.parametrize("path", STREAMED)
+def test_a_stream_is_as_described(path: str) -> None:
+    """Few of the drawn requests are valid and ask for a stream as well."""
+    case = schema[path]["POST"].Case(body=STREAMED[path], media_type="application/json")
+    reply = case.call(headers={"authorization": f"Bearer {KEY}"})
+    assert reply.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(reply, checks=CHECKS)
