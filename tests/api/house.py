@@ -22,7 +22,7 @@ from app.gateway.auth import mint
 from app.order import Driven, Ended, Noted, Order, Said
 from app.wiring import House, house
 from tests.audited import look
-from tests.stubs import ProviderStub
+from tests.stubs import ProviderStub, Reply
 
 WORKERS = ("alpha", "beta", "gamma", "planner")
 
@@ -198,3 +198,9 @@ def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
 def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
     """A plan as a conductor writes it."""
     return json.dumps(plan(*steps))
+
+
+def plans(stub: ProviderStub, *texts: str) -> None:
+    """What the conductor says, one text for each time that it is asked. Ordinals are shuffled by the run's id; each
+    worker's card says which it is, so that plans may name any of them."""
+    stub.script("planner", *(Reply(chunks=(text,)) for text in texts))

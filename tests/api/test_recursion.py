@@ -16,7 +16,19 @@ from app.core.journal import Event, Kind
 from app.core.state import DRIVER_LOST
 from app.core.workflow import CONDUCTOR
 from app.wiring import House
-from tests.api.house import Outcome, calling, events, finish, kinds, narrowed, open_house, order, plan_text, pool_text
+from tests.api.house import (
+    Outcome,
+    calling,
+    events,
+    finish,
+    kinds,
+    narrowed,
+    open_house,
+    order,
+    plan_text,
+    plans,
+    pool_text,
+)
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import Usage as Used
 
@@ -37,17 +49,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
         for name, words in SAYS.items():
             running.always(name, Reply(chunks=(words,)))
         yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-def plans(stub: ProviderStub, *texts: str) -> None:
-    """What the conductor says, one text for each time that it is asked."""
-    stub.script("planner", *(Reply(chunks=(text,)) for text in texts))
 
 
 async def run(opened: House, **changes: Any) -> Outcome:

@@ -19,7 +19,19 @@ from app.core.workflow import Access, Step
 from app.gateway.openai_reply import extension
 from app.planner import faults
 from app.wiring import House
-from tests.api.house import Outcome, calling, events, finish, kinds, narrowed, open_house, order, plan_text, pool_text
+from tests.api.house import (
+    Outcome,
+    calling,
+    events,
+    finish,
+    kinds,
+    narrowed,
+    open_house,
+    order,
+    plan_text,
+    plans,
+    pool_text,
+)
 from tests.core.play import admission, numbered
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall, ToolCall
 from tests.stubs import Usage as Used
@@ -36,18 +48,6 @@ async def stub() -> AsyncIterator[ProviderStub]:
         for name, words in {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}.items():
             running.always(name, Reply(chunks=(words,)))
         yield running
-
-
-@pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    # Ordinals are shuffled by the run's id; each worker's card says which it is, so plans may name any of them.
-    async with open_house(tmp_path, pool_text(stub)) as running:
-        yield running
-
-
-def plans(stub: ProviderStub, *texts: str) -> None:
-    """What the conductor says, one text for each time that it is asked."""
-    stub.script("planner", *(Reply(chunks=(text,)) for text in texts))
 
 
 async def run(opened: House, tier: str = "baton-deep", **changes: Any) -> Outcome:
