@@ -60,13 +60,18 @@ def column(place: Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
-def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str = "curve") -> None:
-    """`curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this name."""
+def write_rows(place: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file; its columns are those of all rows, in the order in which they appear."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with (out / f"{name}.csv").open("w", newline="") as file:
+    with place.open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_curve(out: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], name: str = "curve") -> None:
+    """`curve.csv` with all of the rows, and `curve.png` with these columns of them over `step`; under this name."""
+    write_rows(out / f"{name}.csv", rows)
     try:
         pyplot = resolve_name("matplotlib.pyplot")
     except ModuleNotFoundError:

@@ -5,7 +5,6 @@ is installed, `card.json` with recipe, seeds, hashes and pool, and `report.txt` 
 chosen on validation lessons, which no table uses.
 """
 
-import csv
 import hashlib
 import json
 import platform
@@ -24,6 +23,7 @@ from app.learn.families import FAMILIES
 from app.learn.lessons import SPLITS, Lesson
 from app.learn.outcome import outcome
 from app.learn.plans import Plan
+from app.learn.record import write_rows
 from app.learn.train_loop import Recipe, Trainer, greedy
 from app.learn.world import Setting, Weights, profiles, standard_pool
 
@@ -126,11 +126,7 @@ def _examined(
 
 
 def _curve(order: Order, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with (order.out / "curve.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(order.out / "curve.csv", rows)
     try:
         pyplot = resolve_name("matplotlib.pyplot")
     except ModuleNotFoundError:
