@@ -49,10 +49,10 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if asked.verb == "ls":
         return _list(loaded.settings, asked.limit)
     if asked.verb == "deploy":
-        return _deploy(loaded, asked, now)
+        return _deploy(loaded, asked)
     if asked.verb == "shadow":
         return _shadow(loaded, asked, now)
-    return _change(loaded, asked, now)
+    return _change(loaded, asked)
 
 
 def _export(asked: argparse.Namespace) -> int:
@@ -87,13 +87,13 @@ def _describe(asked: argparse.Namespace) -> int:
 # -- versions
 
 
-def _deploy(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+def _deploy(loaded: Loaded, asked: argparse.Namespace) -> int:
     folder = Path(asked.folder)
     card, golden = manifest.read(folder)
     deployment.check_fit(card, loaded, asked.conductor)
     with _server(loaded, asked.conductor) as server:
         note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
-    loop.run(_store(loaded.settings, _made(asked, "loaded", card.name, now(), note=note)))
+    loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
     console = terminal.out()
     console.print(f"{card.name} is loaded and fit: {note}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
@@ -105,7 +105,7 @@ def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float])
     with _server(loaded, asked.conductor) as server:
         loop.run(_compare(loaded.settings, server, asked, now(), compared))
     note = compared.as_json()
-    loop.run(_store(loaded.settings, _made(asked, "shadowed", asked.version, now(), note=note)))
+    loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
     terminal.out().print(f"{shadow.told(note)}\n{note}", markup=False, soft_wrap=True)
     return 0
 
@@ -123,7 +123,7 @@ async def _compare(
             shadow.compare(server, asked.version, case, compared)
 
 
-def _change(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+def _change(loaded: Loaded, asked: argparse.Namespace) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
     if not deployment.conducted(loaded, asked.conductor):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
@@ -132,8 +132,8 @@ def _change(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float])
         raise ConfigInvalid([told])
     if kind in ("canary", "promoted"):  # rolling back must be possible while the server is away
         _check_served(loaded, asked.conductor, version)
-    change = _made(asked, kind, version or known.canary or known.live, now(), share=getattr(asked, "share", 0.0))
-    loop.run(_store(loaded.settings, change))
+    moved, share = version or known.canary or known.live, getattr(asked, "share", 0.0)
+    loop.run(_store(loaded.settings, asked, kind, moved, share=share))
     if kind == "unloaded":
         with _server(loaded, asked.conductor) as server:
             server.unload(version)
@@ -166,16 +166,13 @@ def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
         server.close()
 
 
-def _made(
-    asked: argparse.Namespace, kind: ChangeKind, version: str, now: float, *, share: float = 0.0, note: str = ""
-) -> Change:
-    name = f"change_{time.time_ns():x}{secrets.token_hex(4)}"
-    return Change(name, now, asked.who or getpass.getuser(), asked.conductor, kind, version, share, note)
-
-
-async def _store(settings: Settings, change: Change) -> None:
+async def _store(
+    settings: Settings, asked: argparse.Namespace, kind: ChangeKind, version: str, *, share: float = 0.0, note: str = ""
+) -> None:
+    """By the database's clock: changes are put in order by their time, and operators' clocks differ."""
+    name, who = f"change_{time.time_ns():x}{secrets.token_hex(4)}", asked.who or getpass.getuser()
     async with storage.opened(settings) as store:
-        await store.change(change)
+        await store.change(Change(name, await store.clock(), who, asked.conductor, kind, version, share, note))
 
 
 async def _standing(settings: Settings, conductor: str) -> Standing:
