@@ -10,7 +10,7 @@ and an outcome with the step's end. The order is fixed:
     commit attempt.finished()       with attempt.spent       whatever happened, exactly once
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +51,10 @@ VERDICTS: Mapping[type, Verdict] = {
 """What an error says of the worker; others, such as a request that it refused, say nothing of it."""
 
 
+async def _unversioned(_conductor: str, _run: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
     """What drivers and dispatchers work with; made in `wiring.py`, changed never.
@@ -77,7 +81,7 @@ class Means:
     timed: Callable[[], bool] = lambda: True
     """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
     is judged by it."""
-    version: Callable[[str, str], str] = lambda _conductor, _run: ""
+    version: Callable[[str, str], Awaitable[str]] = _unversioned
     """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
     notifies: bool = False
     """Whether the operator's webhook is told of the ends of background responses."""

@@ -286,7 +286,7 @@ class Planner:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
-        version = self._means.version(worker, state.run)
+        version = await self._means.version(worker, state.run)
         served = replace(known, model=version) if version else known
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         attempt = Attempt(

@@ -1,11 +1,13 @@
 """Which version of each conductor is in force, read from the database again and again.
 
-A gateway follows an operator's change within `EVERY` seconds. While the database is away, what was read last stays.
+A gateway follows an operator's change within `EVERY` seconds. Nobody is asked on the strength of what is older than
+`FRESH` seconds, unless the database cannot be read just then: what was read last stays in force.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from app.core.versions import Standing, chosen, standings
@@ -15,24 +17,32 @@ from app.telemetry import Telemetry
 
 EVERY = 2.0
 """Seconds between two looks."""
+FRESH = 10.0
+"""Seconds after which what was read is read again before it is used: after an outage, or where nobody else looks."""
 
 
 class Succession:
-    """The conductors' versions, for a process that conducts."""
+    """The conductors' versions, for a process that conducts. `tick` is a clock in seconds that never goes back."""
 
-    def __init__(self, store: Store, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, telemetry: Telemetry, tick: Callable[[], float]) -> None:
         self._store = store
         self._telemetry = telemetry
+        self._tick = tick
         self._known: Mapping[str, Standing] = {}
+        self._read_at = -math.inf
 
-    def version(self, conductor: str, run: str) -> str:
+    async def version(self, conductor: str, run: str) -> str:
         """The model that conducts this run in the conductor's name; empty for the pool file's own."""
+        if self._tick() - self._read_at > FRESH:
+            await self.look()
         return chosen(self._known, conductor, run)
 
     async def look(self) -> None:
         """Read them once."""
         with suppress(StoreUnavailable):
+            asked_at = self._tick()
             known = standings(await self._store.changes())
+            self._read_at = asked_at
             if known != self._known:
                 self._known = known
                 live = {name: one.canary or one.live for name, one in known.items()}

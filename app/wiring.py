@@ -179,7 +179,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
     async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
         clock = Clock(now, time.monotonic, store.clock)
-        succession = Succession(store, telemetry)
+        succession = Succession(store, telemetry, time.monotonic)
         means = Means(
             store=store,
             queue=queue,
