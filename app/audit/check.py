@@ -1,6 +1,6 @@
 """The audit: run by run, every rule on its account. Memory is bounded by the largest page of runs."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from app.audit.row import row
 from app.audit.spoken import spoken
 from app.audit.steps import steps
 from app.audit.tooling import tooling
+from app.audit.versions import Reigns, versions
 from app.core.pool import ProviderSpec
+from app.core.versions import Change
 from app.providers.protocol import Provider
 from app.store.archive import Record
 
@@ -29,6 +31,10 @@ class Records(Protocol):
 
     async def catalogs(self) -> Mapping[str, bytes]:
         """Every pool that was in force, by its digest."""
+        ...
+
+    async def changes(self) -> Sequence[Change] | None:
+        """What operators did with conductors' versions; None if the source does not say."""
         ...
 
     def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
@@ -49,12 +55,12 @@ class Auditor:
     async def audit(self, source: Records, *, run: str | None = None, since: float | None = None) -> Report:
         """Check every run that is asked for."""
         report = Report()
-        pools = Pools(self.adapter, await source.catalogs())
+        pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
-            self.check(record, pools, report)
+            self.check(record, pools, reigns, report)
         return report
 
-    def check(self, record: Record, pools: Pools, report: Report) -> None:
+    def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report) -> None:
         """Check one run and take note of what is found."""
         told = account(record, self.now, self.patient)
         report.runs += 1
@@ -68,5 +74,5 @@ class Auditor:
         for rule in RULES:
             for violation in rule(told):
                 report.add(violation)
-        for violation in (*spoken(told, report), *requests(told, pools, report)):
+        for violation in (*spoken(told, report), *requests(told, pools, report), *versions(told, reigns, report)):
             report.add(violation)

@@ -1,7 +1,8 @@
 """The journal as a file: JSON lines that hold all that an audit needs, and nothing that it could be done with later.
 
-    {"baton": "journal", "version": 1, "at": ...}        when it was read, in seconds since 1970
+    {"baton": "journal", "version": 2, "at": ...}        when it was read, in seconds since 1970
     {"catalog": digest, "body": base64}                  every pool that was in force
+    {"change": {column: value}}                          every change of a conductor's version; none in version 1
     {"run": {column: value}}                             a run's row, then what belongs to it:
     {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
     {"content": ref, "body": base64}                     its texts, unless they were erased
@@ -13,18 +14,21 @@ Bytes are written as base64. There are no keys in it, neither of callers nor of 
 
 import os
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
 from app.audit.check import Records
+from app.core.versions import Change
 from app.errors import ConfigInvalid
 from app.store.archive import Record, Stored
 
-VERSION = 1
+VERSION = 2
+UNCHANGED = 1
+"""The version before, which did not say what was done with conductors' versions; it can still be audited."""
 BYTES = "base64"
 
 
@@ -40,6 +44,8 @@ async def write(source: Records, path: Path, *, now: float, run: str | None = No
             _line(file, {"baton": "journal", "version": VERSION, "at": now})
             for digest, body in (await source.catalogs()).items():
                 _line(file, {"catalog": digest, "body": b64encode(body).decode()})
+            for change in await source.changes() or ():
+                _line(file, {"change": asdict(change)})
             async for record in source.records(run=run, since=since):
                 runs += 1
                 _write(file, record)
@@ -121,10 +127,14 @@ class Export:
     @property
     def at(self) -> float:
         """When the journal was read."""
+        return float(self._head()["at"])
+
+    def _head(self) -> dict[str, Any]:
         number, head = next(self._lines(), (1, {}))
-        if head.get("baton") != "journal" or head.get("version") != VERSION or not isinstance(head.get("at"), float):
+        known = head.get("baton") == "journal" and head.get("version") in (UNCHANGED, VERSION)
+        if not known or not isinstance(head.get("at"), float):
             raise self._fault(number, "is no export of this version's; write one with `baton audit export`")
-        return float(head["at"])
+        return head
 
     async def catalogs(self) -> Mapping[str, bytes]:
         """See `check.Records`."""
@@ -134,6 +144,21 @@ class Export:
                 break
             if "catalog" in line:
                 found[line["catalog"]] = self._bytes(number, line)
+        return found
+
+    async def changes(self) -> Sequence[Change] | None:
+        """See `check.Records`."""
+        if self._head()["version"] == UNCHANGED:
+            return None
+        found: list[Change] = []
+        for number, line in self._lines():
+            if "run" in line:
+                break
+            if "change" in line:
+                try:
+                    found.append(Change(**line["change"]))
+                except TypeError:
+                    raise self._fault(number, "is no line of an export") from None
         return found
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:

@@ -18,9 +18,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from app.core.versions import Change
 from app.errors import StoreUnavailable
 from app.store.engines import parse_url
-from app.store.tables import CATALOGS, CONTENTS, EVENTS, RUNS, TICKETS
+from app.store.tables import CATALOGS, CONDUCTOR_CHANGES, CONTENTS, EVENTS, RUNS, TICKETS
 
 T = TypeVar("T")
 
@@ -62,6 +63,13 @@ class Archive:
         """Every pool that was in force, by its digest (`core/snapshot.py`)."""
         rows = await self._read(lambda conn: conn.execute(select(CATALOGS)).all())
         return {row.digest: row.body for row in rows}
+
+    async def changes(self) -> tuple[Change, ...]:
+        """All that operators ever did with conductors' versions, in the order of (at, id)."""
+        table = CONDUCTOR_CHANGES
+        query = select(table).order_by(table.c.at, table.c.id)
+        rows = await self._read(lambda conn: conn.execute(query).all())
+        return tuple(Change(**row._mapping) for row in rows)
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
         """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""

@@ -26,7 +26,8 @@ async def changed(opened: House, *changes: tuple[ChangeKind, str] | tuple[Change
     """Store changes of the conductor `planner`, and let the gateway look."""
     for kind, version, *share in changes:
         n = len(await opened.means.store.changes())
-        await opened.means.store.change(Change(f"change_{n:03}", float(n), "me", "planner", kind, version, *share))
+        at = opened.means.now()
+        await opened.means.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
     await opened.succession.look()
 
 

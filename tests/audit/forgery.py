@@ -1,14 +1,16 @@
 """A run that can be tampered with: its row, events, contents and tickets as plain values, and back to a record."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from app.core.versions import Change
 from app.store.archive import Record, Stored
+from tests.audit.scenes import Journal
 
 
 @dataclass
@@ -23,19 +25,23 @@ class Line:
 
 @dataclass
 class Forged:
-    """One run, open to alteration. `catalogs` is the table of pools that it is checked against."""
+    """One run, open to alteration. `catalogs` is the table of pools that it is checked against, `changes`
+    that of conductors' versions."""
 
     row: dict[str, Any]
     events: list[Line]
     contents: dict[str, bytes]
     tickets: list[dict[str, Any]]
     catalogs: dict[str, bytes] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: Record, catalogs: Mapping[str, bytes]) -> "Forged":
+    def of(cls, record: Record, journal: Journal) -> "Forged":
         events = [Line(event.seq, event.kind, event.at, orjson.loads(event.body)) for event in record.events]
         tickets = [dict(ticket) for ticket in record.tickets]
-        return cls(dict(record.row), events, dict(record.contents), tickets, dict(catalogs))
+        return cls(
+            dict(record.row), events, dict(record.contents), tickets, dict(journal.catalogs), list(journal.changes)
+        )
 
     def record(self) -> Record:
         events = tuple(Stored(line.seq, line.kind, line.at, orjson.dumps(line.body)) for line in self.events)

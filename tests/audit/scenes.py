@@ -1,12 +1,13 @@
 """A journal with runs of every kind, made once by the real service: what the forgeries are made from."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.core.chat import Message, Task, Text, Tool, Toolbox
+from app.core.versions import Change, ChangeKind
 from app.store.archive import Record, open_archive
 from app.wiring import House
 from tests.api.house import finish, narrowed, open_house, order, plan, plan_text, pool_text
@@ -20,6 +21,8 @@ class Journal:
 
     runs: Mapping[str, Record]
     catalogs: Mapping[str, bytes]
+    changes: Sequence[Change]
+    """What was done with the conductor's versions."""
     folder: Path
     """Where the database is that they were read from."""
 
@@ -42,7 +45,8 @@ async def play(folder: Path) -> Journal:
         url = opened.pool.loaded.settings.database_url
     async with open_archive(url) as archive:
         records = {record.row["id"]: record async for record in archive.records()}
-        return Journal({name: records[run] for name, run in names.items()}, await archive.catalogs(), folder)
+        runs = {name: records[run] for name, run in names.items()}
+        return Journal(runs, await archive.catalogs(), await archive.changes(), folder)
 
 
 async def _run(opened: House, tier: str, **changes: Any) -> str:
@@ -72,6 +76,23 @@ async def conducted(stub: ProviderStub, opened: House) -> str:
     for worker, words in {"alpha": "A plan.", "beta": "A solution.", "gamma": "The answer."}.items():
         stub.always(worker, Reply(chunks=(words,)))
     return await _run(opened, "baton-ultra")
+
+
+async def _change(opened: House, kind: ChangeKind, version: str, share: float = 0.0) -> None:
+    name = f"change_{len(await opened.means.store.changes()):03}"
+    change = Change(name, opened.means.now(), "me", "planner", kind, version, share)
+    await opened.means.store.change(change)
+    await opened.succession.look()
+
+
+async def versioned(stub: ProviderStub, opened: House) -> str:
+    """Planned by a version that is promoted before and rolled back behind it."""
+    stub.script("planner@1", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
+    await _change(opened, "loaded", "planner@1")
+    await _change(opened, "promoted", "planner@1")
+    run = await _run(opened, "baton-ultra")
+    await _change(opened, "rolled_back", "planner@1")
+    return run
 
 
 async def repaired(stub: ProviderStub, opened: House) -> str:
@@ -189,6 +210,7 @@ SCENES = (
     chosen_for_sure,
     streamed,
     conducted,
+    versioned,
     repaired,
     fallen_back,
     retried,

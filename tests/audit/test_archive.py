@@ -8,6 +8,7 @@ import pytest
 
 from app.audit.check import Auditor, Records
 from app.audit.export import Export, write
+from app.core.versions import Change
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.providers.formats import adapter
 from app.store import archive
@@ -75,12 +76,17 @@ async def test_every_run_is_read_once_whatever_the_pages(
 
 async def test_an_export_holds_all_that_the_database_does(opened: House, url: str, tmp_path: Path) -> None:
     await run_some(opened)
+    made = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
+    for change in made:
+        await opened.means.store.change(change)
+    made.reverse()
     path = tmp_path / "journal.jsonl"
     async with open_archive(url) as source:
         assert await write(source, path, now=1.5) == RUNS
         export = Export(path)
         assert export.at == 1.5
         assert await export.catalogs() == await source.catalogs()
+        assert await export.changes() == list(await source.changes()) == made
         assert await all_of(export) == await all_of(source)
         one = (await all_of(source))[1].row["id"]
         assert await all_of(export, run=one) == await all_of(source, run=one)
@@ -134,13 +140,14 @@ async def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
         lambda text: text.rpartition("\n{")[0] + "\n",
         lambda text: text[: len(text) // 2],
         lambda text: "",
-        lambda text: text.replace('"version":1', '"version":9'),
+        lambda text: text.replace('"version":2', '"version":9'),
         lambda text: text.replace('{"event":', '{"even":', 1),
         lambda text: "[]\n" + text,
         lambda text: text + '{"event":1}\n',
         lambda text: text.replace('"body":"', '"body":"!', 1),
+        lambda text: text.replace('"change":{"id"', '"change":{"ID"', 1),
     ],
-    ids=["no end", "half", "empty", "version", "field", "list", "after the end", "base64"],
+    ids=["no end", "half", "empty", "version", "field", "list", "after the end", "base64", "change"],
 )
 async def test_a_damaged_export_is_refused(journal: Journal, tmp_path: Path, damage: object) -> None:
     path = tmp_path / "journal.jsonl"

@@ -90,6 +90,24 @@ def test_an_export_is_audited_like_the_database(desk: Desk, journal: Journal, tm
     assert "seq-gap" in out
 
 
+def test_an_export_says_which_version_of_a_conductor_was_in_force(desk: Desk, journal: Journal, tmp_path: Path) -> None:
+    """Off line, from the file alone; one of the version before this did not say, and is not held against anybody."""
+    run, path = journal.runs["versioned"].row["id"], tmp_path / "journal.jsonl"
+    desk.falsify("UPDATE conductor_changes SET at = at - 60")
+    assert desk("export", str(path))[0] == 0
+    (desk.folder / "baton.db").unlink()
+    status, out, _ = desk("check", str(path))
+    assert status == 1
+    assert f"{run} seq 3 version-not-in-force: " in out
+    assert "asks version planner@1" in out
+    assert "1 violations" in out
+    lines = [line for line in path.read_text().splitlines() if not line.startswith('{"change":')]
+    path.write_text("\n".join([lines[0].replace('"version":2', '"version":1'), *lines[1:]]))
+    status, out, _ = desk("check", str(path))
+    assert status == 0
+    assert "1 unverifiable (no changes of versions in the export: 1)" in out
+
+
 def test_erased_content_is_told_and_no_violation(desk: Desk, journal: Journal) -> None:
     run = journal.runs["conducted"].row["id"]
     desk.falsify("UPDATE runs SET salt = NULL WHERE id = ?", run)

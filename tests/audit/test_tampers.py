@@ -10,9 +10,17 @@ from app.audit.bodies import FIELDS
 from app.audit.check import Auditor
 from app.audit.report import RULES, Report
 from app.audit.requests import Pools
+from app.audit.versions import Reigns
 from app.core.journal import Kind
 from app.providers.formats import adapter
-from tests.audit import tampers_of_choices, tampers_of_nesting, tampers_of_runs, tampers_of_steps, tampers_of_tools
+from tests.audit import (
+    tampers_of_choices,
+    tampers_of_nesting,
+    tampers_of_runs,
+    tampers_of_steps,
+    tampers_of_tools,
+    tampers_of_versions,
+)
 from tests.audit.forgery import Case, Forged
 from tests.audit.scenes import Journal
 
@@ -24,13 +32,15 @@ CASES = (
     *tampers_of_tools.CASES,
     *tampers_of_choices.CASES,
     *tampers_of_nesting.CASES,
+    *tampers_of_versions.CASES,
 )
 
 
 def audited(run: Forged) -> Report:
     """The audit of one falsified run."""
     report = Report()
-    Auditor(time.time() + LATER, adapter).check(run.record(), pools(tuple(sorted(run.catalogs.items()))), report)
+    kept, reigns = pools(tuple(sorted(run.catalogs.items()))), Reigns.by(run.changes)
+    Auditor(time.time() + LATER, adapter).check(run.record(), kept, reigns, report)
     return report
 
 
@@ -41,7 +51,7 @@ def pools(catalogs: tuple[tuple[str, bytes], ...]) -> Pools:
 
 def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> None:
     for name, record in journal.runs.items():
-        report = audited(Forged.of(record, journal.catalogs))
+        report = audited(Forged.of(record, journal))
         assert (name, [str(one) for one in report.violations]) == (name, [])
         assert (report.rendered, report.unverifiable.total()) == (report.calls, 0)
 
@@ -49,7 +59,7 @@ def test_the_journal_is_clean_before_anybody_falsifies_it(journal: Journal) -> N
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_falsification_is_caught_by_its_rule(journal: Journal, case: Case) -> None:
     for scene in case.scenes:
-        forged = Forged.of(journal.runs[scene], journal.catalogs)
+        forged = Forged.of(journal.runs[scene], journal)
         case.tamper(forged)
         assert case.rule in audited(forged).rules, scene
 
@@ -86,7 +96,7 @@ def test_a_changed_field_is_caught_unless_nothing_else_depends_on_it(journal: Jo
     silent = set()
     for record in journal.runs.values():
         for place in range(len(record.events)):
-            forged = Forged.of(record, journal.catalogs)
+            forged = Forged.of(record, journal)
             line = forged.events[place]
             known = sorted(FIELDS[Kind(line.kind)].keys() & line.body.keys())
             if not known:

@@ -1,0 +1,97 @@
+"""Rules about the versions of a conductor: who was asked in its name had been put in force by an operator.
+
+A gateway learns of a change a little later, and a plan that is being made goes on: a version that was in force at any
+moment from `NOTICED` seconds before the plan was opened until the call was intended may have been asked.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from app.audit.account import Account, Call
+from app.audit.report import Report, Violation
+from app.core.versions import Change
+
+NOTICED = 30.0
+"""Seconds that a gateway has to notice a change: it looks every two, and before it asks whenever it has not looked for
+ten, so that this bears a short outage of the database too."""
+AHEAD = 5.0
+"""Seconds by which a gateway's clock may be behind the database's, which says when a change was made."""
+UNKNOWN = "no changes of versions in the export"
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """Who conducts, from a moment on. The empty version is the model that the pool file names."""
+
+    since: float
+    live: str = ""
+    before: tuple[str, ...] = ()
+    """What was live before, the latest last."""
+    canary: str = ""
+    share: float = 0.0
+
+    def version(self, run: str) -> str:
+        """Who conducts this run."""
+        drawn = int.from_bytes(hashlib.sha256(f"{self.canary}|{run}".encode()).digest()[:7], "big") / (1 << 56)
+        return self.canary if self.canary and drawn < self.share else self.live
+
+    def followed_by(self, change: Change) -> "Reign":
+        """After one more change."""
+        live, before, canary, share = self.live, self.before, self.canary, self.share
+        if change.kind == "canary":
+            canary, share = change.version, change.share
+        elif change.kind == "promoted":
+            before = before if live == change.version else (*before, live)
+            live, canary = change.version, ""
+        elif change.kind == "rolled_back" and canary:
+            canary = ""
+        elif change.kind == "rolled_back":
+            live, before = before[-1] if before else "", before[:-1]
+        elif change.kind == "unloaded":
+            before = tuple(one for one in before if one != change.version)
+        return Reign(change.at, live, before, canary, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Reigns:
+    """Who conducted when. `known` is False for an export that does not say."""
+
+    known: bool = True
+    of: defaultdict[str, list[Reign]] = field(default_factory=lambda: defaultdict(lambda: [Reign(float("-inf"))]))
+
+    @classmethod
+    def by(cls, changes: Iterable[Change] | None) -> "Reigns":
+        """What these changes, in any order, have led to."""
+        made = cls(changes is not None)
+        for change in sorted(changes or (), key=lambda one: (one.at, one.id)):
+            reigns = made.of[change.conductor]
+            reigns.append(reigns[-1].followed_by(change))
+        return made
+
+    def versions(self, conductor: str, run: str, since: float, until: float) -> set[str]:
+        """All who were to conduct a run at some moment of this time."""
+        reigns = self.of[conductor]
+        first = bisect_right(reigns, since, key=lambda reign: reign.since) - 1
+        return {reign.version(run) for reign in reigns[first:] if reign.since <= max(until, since)}
+
+
+def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
+    """The rule of this file; what cannot be verified is counted in the report."""
+    for call in run.calls.values():
+        version = call.intent.body.get("version", "")
+        if call.step is not None and version:
+            yield run.says("version-not-in-force", call.intent.seq, f"{call.id} is no conductor's, and names a version")
+        elif call.step is None and not reigns.known:
+            report.unverifiable[UNKNOWN] += bool(version)
+        elif call.step is None and version not in _allowed(run, call, reigns):
+            named = f"version {str(version)[:80]}" if version else "the pool file's own model"
+            yield run.says("version-not-in-force", call.intent.seq, f"{call.id} asks {named}")
+
+
+def _allowed(run: Account, call: Call, reigns: Reigns) -> set[str]:
+    opened = run.proposals[call.proposal].opened if 0 <= call.proposal < len(run.proposals) else call.intent
+    since, until = opened.at - NOTICED, call.intent.at + AHEAD
+    return reigns.versions(call.intent.body["worker"], run.run, since, until)

@@ -1,0 +1,61 @@
+"""Falsifications about the versions of a conductor: of who was asked, or of who was in force."""
+
+from dataclasses import replace
+
+from app.audit.versions import AHEAD, NOTICED
+from app.core.versions import Change, ChangeKind
+from tests.audit.forgery import Case, Forged, Tamper, case, put
+
+INTENDED = "call.intended"
+
+
+def asked(version: str, **fields: object) -> Tamper:
+    """Somebody else is said to have been asked for the plan."""
+    return lambda run: run.first(INTENDED, n=None).update(version=version, model=version, **fields)
+
+
+def of_a_step(run: Forged) -> None:
+    """A step's worker is said to be a version."""
+    next(one.body for one in run.all(INTENDED) if one.body["n"] is not None)["version"] = "planner@1"
+
+
+def moved(seconds: float) -> Tamper:
+    """All that was done with versions is said to have been done so much earlier."""
+
+    def move(run: Forged) -> None:
+        run.changes = [replace(one, at=one.at - seconds) for one in run.changes]
+
+    return move
+
+
+def only(*kinds: ChangeKind, share: float = 0.0, earlier: float = 2 * NOTICED) -> Tamper:
+    """Nothing but these changes was made, some time before the plan."""
+
+    def make(run: Forged) -> None:
+        at = run.events[0].at - earlier
+        changes = (
+            Change(f"{n}", at + n / 10, "me", "planner", kind, "planner@1", share) for n, kind in enumerate(kinds)
+        )
+        run.changes = list(changes)
+
+    return make
+
+
+CASES: tuple[Case, ...] = tuple(
+    case("version-not-in-force", name, scenes, tamper)
+    for name, scenes, tamper in (
+        ("a version that was never in force", "versioned conducted nested", asked("planner@9")),
+        ("the pool file's own model, long after a version was promoted",
+         "conducted bettered", only("loaded", "promoted")),
+        ("the pool file's own model is said to have been asked",
+         "versioned", lambda run: (only("promoted")(run), put(version="")(run.first(INTENDED, n=None)))),
+        ("a version long after its rollback", "versioned", moved(2 * NOTICED)),
+        ("a version before its promotion", "versioned", moved(-2 * AHEAD)),
+        ("a version that was only loaded and shadowed", "versioned", only("loaded", "shadowed")),
+        ("a version that was canary for no run", "versioned", only("loaded", "canary")),
+        ("a version long after its canary was ended", "versioned", only("loaded", "canary", "rolled_back", share=1.0)),
+        ("a version of another conductor", "versioned",
+         lambda run: run.changes.__setitem__(slice(None), [replace(one, conductor="alpha") for one in run.changes])),
+        ("a step by a version", "versioned single", of_a_step),
+    )
+)  # fmt: skip
