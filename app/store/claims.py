@@ -8,7 +8,6 @@ sees the first one's row.
 from collections.abc import Iterable
 from dataclasses import replace
 
-import orjson
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.errors import Conflict
@@ -22,9 +21,7 @@ class Claims:
 
     def __init__(self, conn: Connection, statements: Statements, wanted: Iterable[Once | None]) -> None:
         ids = sorted({once.id for once in wanted if once is not None})
-        value = ids if statements.arrays else orjson.dumps(ids).decode()
-        rows = statements.claims.fetch(conn, value) if ids else ()
-        self._known = {row[0]: Once(*row) for row in rows}
+        self._known = {row[0]: Once(*row) for row in statements.claims.fetch(conn, ids)}
         self._stored = frozenset(self._known)
         self._changed: set[str] = set()
 

@@ -135,9 +135,9 @@ class _Desk:
     def __init__(self, conn: Connection, statements: Statements, batch: Sequence[Packed]) -> None:
         ids = list({packed.entry.run for packed in batch})
         moving = list({packed.entry.run for packed in batch if packed.moves_tickets})
-        rows = statements.runs.fetch(conn, statements.values(ids))
+        rows = statements.runs.fetch(conn, ids)
         self._runs = {row[0]: _Run(*row) for row in rows}
-        tickets = statements.tickets.fetch(conn, statements.values(moving)) if moving else ()
+        tickets = statements.tickets.fetch(conn, moving)
         self._tickets = {(row[0], row[1]): _Ticket(*row) for row in tickets}
         self._claims = Claims(conn, statements, (packed.entry.once for packed in batch))
         self._born: dict[str, tuple[Any, ...]] = {}

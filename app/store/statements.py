@@ -69,22 +69,36 @@ class Prepared:
         return rows
 
 
+class Lookup:
+    """Rows by the ids in one column, in the order of `key` and under lock; mostly by a single one, which takes a third
+    of the time on SQLite (16 us instead of 50)."""
+
+    def __init__(
+        self, statements: "Statements", dialect: Dialect, table: Table, key: Sequence[str], *names: str
+    ) -> None:
+        """`names`: the columns to read; all, if there are none. The ids stand in the first column of `key`."""
+        column, order = table.c[key[0]], [table.c[name] for name in key]
+        rows = select(*[table.c[name] for name in names or table.columns.keys()]).order_by(*order).with_for_update()
+        self._values = statements.values
+        self._one = Prepared(rows.where(column == bindparam("its_id")), dialect, ["its_id"])
+        self._many = Prepared(rows.where(statements.among(column)), dialect, ["ids"])
+
+    def fetch(self, conn: Connection, ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        """The rows for these ids; without ids none, and nothing is asked."""
+        if len(ids) == 1:
+            return self._one.fetch(conn, ids[0])
+        return self._many.fetch(conn, self._values(ids)) if ids else ()
+
+
 class Statements:
     """Everything that `commit`, `runs.run` and the renewals need, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
         self._renewals(dialect)
-        run_columns = [RUNS.c[name] for name in ("id", "epoch", "cap_usd", "cap_tokens", *LIVE)]
-        self.runs = Prepared(
-            select(*run_columns).where(self._among(RUNS.c.id)).order_by(RUNS.c.id).with_for_update(), dialect, ["ids"]
-        )
+        self.runs = Lookup(self, dialect, RUNS, ["id"], "id", "epoch", "cap_usd", "cap_tokens", *LIVE)
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
-        self.tickets = Prepared(
-            select(TICKETS).where(self._among(TICKETS.c.run)).order_by(TICKETS.c.run, TICKETS.c.step).with_for_update(),
-            dialect,
-            ["ids"],
-        )
+        self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self.new_run = Prepared(insert(RUNS), dialect, [*BORN, *LIVE])
         self.change_run = Prepared(
             update(RUNS)
@@ -118,9 +132,7 @@ class Statements:
         )
         self.end_ticket = Prepared(delete(TICKETS).where(*this_ticket), dialect, ["its_run", "its_step"])
 
-        self.claims = Prepared(
-            select(ONCE).where(self._among(ONCE.c.id)).order_by(ONCE.c.id).with_for_update(), dialect, ["ids"]
-        )
+        self.claims = Lookup(self, dialect, ONCE, ["id"])
         self.new_claim = Prepared(insert(ONCE), dialect, CLAIM)
         self.change_claim = Prepared(
             update(ONCE).where(ONCE.c.id == bindparam("its_id")).values({name: bindparam(name) for name in CLAIM[1:]}),
@@ -131,7 +143,7 @@ class Statements:
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are prolonged every second or so, and the loop stands still meanwhile."""
         run, ticket = RUNS.c, TICKETS.c
-        ours = (self._among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
+        ours = (self.among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
         self.leases = Prepared(
             select(run.id, run.epoch, run.seq).where(*ours).order_by(run.id).with_for_update(),
             dialect,
@@ -144,7 +156,7 @@ class Statements:
         )
         self.held = Prepared(
             select(ticket.run, ticket.step, ticket.claim)
-            .where(self._among(ticket.run), ticket.holder.is_not(None))
+            .where(self.among(ticket.run), ticket.holder.is_not(None))
             .order_by(ticket.run, ticket.step)
             .with_for_update(),
             dialect,
@@ -161,7 +173,7 @@ class Statements:
         """A list as the one parameter that it travels as."""
         return list(ids) if self.arrays else orjson.dumps(ids).decode()
 
-    def _among(self, column: Column[Any]) -> ColumnElement[bool]:
+    def among(self, column: Column[Any]) -> ColumnElement[bool]:
         """Membership in a list that travels as one parameter, so that the statement's text never changes."""
         if self.arrays:
             return column == func.any(bindparam("ids", type_=ARRAY(Text)))
