@@ -364,23 +364,24 @@ def _propose(state: RunState, parent: int | None = None) -> Command:
     if last is None:
         return command
     if last.reasons == (DRIVER_LOST,):
-        return replace(command, mode=last.mode)
+        return changed(command, mode=last.mode)
     if "run_over_budget" in last.reasons:
         return give_up(state, Kind.OVER_BUDGET, "run_over_budget")
     if last.mode == "first" and not last.outage:
-        return replace(command, mode="repair")
+        return changed(command, mode="repair")
     if parent is not None and last.mode == "fallback":
         return Conclude(parent, error="plan_rejected")
     if parent is None and (last.mode == "fallback" or last.round > 1):
         return give_up(state, Kind.FAILED, "plan_rejected")  # no worker answers in place of an answer that is there
-    return replace(command, mode="fallback")
+    return changed(command, mode="fallback")
 
 
 def give_up(state: RunState, kind: Kind, error: str) -> Finish:
     """The end of a run that cannot go on: with the last answer there is, if an earlier round has given one."""
     if state.previous is None:
         return Finish(kind, error=error)
-    answer = state.answer(state.round)
+    final = state.accepted and not state.current  # the empty plan has taken the answer before
+    answer = state.previous if final else state.answer(state.round)
     if answer is not None:
         return Finish(Kind.SUCCEEDED, answer.step.n, answer.fell_back)
     return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
