@@ -13,7 +13,7 @@ and an outcome with the step's end. The order is fixed:
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from app.conductor.protocol import Policy
 from app.core import budget
@@ -246,12 +246,12 @@ class Attempt:
         asked = self.error.retry_after if self.error is not None else None
         self._means.health.settle(self.call, self.worker, self.verdict, self._began, asked, extra=self._extra)
 
-    @property
+    @cached_property
     def output(self) -> str:
         """The content address of the text, or empty if there is none."""
         return address(self._salt, self.reply.text.encode()) if self.reply.text else ""
 
-    @property
+    @cached_property
     def logprobs(self) -> str:
         """The content address of the tokens with their log-probabilities, or empty if there are none."""
         return address(self._salt, self.reply.logprobs) if self.reply.logprobs else ""

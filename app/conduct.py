@@ -20,7 +20,6 @@ tell is a courtesy: a gap in the numbers, or word that the journal has moved on,
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from app import ended
@@ -34,6 +33,7 @@ from app.core.chat import Task
 from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import AFTER_THE_END, Draft, Event, Kind
 from app.core.progress import advance, decide
+from app.core.records import changed
 from app.core.state import DRIVER_LOST, Call, RunState
 from app.errors import (
     BatonError,
@@ -210,7 +210,7 @@ class Driver:
                 return await self._alone(entry)
             follows = self._with_end(entry, await self.consequences(after, plans=False))
             try:
-                appended = await self.write(replace(entry, epoch=self._epoch), follows)
+                appended = await self.write(changed(entry, epoch=self._epoch), follows)
             except (LeaseLost, RunEnded):
                 return await self._means.store.append(entry)
             except Conflict:
@@ -255,7 +255,7 @@ class Driver:
         if self.beside is not None and follows.outbox:
             begun = await self.beside.begin(follows.state, self.salt, fresh, follows.outbox)
         if begun:
-            whole = replace(entry, hold=held(begun))
+            whole = changed(entry, hold=held(begun))
             if (appended := await together(begun, self._write(whole, follows.begin(begun)))) is not None:
                 taken = {one.row.step for one in begun}
                 follows.outbox = [row for row in follows.outbox if row.step not in taken]
@@ -269,7 +269,7 @@ class Driver:
         """
         events = (*entry.events, *follows.events)
         ends = follows.state.ended and not self.state.ended
-        whole = replace(
+        whole = changed(
             entry,
             events=events,
             contents=(*entry.contents, *follows.contents),
@@ -318,7 +318,7 @@ class Driver:
                 return
             entry = Entry(self.state.run, self._means.now(), events, None, self._epoch, None, hold, release, spent)
             after = Consequences(tentative(self.state, events))
-            await self._write(replace(entry, contents=contents), after, within)
+            await self._write(changed(entry, contents=contents), after, within)
 
     def _finished(self, draft: Draft) -> Call | None:
         return self.state.calls.get(draft.body["call"]) if draft.kind is Kind.CALL_FINISHED else None
@@ -370,7 +370,7 @@ class Driver:
             for event in events:
                 self.audience.note(event)
             replied = after.replied and not self.state.replied
-            self.state = replace(after, replied_at=events[-1].at) if replied else after
+            self.state = changed(after, replied_at=events[-1].at) if replied else after
         await self.fold(events)
 
     async def fold(self, events: Iterable[Event]) -> None:

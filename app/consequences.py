@@ -5,13 +5,14 @@ entry.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from app.beside import Begun
 from app.core import drafts
 from app.core.commands import Finish, Propose
 from app.core.journal import Draft, Event, Kind
 from app.core.progress import advance
+from app.core.records import changed
 from app.core.state import RUN_ENDED, RunState
 from app.store.protocol import Lease, Outbox, Projection
 
@@ -32,7 +33,7 @@ class Consequences:
         """The same, with the intents of these steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
-        return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+        return changed(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
 
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:

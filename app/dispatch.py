@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from app.core.journal import AFTER_THE_END, Draft, Kind
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import fold
+from app.core.records import changed
 from app.core.state import RunState, StepState
 from app.core.tools import TOKEN_BYTES, mint
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
@@ -413,7 +414,7 @@ class Execution:
         await self._write(self._entry((*openers, *self._outcomes()), move=verb))
         if not stopped:
             with suppress(QueueUnavailable):
-                await self._means.queue.ring([replace(self._ticket, version=AGAIN)])
+                await self._means.queue.ring([changed(self._ticket, version=AGAIN)])
 
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
@@ -426,7 +427,7 @@ class Execution:
         self._settled = (attempt,)
         follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
-        await self._write(replace(entry, contents=(*entry.contents, *follows[1])))
+        await self._write(changed(entry, contents=(*entry.contents, *follows[1])))
 
     def _done(self, step: StepState, attempt: Attempt) -> Draft:
         body = {
@@ -471,7 +472,7 @@ class Execution:
             outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
             if self._work.claim:
                 move = Move(self._ticket.step, "finish", claim=self._work.claim)
-                await self._means.store.append(replace(entry, events=outcomes, hold=Ledger(), move=move))
+                await self._means.store.append(changed(entry, events=outcomes, hold=Ledger(), move=move))
             raise
         self._work.claim = appended.claim or self._work.claim
         if beside is None and appended.events:

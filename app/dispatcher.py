@@ -12,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from app.attempt import Attempt, Means
 from app.beside import Begun, Known
+from app.core.records import changed
 from app.core.state import RunState
 from app.dispatch import Execution, Work, rung_again
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
@@ -53,6 +53,7 @@ class Dispatcher:
         self._freed = asyncio.Event()
         self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
+        means.telemetry.watch("baton_steps_running", lambda: len(self._works))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
@@ -85,7 +86,6 @@ class Dispatcher:
     def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
         self._works[work.ticket.run, work.ticket.step] = work
         work.task = group.create_task(self._execute(work, execution))
-        self._means.telemetry.gauge("baton_steps_running", len(self._works))
 
     async def _take(self) -> list[Ticket]:
         while (free := self._free()) <= 0:
@@ -180,7 +180,6 @@ class Dispatcher:
             if self._works.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
                 del self._works[ticket.run, ticket.step]
             self._freed.set()
-            self._means.telemetry.gauge("baton_steps_running", len(self._works))
 
     async def _forget(self, ticket: Ticket) -> None:
         try:
@@ -222,7 +221,7 @@ class Dispatcher:
             self._begun -= attempt is None
         if attempt is None:
             return None
-        taken = replace(row, holder=self._name, until=self._means.now() + self._means.lease)
+        taken = changed(row, holder=self._name, until=self._means.now() + self._means.lease)
         forgo = partial(self._forgo, attempt)
         go = partial(self._go, group, work, execution, forgo)
         return Begun(taken, attempt.intended(), attempt.hold, go, forgo)

@@ -76,6 +76,7 @@ class Drivers:
         self._orphans = Orphans(means, home=home, drive=self._drive, audience=self._audience)
         self._undecided = Undecided(means)
         self._sweep_now = asyncio.Event()
+        means.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Drive until `stopping` is set; runs that are still going are left to whoever takes their lease over."""
@@ -319,7 +320,6 @@ class Drivers:
             self._tasks[run].cancel()
         self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
-        self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
 
     async def _guard(self, driver: Driver) -> None:
         """Nothing that happens to one run may end the others."""
@@ -343,7 +343,6 @@ class Drivers:
                 del self._drivers[run]
             if self._tasks.get(run) is asyncio.current_task():  # a turn that fails to begin gives the place to no dead
                 del self._tasks[run]
-            self._means.telemetry.gauge("baton_runs_driven", len(self._drivers))
             if error is not None:
                 self._hand_over(driver, error)
 

@@ -116,7 +116,7 @@ class Telemetry:
 
     def watch(self, name: str, value: Callable[[], float], *labels: str) -> None:
         """Let a gauge of the table ask for its value whenever it is read."""
-        self._gauges[name].labels(*labels).set_function(value)
+        (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set_function(value)
 
     def unwatch(self, name: str, *labels: str) -> None:
         """Forget what `watch` began."""

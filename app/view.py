@@ -6,7 +6,7 @@ one that brought tool results.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_fr
 from app.core.form import Flaw, constrains, shown
 from app.core.nesting import parent_of, speaks
 from app.core.pool import Limits, Worker
+from app.core.records import changed
 from app.core.state import Exchange, RunState, StepState
 from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.errors import NotFound
@@ -58,7 +59,7 @@ class View:
         box = self.asked.toolbox
         if self.speaks:
             return box
-        return replace(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
+        return changed(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
 
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, structured: bool, flaw: Flaw | None = None
@@ -72,7 +73,7 @@ class View:
         cap = min(limits.output_tokens, worker.card.max_output)
         sampling = Sampling(asked.temperature, asked.top_p, max_tokens=cap, seed=asked.seed)
         if answers:
-            sampling = replace(asked, max_tokens=min(asked.max_tokens or cap, cap))
+            sampling = changed(asked, max_tokens=min(asked.max_tokens or cap, cap))
         form, messages = self.asked.form if answers else None, self.messages(worker.name)
         live = streams and answers and self.last
         if form is not None:
@@ -102,7 +103,9 @@ async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]
     step = state.steps[n]
     parent = parent_of(state, step)
     inherited = parent.access.steps if parent is not None and step.inherits else ()
-    own = replace(step.access, steps=tuple(m for m in step.access.steps if m not in inherited))
+    own = step.access
+    if inherited:
+        own = changed(own, steps=tuple(m for m in own.steps if m not in inherited))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [one for one in step.exchanges if one.results]
     refs = {state.admitted.task, state.turn.request, step.subtask}
@@ -114,7 +117,7 @@ async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
     used = tuple(_use(one, texts) for one in answered)
     if parent is not None and step.inherits:
-        task = replace(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
+        task = changed(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
     last = state.is_last_round and parent is None
     return View(step, task, asked, texts[step.subtask], granted(own, done), used, last, speaks(state, step))
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from app.core.records import changed
 from app.core.state import NO_TIME
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
@@ -128,7 +129,7 @@ def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
     extra = place != "first"
     slices = _counted(breaker.slices, now, firsts=1 - extra, extras=int(extra))
     if not breaker.reason and not extra:
-        return replace(breaker, slices=slices)
+        return changed(breaker, slices=slices)
     probed = now + PROBE if breaker.state(now) == "half_open" else breaker.probed
     return replace(
         breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra, scouts=breaker.scouts + extra
@@ -196,7 +197,7 @@ def _succeeded(breaker: Breaker, began: float, now: float) -> Breaker:
         slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
         return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
     slices = _counted(breaker.slices, now, good=1)
-    return replace(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
+    return changed(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
 
 
 def _outlier(breaker: Breaker, now: float) -> bool:

@@ -1,7 +1,7 @@
 """The bodies of the events that a driver writes; `progress.py` reads them. Calls' bodies are made in `attempt.py`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from app.core.bill import bill
@@ -42,7 +42,7 @@ def admitted(
         "tier": tier,
         "model": model,
         "effort": effort,
-        "limits": asdict(limits),
+        "limits": {name: getattr(limits, name) for name in Limits.__slots__},
         "deadline": deadline,
         "pool": list(pool),
         "excluded": dict(excluded),

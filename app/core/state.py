@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.core.chat import Usage
-from app.core.journal import TERMINAL
+from app.core.journal import ENDED
 from app.core.pool import Limits
 from app.core.workflow import CONDUCTOR, Access
 
@@ -198,7 +198,7 @@ class RunState:
     @property
     def ended(self) -> bool:
         """Whether the run has reached its terminal state."""
-        return self.state in TERMINAL.values()
+        return self.state in ENDED
 
     @property
     def replied(self) -> bool:
@@ -229,8 +229,10 @@ class RunState:
     @property
     def current(self) -> tuple[StepState, ...]:
         """The steps of the latest proposal for a workflow of the run's own, in order."""
+        if len(self.proposals) == 1 and not self.nested:
+            return tuple(self.steps.values())
         last = self.proposals[-1].number if self.proposals else None
-        return tuple(step for step in self.steps.values() if step.proposal == last)
+        return tuple([step for step in self.steps.values() if step.proposal == last])
 
     def steps_of(self, proposal: Proposal) -> tuple[StepState, ...]:
         """The steps of a proposal, in order."""
