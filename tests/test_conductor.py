@@ -58,7 +58,7 @@ def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
     for name in manifest.TOKENIZER:
         (folder / name).write_text("{}")
     (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
-    name = manifest.version("planner", folder.name.encode())
+    name = manifest.version("planner", manifest.sha256(folder.name.encode()))
     asked = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
     golden = [Golden(messages=one, workers=2, steps=3, tokens=tokens(one[0]["content"]), plan=PLAN) for one in asked]
     facts = {"kind": kind, "name": name, "base": base or name, "tokenizer_sha256": manifest.tokenizer_sha256(folder)}

@@ -76,10 +76,11 @@ def _export(asked: argparse.Namespace) -> int:
 
 
 def _describe(asked: argparse.Namespace) -> int:
-    facts = {name: getattr(asked, name) for name in ("prompt", "grammar", "steps", "workers", "reward", "commit")}
+    told = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
+    facts = {name: getattr(asked, name) for name in told}
     base = Path(asked.base) if asked.base is not None else None
     golden = Path(asked.golden) if asked.golden is not None else None
-    made = manifest.describe(Path(asked.folder), asked.title, base, golden, **facts)
+    made = manifest.describe(Path(asked.folder), base, golden, **facts)
     terminal.out().print(f"{made.name}, of the base {made.base}", markup=False)
     return 0
 

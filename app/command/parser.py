@@ -234,16 +234,22 @@ def _conductor(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 
 def _describe(verbs: "Commands[argparse.ArgumentParser]") -> None:
-    describe = _command(verbs, "describe", "conductor", "write the manifest of a model or an adapter made elsewhere")
+    describe = _command(
+        verbs,
+        "describe",
+        "conductor",
+        "write the manifest of a model or an adapter made elsewhere, or anew that of one that `baton train` has left; "
+        "what is not said stays as it is there",
+    )
     describe.add_argument("folder", help="of weights, or of a LoRA adapter as peft saves it")
     describe.add_argument("--base", help="the described folder of the adapter's base (default: it is a whole model)")
-    describe.add_argument("--title", default="conductor", help="the version's name, before the hash of its weights")
-    describe.add_argument("--prompt", choices=["general", "compact"], default="general", help="what it reads")
-    describe.add_argument("--grammar", choices=["guidance", "xgrammar"], default="guidance", help="its decoder")
-    describe.add_argument("--steps", type=_count, default=5, help="of the longest plan")
-    describe.add_argument("--workers", type=_count, default=8, help="of the largest pool")
-    describe.add_argument("--reward", default="", help="the version of the reward that it was trained on")
-    describe.add_argument("--commit", default="", help="of the code that trained it")
+    describe.add_argument("--title", help="the version's name, before the hash of its weights (default: conductor)")
+    describe.add_argument("--prompt", choices=["general", "compact"], help="what it reads (default: general)")
+    describe.add_argument("--grammar", choices=["guidance", "xgrammar"], help="its decoder (default: guidance)")
+    describe.add_argument("--steps", type=_count, help="of the longest plan (default: the base's, else 5)")
+    describe.add_argument("--workers", type=_count, help="of the largest pool (default: the base's, else 8)")
+    describe.add_argument("--reward", help="the version of the reward that it was trained on")
+    describe.add_argument("--commit", help="of the code that trained it")
     describe.add_argument("--golden", metavar="FILE", help="JSON lines of golden prompts (default: the base's)")
 
 

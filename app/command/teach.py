@@ -19,7 +19,7 @@ from app.config import Loaded, configure, read
 from app.core.calibration import measured
 from app.core.pool import Catalog, Tier
 from app.errors import ConfigInvalid
-from app.learn import questions, world_file
+from app.learn import handover, questions, world_file
 from app.learn.carried import Place
 from app.learn.recipes import Recipe
 from app.learn.rollouts import Example, Rollout, accepted, from_lines, weighted
@@ -38,10 +38,12 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
     recipe, out = _recipe(asked), Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
-    examples, held_out = _examples(asked, environ, recipe, say)
+    found = _found(asked, environ)
+    examples, held_out = _examples(found, asked, recipe, say)
     told = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
     if asked.backend == "awr":
-        trainer.train(trainer.Order(**told, origin={"imitated": asked.warm_start}), say)
+        origin = {"imitated": asked.warm_start}
+        trainer.train(trainer.Order(**told, reach=handover.of_rollouts(found), origin=origin), say)
         return
     loaded, pool = _pool(asked, environ, out)
     tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
@@ -55,7 +57,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
         "random_pools": asked.random_pools,
     }
     with _place(asked, environ, tier, pool) as place:
-        trainer.train(trainer.Order(**told, questions=posed, place=place, origin=origin), say)
+        reach = handover.of_questions(posed)
+        trainer.train(trainer.Order(**told, reach=reach, questions=posed, place=place, origin=origin), say)
 
 
 def _recipe(asked: argparse.Namespace) -> Recipe:
@@ -71,15 +74,20 @@ def _recipe(asked: argparse.Namespace) -> Recipe:
 # -- what is imitated
 
 
+def _found(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+    if asked.warm_start is not None:
+        return _rollouts(asked, environ)
+    if asked.backend == "awr":
+        raise ConfigInvalid(["--backend awr: name the rollouts with --warm-start FILE, or --warm-start journal"])
+    return []
+
+
 def _examples(
-    asked: argparse.Namespace, environ: Mapping[str, str], recipe: Recipe, say: Say
+    found: Sequence[Rollout], asked: argparse.Namespace, recipe: Recipe, say: Say
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Of the training side and of the other one."""
     if asked.warm_start is None:
-        if asked.backend == "awr":
-            raise ConfigInvalid(["--backend awr: name the rollouts with --warm-start FILE, or --warm-start journal"])
         return (), ()
-    found = _rollouts(asked, environ)
     sides = []
     for side in ("train", "held-out"):
         some = [one for one in found if one.split == side]

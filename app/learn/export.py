@@ -6,7 +6,6 @@ What is measured and what the golden plans are comes from the very weights that 
 """
 
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from app.conductor import compact
 from app.errors import ConfigInvalid
-from app.learn import manifest, prompt, reward, tensors, tokenizer, world
+from app.learn import manifest, prompt, record, reward, tensors, tokenizer, world
 from app.learn.evaluate import exam
 from app.learn.lessons import SPLITS, Lesson
 from app.learn.manifest import Golden, Manifest
@@ -65,7 +64,7 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     _write(folder, "generation_config.json", {"eos_token_id": prompt.pad(), "pad_token_id": prompt.pad()})
     _write(folder, "tokenizer.json", tokenizer.tokenizer())
     _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
-    name = manifest.version(title, place.read_bytes())
+    name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
 
 
@@ -87,7 +86,7 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
     _write(folder, "adapter_config.json", _adapter_config(card.name, rank))
     (folder / "card.json").write_text(source.card)
     conductor = Conductor(under.shape, {**under.weights, **merged})
-    name = manifest.version(title, place.read_bytes())
+    name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, conductor, tokens=base, kind="adapter", name=name, base=card.name)
 
 
@@ -162,7 +161,7 @@ def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: P
         workers=SLOTS,
         reward=reward.VERSION,
         world=world.VERSION,
-        commit=_commit(),
+        commit=record.commit(),
         evaluation={split: _measured(conductor, split, source.weighing) for split in SPLITS},
         **facts,
     )
@@ -230,13 +229,3 @@ def _empty(folder: Path) -> None:
 
 def _write(folder: Path, name: str, value: Any) -> None:
     (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
-
-
-def _commit() -> str:
-    """Of the code that exports, with a plus sign if it was changed since; empty where that cannot be known."""
-    here = Path(__file__).parent
-    asked = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -87,6 +87,7 @@ def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[F
         score=score,
         rated=rated,
         probability=_product([p for p in odds if p is not None]) if None not in odds else None,
+        most=state.admitted.limits.steps,
     )
 
 

@@ -19,7 +19,10 @@ from app.errors import ConfigInvalid
 
 MANIFEST, GOLDEN = "baton.json", "golden.jsonl"
 WEIGHTS: Mapping[str, str] = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+PARTS = "model.safetensors.index.json"
+"""What large models have instead: which file each weight is in."""
+TOKENIZER, CHAT = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
+"""Newer libraries write the template apart."""
 DIGITS = 12
 """Of a hash, in a name."""
 
@@ -68,28 +71,59 @@ class Golden(Record):
     plan: str | None = None
 
 
-def describe(folder: Path, title: str, base: Path | None, golden: Path | None, **facts: Any) -> Manifest:
-    """The manifest of weights that were made elsewhere: a whole model, or a LoRA adapter as peft saves it, whose `base`
-    is the described folder of its model. Golden prompts come from a file, else from the base without their plans.
+DEFAULTS: Mapping[str, Any] = {
+    "title": "conductor", "prompt": "general", "grammar": "guidance", "steps": 5, "workers": 8,
+    "reward": "", "world": "", "commit": "", "evaluation": {},
+}  # fmt: skip
+"""Of what nobody says."""
+OF_BASE = ("prompt", "grammar", "steps", "workers")
+"""What an adapter has from its base."""
+
+
+def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) -> Manifest:
+    """The manifest of weights that are there: a whole model, or a LoRA adapter as peft saves it, whose `base` is the
+    described folder of its model. What is not `told` (None) is as training has left it for these very weights, else
+    the base's. Golden prompts come from a file, else from training, else from the base without their plans.
 
     Raises `ConfigInvalid` for what is neither.
     """
-    kind: Literal["model", "adapter"] = "adapter" if base is not None else "model"
-    if not (folder / WEIGHTS[kind]).is_file():
-        raise ConfigInvalid([f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"])
-    name = version(title, (folder / WEIGHTS[kind]).read_bytes())
-    prompts: list[Golden] = []
-    under, tokens = name, folder
+    left, kept = _left(folder)
+    kind: Literal["model", "adapter"] = "adapter" if base is not None or (left and left.kind == "adapter") else "model"
+    digest = weights_sha256(folder, kind)
+    facts = {**DEFAULTS, **_of_training(left)}
+    if kind == "adapter":
+        _check_adapter(folder)
     if base is not None:
         card, theirs = read(base)
-        _check_adapter(folder)
-        prompts = [one.model_copy(update={"plan": None}) for one in theirs]
-        under, tokens = card.name, base
-        facts |= {"prompt": card.prompt, "grammar": card.grammar, "steps": card.steps, "workers": card.workers}
+        facts |= {name: getattr(card, name) for name in OF_BASE}
+        facts |= {"base": card.name, "tokenizer_sha256": tokenizer_sha256(base)}
+        kept = kept or [one.model_copy(update={"plan": None}) for one in theirs]
+    elif kind == "model":
+        facts["tokenizer_sha256"] = tokenizer_sha256(folder)
+    facts |= {name: value for name, value in told.items() if value is not None}
+    name = version(facts.pop("title"), digest)
     if golden is not None:
-        prompts = [Golden.model_validate_json(line) for line in golden.read_text().splitlines() if line.strip()]
-    facts |= {"template": STYLES[facts["prompt"]].templates[0], "tokenizer_sha256": tokenizer_sha256(tokens)}
-    return write(folder, prompts, name=name, kind=kind, base=under, world="", evaluation={}, **facts)
+        kept = [Golden.model_validate_json(line) for line in golden.read_text().splitlines() if line.strip()]
+    facts |= {"template": STYLES[facts["prompt"]].templates[0], "base": name if kind == "model" else facts["base"]}
+    return write(folder, kept, name=name, kind=kind, **facts)
+
+
+def _left(folder: Path) -> tuple[Manifest | None, list[Golden]]:
+    """What an earlier description says of the weights that are there now."""
+    try:
+        found = Manifest.model_validate_json((folder / MANIFEST).read_text())
+        golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
+    except (OSError, ValidationError):
+        return None, []
+    same = found.name.endswith(f"@{weights_sha256(folder, found.kind)[:DIGITS]}")
+    return (found, golden) if same else (None, [])
+
+
+def _of_training(left: Manifest | None) -> dict[str, Any]:
+    if left is None:
+        return {}
+    dropped = {"manifest", "name", "kind", "template", "schema_version", "files"}
+    return {**left.model_dump(exclude=dropped), "title": left.name.rpartition("@")[0]}
 
 
 def _check_adapter(folder: Path) -> None:
@@ -106,14 +140,40 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def version(title: str, weights: bytes) -> str:
-    """The name of a version with these weights."""
-    return f"{title}@{sha256(weights)[:DIGITS]}"
+def version(title: str, digest: str) -> str:
+    """The name of a version whose weights have this SHA-256."""
+    return f"{title}@{digest[:DIGITS]}"
+
+
+def weights_sha256(folder: Path, kind: str) -> str:
+    """Of the file that holds the weights, or over those of its parts. `ConfigInvalid` if there are none."""
+    files = _weights(folder, kind)
+    if not all((folder / name).is_file() for name in files):
+        absent = [f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"]
+        raise ConfigInvalid(absent)
+    digests = [_digest(folder / name) for name in files]
+    return digests[0] if len(digests) == 1 else sha256("".join(digests).encode())
+
+
+def _weights(folder: Path, kind: str) -> list[str]:
+    """The names of the files that hold the weights."""
+    if kind == "adapter" or (folder / WEIGHTS[kind]).is_file():
+        return [WEIGHTS[kind]]
+    try:
+        return sorted(set(json.loads((folder / PARTS).read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [WEIGHTS[kind]]
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """Of the tokenizer's files in a folder."""
-    return sha256(b"\0".join((folder / name).read_bytes() for name in TOKENIZER))
+    """Of the tokenizer's files in a folder. `ConfigInvalid` if they are not there."""
+    chat = [CHAT] if (folder / CHAT).is_file() else []
+    try:
+        return sha256(b"\0".join((folder / name).read_bytes() for name in (*TOKENIZER, *chat)))
+    except FileNotFoundError as error:
+        raise ConfigInvalid(
+            [f"{error.filename}: {error.strerror}; a fast tokenizer's save_pretrained writes it"]
+        ) from None
 
 
 def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
@@ -143,22 +203,34 @@ def read(folder: Path) -> tuple[Manifest, list[Golden]]:
 
 def _faults(folder: Path, found: Manifest) -> list[str]:
     hashes = _hashes(folder)
-    faults = [
-        f"{name} is not the file of the manifest" for name, told in found.files.items() if hashes.get(name) != told
-    ]
+    faults = [f"{name} is not the file of the manifest" for name in sorted(_changed(found.files, hashes))]
     if found.schema_version != SCHEMA:
         faults.append(f"was made for plans of schema {found.schema_version}; this Baton speaks {SCHEMA}")
     style = STYLES.get(found.prompt)
     if style is None or found.template not in style.templates:
         faults.append(f"was made for the prompt {found.prompt} ({found.template}), which this Baton does not write")
-    weights = WEIGHTS[found.kind]
-    if weights not in found.files:
-        faults.append(f"has no {weights}")
-    elif not found.name.endswith(f"@{hashes.get(weights, '')[:DIGITS]}"):
+    weights = _weights(folder, found.kind)
+    if not set(weights) <= found.files.keys():
+        faults.append(f"has no {WEIGHTS[found.kind]}")
+    elif _changed(found.files, hashes).isdisjoint(weights) and not _own_name(folder, found):
         faults.append(f"the name {found.name} is not that of its weights")
     return faults
 
 
+def _changed(told: Mapping[str, str], hashes: Mapping[str, str]) -> set[str]:
+    return {name for name, digest in told.items() if hashes.get(name) != digest}
+
+
+def _own_name(folder: Path, found: Manifest) -> bool:
+    return found.name == version(found.name.rpartition("@")[0], weights_sha256(folder, found.kind))
+
+
 def _hashes(folder: Path) -> dict[str, str]:
     files = sorted(one for one in folder.iterdir() if one.is_file() and one.name != MANIFEST)
-    return {one.name: sha256(one.read_bytes()) for one in files}
+    return {one.name: _digest(one) for one in files}
+
+
+def _digest(place: Path) -> str:
+    """Of a file, which may be larger than memory."""
+    with place.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

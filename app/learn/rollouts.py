@@ -57,6 +57,8 @@ class Rollout:
     """By whom: kind, source and version."""
     probability: float | None = None
     """Of the choice of all workers, where it is known."""
+    most: int = 0
+    """Steps that its conductor was allowed; 0 in files that do not say."""
     template: str = TEMPLATE
     schema: str = field(default=SCHEMA)
 

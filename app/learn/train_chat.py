@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers.utils import cached_file
 
 from app.errors import ConfigInvalid
 from app.learn.recipes import Recipe
-from app.learn.rollouts import Example
+from app.learn.rollouts import Example, Turns
 
 Say = Callable[[str], None]
 
@@ -27,6 +28,29 @@ class Pupil:
 
     model: Any
     tokenizer: Any
+
+    def tokens(self, messages: Turns) -> list[int]:
+        """The prompt as the server's chat template writes it."""
+        turns = [dict(turn) for turn in messages]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
+        """The likeliest answer of at most `most` tokens, and by how many nats the closest of them was ahead."""
+        asked = torch.tensor([self.tokens(messages)], device=self.model.device)
+        told = self.model.eval().generate(
+            input_ids=asked,
+            attention_mask=torch.ones_like(asked),
+            do_sample=False,
+            max_new_tokens=most,
+            output_scores=True,
+            return_dict_in_generate=True,
+            use_cache=True,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        ahead = [-float(one[0].float().topk(2).values.diff()) for one in told.scores]
+        text = self.tokenizer.decode(told.sequences[0, asked.shape[1] :], skip_special_tokens=True)
+        return str(text), min(ahead, default=0.0)
 
 
 def pupil(recipe: Recipe) -> Pupil:
@@ -47,6 +71,11 @@ def pupil(recipe: Recipe) -> Pupil:
         return Pupil(model, tokenizer)
     adapters = LoraConfig(r=recipe.lora, lora_alpha=2 * recipe.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     return Pupil(get_peft_model(model, adapters), tokenizer)
+
+
+def place(model: str) -> Path:
+    """The folder of a model that was loaded: its own, or that of the library's cache."""
+    return Path(model) if Path(model).is_dir() else Path(str(cached_file(model, "config.json"))).parent
 
 
 def _dtype() -> Any:
@@ -122,7 +151,7 @@ def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> flo
 
 def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     """Tokens, what is no padding, and what is the plan's; padded on the right."""
-    read = [_tokens(taught.tokenizer, one) for one in examples]
+    read = [_tokens(taught, one) for one in examples]
     longest = max(len(prompt) + len(plan) for prompt, plan in read)
     device = taught.model.device
     ids = torch.full((len(read), longest), taught.tokenizer.pad_token_id, device=device)
@@ -135,10 +164,7 @@ def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
     return ids, mask, spoken
 
 
-def _tokens(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
-    """The prompt as the server's chat template writes it, and the plan with the token that ends a turn."""
-    turns = [dict(turn) for turn in example.prompt]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    prompt = tokenizer(text, add_special_tokens=False)["input_ids"]
-    plan = tokenizer(example.completion, add_special_tokens=False)["input_ids"]
-    return list(prompt), [*plan, tokenizer.eos_token_id]
+def _tokens(taught: Pupil, example: Example) -> tuple[list[int], list[int]]:
+    """The prompt, and the plan with the token that ends a turn."""
+    plan = taught.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
+    return taught.tokens(example.prompt), [*plan, taught.tokenizer.eos_token_id]

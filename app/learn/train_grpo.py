@@ -6,7 +6,7 @@ reward teaches their form: a grammar in the rollout alone would make the importa
 under the schema.
 
 In the folder: `adapter` or `model`, `checkpoints` (to go on from), `curve.csv`, `curve.png`, the same for `imitation`,
-and `card.json`.
+and `card.json`. `adapter` or `model` has a manifest and golden prompts: `baton conductor deploy` takes it as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +21,18 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from app.errors import ConfigInvalid
-from app.learn import record, reward
+from app.learn import handover, record, reward, world
 from app.learn.carried import Place
+from app.learn.manifest import Manifest
 from app.learn.questions import Question
 from app.learn.recipes import Recipe
 from app.learn.rollouts import SCHEMA, Example, effective
 from app.learn.scoring import Scorer
-from app.learn.train_chat import Pupil, imitate, pupil, save
+from app.learn.train_chat import Pupil, imitate, place, pupil, save
 
 COLUMNS = ("reward", "right", "malformed", "outage")
+LAST = 10
+"""Steps of policy gradients that the manifest's figures are the means of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Order:
     held_out: Sequence[Example] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Where questions, examples and pool come from, for the card."""
+    reach: handover.Reach = field(default_factory=handover.Reach)
+    """For the manifest."""
     threads: int = 1
 
 
@@ -53,20 +58,43 @@ def train(order: Order, say: Callable[[str], None]) -> Path:
     torch.set_num_threads(order.threads)
     record.same_or_new(order.out, _asked(order))
     taught = pupil(order.recipe)
+    base = handover.base_of(place(order.recipe.model))
     last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
     if order.examples and last is None:
         rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
         record.write_curve(order.out, rows, ("imitation",), "imitation")
-    scorer = None
+    scorer, history = None, []
     if order.questions and order.place is not None:
         scorer = Scorer(order.questions, order.place, order.recipe.weights, order.recipe.ramp, say)
         say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
         history = _improve(taught, order, scorer, last)
         record.write_curve(order.out, history, COLUMNS)
     folder = save(taught, order.out)
+    made = _handed_over(order, folder, base, taught, history)
     record.write_card(order.out, _card(order, folder, scorer))
-    say(f"saved {folder}")
+    say("\n  ".join([f"saved {folder}: {made.name}; next:", *handover.next_steps(folder, base, made)]))
     return folder
+
+
+def _handed_over(
+    order: Order, folder: Path, base: handover.Base, taught: Pupil, history: Sequence[Mapping[str, Any]]
+) -> Manifest:
+    """The manifest, with what is known of how good it is: nothing that was held out but the imitation's loss."""
+    last = history[-LAST:]
+    means = {name: round(sum(row[name] for row in last) / len(last), 6) for name in COLUMNS if last}
+    found: dict[str, Any] = {"policy gradients": {"steps": len(last), **means}} if last else {}
+    if order.examples:
+        found["imitation"] = _imitated(order)
+    return handover.hand_over(
+        folder,
+        base,
+        order.reach,
+        taught,
+        order.recipe.completion,
+        title=handover.titled(order.out),
+        world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
+        evaluation=found,
+    )
 
 
 def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
@@ -156,15 +184,19 @@ def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
         "weights_sha256": record.files(folder),
         "reward": reward.VERSION,
         "rollouts": SCHEMA,
-        "imitated": {
-            "examples": len(order.examples),
-            "effective": round(effective(order.examples), 1),
-            "held_out": len(order.held_out),
-            "loss": record.column(order.out / "imitation.csv", "held_out"),
-        },
+        "imitated": _imitated(order),
         "plans_carried_out": dict(scorer.carried) if scorer is not None else {},
         "pool": _workers(order.questions),
         "software": record.software(),
+    }
+
+
+def _imitated(order: Order) -> dict[str, Any]:
+    return {
+        "examples": len(order.examples),
+        "effective": round(effective(order.examples), 1),
+        "held_out": len(order.held_out),
+        "loss": record.column(order.out / "imitation.csv", "held_out"),
     }
 
 

@@ -24,6 +24,7 @@ import psutil
 
 from app.command import deployment
 from app.command.parser import parser
+from app.learn import manifest
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
@@ -69,6 +70,7 @@ def build_model(directory: Path) -> Path:
     done = subprocess.run(command, env=os.environ | OFFLINE, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise ServerFailed(f"the tiny model could not be built:\n{done.stderr[-LOG_TAIL:]}")
+    manifest.describe(model, None, None, title="tiny")
     return model
 
 
@@ -78,7 +80,6 @@ def _command(model: Path, port: int) -> list[str]:
         "--model": str(model),
         "--host": "127.0.0.1",
         "--port": str(port),
-        "--served-model-name": MODEL,
         "--max-model-len": str(CONTEXT),
         "--kv-cache-memory-bytes": str(128 * 1024 * 1024),
         "--structured-outputs-config": STRUCTURED,
@@ -95,6 +96,9 @@ def _command(model: Path, port: int) -> list[str]:
         "--enforce-eager",
         "--enable-prefix-caching",
         "--enable-lora",
+        "--served-model-name",
+        MODEL,
+        manifest.read(model)[0].name,
         *flags,
     ]
 

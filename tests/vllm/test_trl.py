@@ -7,6 +7,7 @@ grammar, which would give it away.
 
 import csv
 import json
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,10 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from app.__main__ import main
 from app.core.plan import Reader, by_ordinal
 from app.errors import PlanRejected
-from app.learn import world_file
+from app.learn import handover, manifest, world_file
 from app.learn.questions import Rule, of_world
 from app.learn.rollouts import Rollout, from_lines
 from app.learn.world import Profile, profiles
@@ -29,7 +31,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 RUNS: Final = 72
 PROMPTS: Final = 12
-ADAPTER: Final = "conductor@test-1"
 SUBTASK: Final = "Solve the task step by step."
 POOL: Final = tuple(profiles()[name] for name in ("birch", "cedar", "ember"))
 
@@ -118,22 +119,39 @@ def test_plans_are_rewarded_by_the_executor_and_move_the_adapter(trained: Path) 
     assert card["software"]["trl"]
 
 
-def test_the_adapter_plans_for_the_service_in_the_running_server(
-    trained: Path, journaled: Path, vllm_server: VllmServer, tmp_path: Path
+def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
+    trained: Path, journaled: Path, vllm_server: VllmServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = vllm_server.base_url.removesuffix("/v1")
-    loaded = {"lora_name": ADAPTER, "lora_path": str(trained / "adapter")}
-    reply = httpx.post(f"{root}/v1/load_lora_adapter", json=loaded, timeout=60, trust_env=False)
-    assert reply.status_code == httpx.codes.OK, reply.text
+    """The folder that training leaves goes to `baton conductor deploy`, which asks the golden prompts of training."""
+    pool = world_file.pool_file(POOL, conductor=vllm_server.base_url, model=vllm_server.model)
+    environ = served(tmp_path, pool)
+    name = manifest.read(trained / "adapter")[0].name
+    assert main(["conductor", "deploy", "planner", str(trained / "adapter")], environ) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    found = json.loads(re.search(r"\{.*\}", told)[0])  # type: ignore[index]
+    assert found["prompts"] == found["valid"] == handover.COUNT
+    assert found["agreed"] >= 0.9 * found["known"] > 0, told
     try:
         rollouts = list(from_lines((journaled / "rollouts.jsonl").read_text().splitlines()))[:PROMPTS]
-        assert sum(_proposes(vllm_server, ADAPTER, one) for one in rollouts) >= PROMPTS / 2
+        assert sum(_proposes(vllm_server, name, one) for one in rollouts) >= PROMPTS / 2
         assert not any(_proposes(vllm_server, vllm_server.model, one) for one in rollouts)
-        pool = world_file.pool_file(POOL, conductor=vllm_server.base_url, model=ADAPTER)
-        with running("serve", tmp_path, served(tmp_path, pool)) as process, calling(process.url, timeout=120) as caller:
+        assert main(["conductor", "promote", "planner", name], environ) == 0
+        with running("serve", tmp_path, environ) as process, calling(process.url, timeout=120) as caller:
             _conducts(caller)
     finally:
-        httpx.post(f"{root}/v1/unload_lora_adapter", json={"lora_name": ADAPTER}, timeout=60, trust_env=False)
+        root = vllm_server.base_url.removesuffix("/v1")
+        httpx.post(f"{root}/v1/unload_lora_adapter", json={"lora_name": name}, timeout=60, trust_env=False)
+
+
+def test_the_manifest_tells_what_training_knew(trained: Path) -> None:
+    card, golden = manifest.read(trained / "adapter")
+    rows = list(csv.DictReader((trained / "curve.csv").read_text().splitlines()))
+    known = card.evaluation["policy gradients"]
+    assert known["steps"] == len(rows)
+    assert known["right"] == pytest.approx(sum(float(row["right"]) for row in rows) / len(rows), abs=1e-5)
+    assert card.evaluation["imitation"] == json.loads((trained / "card.json").read_text())["imitated"]
+    assert (card.kind, card.prompt, card.reward) == ("adapter", "general", "reward-1")
+    assert all(one.tokens for one in golden)
 
 
 def _proposes(server: VllmServer, name: str, rollout: Rollout) -> bool:
