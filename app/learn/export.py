@@ -6,6 +6,7 @@ What is measured and what the golden plans are comes from the very weights that 
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from app.learn.world import Setting, Weights
 TASKS, TASKS_SEED = 1_000, 2
 """Of each split, drawn apart from those of the training's own tables."""
 GOLDEN, GOLDEN_SEED = 24, 3
+SERVED = "served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
+
+
+def leave(out: Path) -> Manifest:
+    """`served` in the folder of a training run, made anew: what the run has come to, ready to be served."""
+    shutil.rmtree(out / SERVED, ignore_errors=True)
+    return export(trained(out), out / SERVED, manifest.titled(out))
 
 
 def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: int) -> Manifest:

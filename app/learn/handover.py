@@ -7,7 +7,6 @@ and what was a near thing here may come out otherwise there.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,13 +61,7 @@ def base_of(folder: Path) -> Base:
     if (folder / MANIFEST).is_file():
         card, golden = manifest.read(folder)
         return Base(folder, card.name, tokenizer, card, golden)
-    return Base(folder, manifest.version(titled(folder), manifest.weights_sha256(folder, "model")), tokenizer)
-
-
-def titled(folder: Path) -> str:
-    """The title of what is in a folder; a snapshot of Hugging Face's cache has its model's."""
-    cached = re.search(r"models--(?:.+--)?(.+)/snapshots/", str(folder.absolute()))
-    return re.sub(r"[^\w.-]", "-", cached[1] if cached else folder.absolute().name) or DEFAULTS["title"]
+    return Base(folder, manifest.version(manifest.titled(folder), manifest.weights_sha256(folder, "model")), tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

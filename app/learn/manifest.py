@@ -7,6 +7,7 @@ plan's schema. A version's name ends in the beginning of its weights' hash, so t
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -138,6 +139,12 @@ def _check_adapter(folder: Path) -> None:
 def sha256(data: bytes) -> str:
     """In hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def titled(folder: Path) -> str:
+    """The title of what is in a folder; a snapshot of Hugging Face's cache has its model's."""
+    cached = re.search(r"models--(?:.+--)?(.+)/snapshots/", str(folder.absolute()))
+    return re.sub(r"[^\w.-]", "-", cached[1] if cached else folder.absolute().name) or str(DEFAULTS["title"])
 
 
 def version(title: str, digest: str) -> str:

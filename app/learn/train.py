@@ -171,6 +171,16 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
     }
 
 
+def _leave(out: Path, say: Callable[[str], None]) -> None:
+    """A folder to be served; the manifest needs Baton's own dependencies, which need not be beside torch."""
+    try:
+        made = resolve_name("app.learn.export").leave(out)
+    except ModuleNotFoundError as error:
+        say(f"{error.name} is not installed, so there is nothing to serve yet: `baton conductor export {out}` makes it")
+        return
+    say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
+
+
 def run(options: Any, say: Callable[[str], None]) -> bool:
     """For the command line; whether every target that was asked for is met."""
     asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
@@ -179,4 +189,5 @@ def run(options: Any, say: Callable[[str], None]) -> bool:
     order = Order(Path(options.out), recipe, weights, options.lessons, options.threads)
     say(CAVEAT)
     tables = train(order, say)
+    _leave(order.out, say)
     return not options.gap or tables[0].closed.value >= options.gap

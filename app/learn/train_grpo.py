@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig, GRPOTrainer
 
 from app.errors import ConfigInvalid
-from app.learn import handover, record, reward, world
+from app.learn import handover, manifest, record, reward, world
 from app.learn.carried import Place
 from app.learn.manifest import Manifest
 from app.learn.questions import Question
@@ -91,7 +91,7 @@ def _handed_over(
         order.reach,
         taught,
         order.recipe.completion,
-        title=handover.titled(order.out),
+        title=manifest.titled(order.out),
         world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
         evaluation=found,
     )

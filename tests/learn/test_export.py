@@ -62,6 +62,14 @@ def test_the_exported_model_is_the_trained_one_but_for_rounding(run: Path, folde
         assert torch.equal(tensor, trained.weights[name].to(torch.bfloat16).float())
 
 
+def test_training_leaves_a_folder_to_serve_as_it_is(run: Path, folder: Path) -> None:
+    card, golden = manifest.read(run / "served")
+    assert card.name.rpartition("@")[2] == manifest.read(folder)[0].name.rpartition("@")[2]
+    assert card.evaluation["random pools"]["tasks"] == export.TASKS
+    assert all(one.plan and one.tokens for one in golden)
+    assert manifest.describe(run / "served", None, None) == card, "describing it again changes nothing"
+
+
 def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: Path) -> None:
     card, golden = manifest.read(folder)
     weights = (folder / "model.safetensors").read_bytes()

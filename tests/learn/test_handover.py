@@ -217,8 +217,8 @@ def test_a_large_model_in_parts_has_one_name(tmp_path: Path) -> None:
 
 def test_a_model_of_the_librarys_cache_has_its_own_name(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen2.5-7B-Instruct" / "snapshots" / "a0b1c2"
-    assert handover.titled(snapshot) == "Qwen2.5-7B-Instruct"
-    assert handover.titled(tmp_path / "a run") == "a-run"
+    assert manifest.titled(snapshot) == "Qwen2.5-7B-Instruct"
+    assert manifest.titled(tmp_path / "a run") == "a-run"
 
 
 def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> None:
