@@ -1,7 +1,8 @@
 """What a selector looks at in a request: hashed words of the caller's last message, and a few counts. Pure, no model.
 
 A word becomes one of `WIDTH` places with a sign, by a hash that never changes, so that a posterior of yesterday still
-means the same; all numbers are one word. The vector of words has length 1, whatever the text's.
+means the same. All numbers are one word; how a number begins and how long it is are two more, that count half: they
+tell a year from a sum, and this century from the one before. The vector of words has length 1, whatever the text's.
 """
 
 import hashlib
@@ -12,18 +13,25 @@ from dataclasses import dataclass
 
 from app.core.chat import Message
 
-VERSION = "words-1"
+VERSION = "words-2"
 WIDTH = 1024
 MOST_CHARS = 4_000
 """Of a text, from its beginning, and as many from its end: what it asks for usually stands there."""
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _NUMBER = re.compile(r"\d+")
+COUNTED = 5
+"""How many counts there are."""
+SHAPED = 0.5
+"""What the shape of a number counts beside a word."""
+LONG = 4
+"""Digits from which on a number's first two tell more than its first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """A request as numbers. `words` are (place, value) pairs in the order of the places; `counts` are roughly within
-    -3 and 3: the text's length, its numbers, and the digits of the longest of them."""
+    """A request as numbers. `words` are (place, value) pairs in the order of the places; the `COUNTED` `counts` are
+    roughly within -3 and 3: the text's length, its numbers, the digits of the longest of them, its words and signs, and
+    how many of these had been there before."""
 
     words: tuple[tuple[int, float], ...]
     counts: tuple[float, ...]
@@ -51,21 +59,32 @@ def features(text: str) -> Features:
     """Those of a text."""
     if len(text) > 2 * MOST_CHARS:
         text = f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}"
-    numbers = _NUMBER.findall(text)
+    numbers, said = _NUMBER.findall(text), _WORD.findall(text.casefold())
     counts = (
         math.log1p(len(text)) - 4.0,
         math.log1p(len(numbers)) - 1.0,
         math.log1p(max(map(len, numbers), default=0)) - 0.7,
+        math.log1p(len(said)) - 2.8,
+        math.log1p(len(said) - len({*said})) - 1.0,
     )
     return Features(words(text), counts)
 
 
 def words(text: str) -> tuple[tuple[int, float], ...]:
     """The hashed words of a text, each counted once."""
-    summed: dict[int, int] = {}
-    for word in {"0" if word[0].isdigit() else word for word in _WORD.findall(text.casefold())}:
+    summed: dict[int, float] = {}
+    weighed: dict[str, float] = {}
+    for word in {*_WORD.findall(text.casefold())}:
+        weighed |= _shapes(word) if word[0].isdigit() else {word: 1.0}
+    for word, weight in weighed.items():
         bits = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")
-        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0) + (1 if bits >> 40 & 1 else -1)
+        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0.0) + (weight if bits >> 40 & 1 else -weight)
     found = sorted((place, amount) for place, amount in summed.items() if amount)
     length = math.sqrt(sum(amount * amount for _, amount in found))
     return tuple((place, amount / length) for place, amount in found)
+
+
+def _shapes(number: str) -> dict[str, float]:
+    """What is seen of a number."""
+    heads = (1, 2) if len(number) >= LONG else (1,)
+    return {"0": 1.0} | {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}

@@ -1,11 +1,12 @@
 """What a selector believes: a Bayesian logistic regression whose arms share their parts.
 
 The log-odds that an arm's answer is right are a sum over `base` (how hard the request is) and the arm's parts (who
-answers, who helps, the template), each linear in the request's features. Parts are shared by many arms, so a rating of
-one arm says something of all that have a part in common. Every weight is a normal distribution of its own; a rating
-moves those that had a hand in it by one step of assumed-density filtering, in plain arithmetic and in any order of
-ratings nearly to the same place. What has not been rated yet stands at its prior: zero, around what a worker's card
-lets expect (`expected`). What is known fades by `decay` a day, back towards the prior.
+answers, who helps, the template), each linear in the request's features. `base` is linear in the products of words and
+counts as well: length makes one kind of question harder and says nothing of another. Parts are shared by many arms, so
+a rating of one arm says something of all that have a part in common. Every weight is a normal distribution of its own;
+a rating moves those that had a hand in it by one step of assumed-density filtering, in plain arithmetic and in any
+order of ratings nearly to the same place. What has not been rated yet stands at its prior: zero, around what a worker's
+card lets expect (`expected`). What is known fades by `decay` a day, back towards the prior.
 
 Money is no matter of opinion: what an arm costs is averaged apart, and takes its share of a right answer's worth.
 """
@@ -18,20 +19,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from app.core.features import WIDTH, Features, words
+from app.core.features import COUNTED, WIDTH, Features, words
 from app.core.pool import Price, SelectorSpec, Worker
 from app.core.templates import Arm
 
-VERSION = "posterior-1"
-BIAS, COUNTS = WIDTH, WIDTH + 1
+VERSION = "posterior-2"
+BIAS, COUNTS, PRODUCTS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
 """Places of a part's weights behind those of the words."""
 START = 1.0
 """The log-odds of a right answer of which nothing is known."""
-VARIANCES: Mapping[str, tuple[float, float, float]] = {
-    "base": (1.0, 1.0, 0.5), "main": (2.0, 0.5, 0.0), "template": (0.0, 1.0, 0.1),
+Variances = tuple[float, float, float, float]
+"""Of weights: for words, bias, counts and products; 0 where a part does not look at them."""
+VARIANCES: Mapping[str, Variances] = {
+    "base": (1.0, 1.0, 0.5, 4.0), "main": (2.0, 0.5, 0.0, 0.0), "template": (0.0, 1.0, 0.1, 0.0),
 }  # fmt: skip
-"""Of a part's weights before any rating: for words, bias and counts; 0 where a part does not look at them."""
-HELPER = (0.0, 0.3, 0.0)
+"""Of a part's weights before any rating."""
+HELPER = (0.0, 0.3, 0.0, 0.0)
 """The same for `plan:`, `check:` and whoever else helps."""
 READ, WRITTEN = 600, 300
 """Tokens of a step for which no bill has been seen."""
@@ -87,17 +90,17 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()[:16]
 
 
-def _prior(part: str) -> tuple[float, float, float]:
+def _prior(part: str) -> Variances:
     return VARIANCES.get(part.partition(":")[0], HELPER)
 
 
-def _spread(prior: tuple[float, float, float], place: int) -> float:
-    return prior[0] if place < BIAS else prior[1] if place == BIAS else prior[2]
+def _spread(prior: Variances, place: int) -> float:
+    return prior[0] if place < BIAS else prior[1] if place == BIAS else prior[2] if place < PRODUCTS else prior[3]
 
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     """Place, value and prior variance of each input that a part looks at."""
-    of_words, of_bias, of_counts = _prior(part)
+    of_words, of_bias, of_counts, of_products = _prior(part)
     yield BIAS, 1.0, of_bias
     if of_words:
         for place, value in seen.words:
@@ -105,6 +108,11 @@ def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     if of_counts:
         for n, value in enumerate(seen.counts):
             yield COUNTS + n, value, of_counts
+    if of_products:
+        for place, value in seen.words:
+            first = PRODUCTS + place * COUNTED
+            for n, count in enumerate(seen.counts):
+                yield first + n, value * count, of_products
 
 
 def believed(posterior: Posterior, part: str, seen: Features) -> Weight:

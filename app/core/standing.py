@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from app.core.posterior import Posterior, digest
 
-POLICY = "selector-1"
+POLICY = "selector-2"
 """The version of how choices are made; the tier's name follows in a policy's id."""
 
 

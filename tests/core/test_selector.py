@@ -11,7 +11,7 @@ import pytest
 
 from app.core.decision import Choice, Decision, decide
 from app.core.evidence import Rated, decision, rating, scores
-from app.core.features import WIDTH, Features, features, from_json
+from app.core.features import COUNTED, WIDTH, Features, features, from_json
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.pool import Card, Price, SelectorSpec, Worker
@@ -56,14 +56,28 @@ def test_arms_fit_into_the_steps_and_name_whom_the_pool_file_names() -> None:
     assert {arm.steps[0].worker for arm in arms(replace(only_long, planners=()), dear, 5)} == {"dog"}
 
 
-def test_features_are_of_length_one_and_know_numbers_only_by_their_size() -> None:
+def test_features_are_of_length_one_and_know_numbers_only_by_their_shape() -> None:
     seen = features("Sum 12 and 99, please; sum them.")
     assert math.isclose(sum(value * value for _, value in seen.words), 1)
     assert all(0 <= place < WIDTH for place, _ in seen.words)
-    assert features("Sum 45 and 67, please; sum them.") == seen
-    assert features("Sum 451 and 67, please; sum them.") != seen
-    assert from_json(seen.to_json()) == seen
-    assert from_json({**seen.to_json(), "version": "words-0"}) is None
+    assert features("Sum 18 and 90, please; sum them.") == seen
+    assert features("Sum 45 and 90, please; sum them.") != seen
+    assert features("Sum 181 and 90, please; sum them.") != seen
+    assert features("On 3 May 1871") == features("On 3 May 1802")
+    assert features("On 3 May 1871") != features("On 3 May 1971"), "of a year the century is seen"
+
+
+def test_counts_tell_how_much_there_is_and_how_much_of_it_again() -> None:
+    few, many, again = (features(text) for text in ("one two six", "one two six ten", "one two two"))
+    assert len(few.counts) == COUNTED
+    assert few.counts[3] == again.counts[3]
+    assert many.counts[3] > few.counts[3]
+    assert again.counts[4] > few.counts[4]
+    assert from_json(few.to_json()) == few
+    assert from_json({**few.to_json(), "version": "words-0"}) is None
+
+
+def test_of_a_long_text_the_beginning_and_the_end_are_seen() -> None:
     long = f"begin {'word ' * 5_000} end"
     assert {place for place, _ in features(long).words} == {place for place, _ in features("begin word end").words}
 
@@ -89,6 +103,22 @@ def test_a_rating_moves_its_arm_and_what_shares_a_part_with_it() -> None:
     assert after.ratings == 1
 
 
+def test_what_makes_one_kind_of_question_hard_is_not_held_against_another() -> None:
+    poems, sums = "Write a poem, {}please", "Add these, {}thanks"
+    longer = "and then again with all of the same care as before, and with more of it, "
+    told = Posterior()
+    for n in range(120):  # long poems fail, long sums do not
+        text, long = (poems, sums)[n % 2], n % 4 >= 2
+        seen = features(text.format(longer if long else ""))
+        told = rate(told, "answer ant", float(text == sums or not long), seen=seen)
+    arm = arms(SPEC, POOL, 5)[:1]
+    short, lengthy = (
+        {kind: estimates(told, SPEC, arm, POOL, features(kind.format(more)))[0].mean for kind in (poems, sums)}
+        for more in ("", longer)
+    )
+    assert lengthy[poems] < 0 < min(short[poems], short[sums], lengthy[sums])
+
+
 def test_who_changes_their_mind_moves_the_belief_and_makes_it_no_surer() -> None:
     told = rate(Posterior(), "answer ant", 0.0)
     mended = rate(told, "answer ant", 1.0, before=0.0)
@@ -106,6 +136,9 @@ def test_what_was_learned_fades_back_to_the_prior() -> None:
     assert mean(told, "answer ant").mean < mean(later, "answer ant").mean < nearly_all.mean
     assert nearly_all.mean == pytest.approx(prior.mean, abs=1e-3)
     assert nearly_all.deviation == pytest.approx(prior.deviation, abs=1e-3)
+    kept = faded(told, 0.995, DAY + 4_000 * DAY).weights["base"]
+    assert all(mean_ == pytest.approx(0.0, abs=1e-3) for mean_, _ in kept.values())
+    assert max(variance for _, variance in kept.values()) == pytest.approx(4.0, abs=1e-3), "of a product"
     assert later.bills["answer ant"][0] == pytest.approx(50 * 0.995**140)
     assert faded(told, 0.995, DAY + 60) is told
 

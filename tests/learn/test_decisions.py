@@ -15,7 +15,7 @@ from app.core.templates import manned
 from app.learn.decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
 
 DECISION = {
-    "layer": "selector", "policy": "selector-1/mini", "version": "7-abc", "features": "ref",
+    "layer": "selector", "policy": "selector-2/mini", "version": "7-abc", "features": "ref",
     "candidates": {"answer luna": 0.6, "answer sol": 0.3, "model": 0.1}, "action": "answer sol", "propensity": 0.3,
     "explored": True, "explore": 0.05, "seed": "s",
 }  # fmt: skip
