@@ -71,8 +71,7 @@ def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
     for route in routes:
         if route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
-    for router in routers:
-        app.include_router(router)
+    app.router.routes += routes  # as they are: `include_router` would wrap each once more
     app.add_exception_handler(BatonError, _baton_error)
     app.add_exception_handler(HTTPException, partial(_http_error, routes))
     app.add_middleware(Frontdoor, gate=gate)

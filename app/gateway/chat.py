@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
+from app.gateway.direct import Direct
 from app.gateway.gate import Gate
 from app.gateway.ingress import read_json
 from app.gateway.once import Begun, OnceOnly
@@ -22,7 +23,7 @@ from app.order import Order
 
 def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     """The routes of the chat wire format."""
-    router = APIRouter()
+    router = APIRouter(route_class=Direct)
     writer = keys.needs("runs:write")
 
     @router.post("/v1/chat/completions", dependencies=[once.room])

@@ -12,6 +12,7 @@ from app.core.state import RunState
 from app.errors import InvalidRequest
 from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
+from app.gateway.direct import Direct
 from app.gateway.gate import Gate
 from app.gateway.ingress import read_json
 from app.gateway.once import OnceOnly
@@ -25,7 +26,7 @@ from app.order import Ended, Order, Said
 
 def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     """The legacy route."""
-    router = APIRouter()
+    router = APIRouter(route_class=Direct)
     writer = keys.needs("runs:write")
 
     @router.post("/v1/completions", dependencies=[once.room])

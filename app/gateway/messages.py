@@ -15,6 +15,7 @@ from app.gateway import anthropic_reply as reply
 from app.gateway.anthropic_request import effort_of, read_count, read_request, task_of, whole_task
 from app.gateway.asked import order_of, resolve_tier
 from app.gateway.auth import Caller, Keys
+from app.gateway.direct import Direct
 from app.gateway.gate import Gate
 from app.gateway.ingress import read_json
 from app.gateway.once import OnceOnly
@@ -27,7 +28,7 @@ PREFIX: Final = "/v1/messages"
 
 def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
     """The routes of the messages wire format."""
-    router = APIRouter()
+    router = APIRouter(route_class=Direct)
     writer = keys.needs("runs:write")
 
     @router.post("/v1/messages", dependencies=[once.room])

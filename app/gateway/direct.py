@@ -1,0 +1,44 @@
+"""Routes whose endpoints read the request themselves.
+
+FastAPI's own solving of dependencies takes a tenth of what a short request costs in all (four passes over parameters
+that these routes do not have). What such a route depends on is still declared as usual, and asked in the same order.
+"""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+class Direct(APIRoute):
+    """A route whose endpoint takes `request` and its dependencies, which take the request or nothing; both are
+    coroutines. Declaring anything else is an error at start-up."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """What FastAPI calls for each request."""
+        endpoint: Callable[..., Coroutine[Any, Any, Response]] = self.endpoint
+        asked = []
+        for one in self.dependant.dependencies:
+            if one.dependencies or _reads(one) or one.call is None:
+                raise TypeError(f"{self.path}: a dependency that needs more than the request")
+            asked.append((one.call, one.request_param_name, one.name))
+        if _reads(self.dependant) or self.dependant.request_param_name != "request":
+            raise TypeError(f"{self.path}: an endpoint that needs more than the request and its dependencies")
+
+        async def handle(request: Request) -> Response:
+            found = {}
+            for call, takes, name in asked:
+                value = await (call(**{takes: request}) if takes else call())
+                if name is not None:
+                    found[name] = value
+            return await endpoint(request=request, **found)
+
+        return handle
+
+
+def _reads(dependant: Any) -> bool:
+    """Whether it wants something of the request that FastAPI would read for it."""
+    kinds = ("path_params", "query_params", "header_params", "cookie_params", "body_params")
+    return any(getattr(dependant, kind) for kind in kinds)

@@ -1,0 +1,45 @@
+"""Routes that read the request themselves take nothing that FastAPI would have read for them."""
+
+from typing import Annotated
+
+import pytest
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.gateway.direct import Direct
+
+
+async def plain() -> str:
+    return "plain"
+
+
+async def asking(number: int) -> int:
+    return number
+
+
+async def nested(found: Annotated[str, Depends(plain)]) -> str:
+    return found
+
+
+async def of_path(request: Request, name: str) -> Response:
+    return Response(name)
+
+
+async def without_request() -> Response:
+    return Response()
+
+
+@pytest.mark.parametrize("dependency", [asking, nested])
+def test_what_a_dependency_would_have_to_be_given_is_refused_at_start_up(dependency: object) -> None:
+    async def endpoint(request: Request, found: Annotated[object, Depends(dependency)]) -> Response:  # type: ignore[arg-type]
+        return Response()
+
+    with pytest.raises(TypeError, match="dependency"):
+        APIRouter(route_class=Direct).add_api_route("/x", endpoint)
+
+
+@pytest.mark.parametrize("endpoint", [of_path, without_request])
+def test_so_is_what_an_endpoint_would(endpoint: object) -> None:
+    with pytest.raises(TypeError, match="endpoint"):
+        APIRouter(route_class=Direct).add_api_route("/x/{name}", endpoint)  # type: ignore[arg-type]
