@@ -313,15 +313,10 @@ def message_to_json(message: Message) -> dict[str, Any]:
 
 def message_from_json(value: Mapping[str, Any]) -> Message:
     """The inverse of `message_to_json`."""
-    return Message(
-        role=value["role"],
-        parts=tuple(Text(**part) if "text" in part else Image(**part) for part in value["parts"]),
-        name=value["name"],
-        calls=tuple(ToolCall(**call) for call in value.get("calls", ())),
-        call_id=value.get("call_id", ""),
-        failed=value.get("failed", False),
-        keepsake=value.get("keepsake"),
-    )
+    parts = [Text(part["text"]) if "text" in part else Image(part["url"], part["detail"]) for part in value["parts"]]
+    calls = [ToolCall(**call) for call in value["calls"]] if "calls" in value else ()
+    answers, failed = value.get("call_id", ""), value.get("failed", False)
+    return Message(value["role"], tuple(parts), value["name"], tuple(calls), answers, failed, value.get("keepsake"))
 
 
 def usage_to_json(usage: Usage) -> dict[str, Any]:

@@ -197,17 +197,19 @@ def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
     keys = 0
     for _ in range(bounds.depth + 1):
         deeper: list[object] = []
+        objects: list[dict[str, object]] = []
         for value in level:
             if type(value) is str:
                 if len(value) > bounds.text or (nul and "\x00" in value):
                     raise _bad_text(value)
             elif type(value) is dict:
-                keys += _check_keys(value, bounds, nul)
+                objects.append(value)
                 deeper += value.values()
             elif type(value) is list:
                 deeper += value
             elif isinstance(value, float | int) and not -WHOLE <= value < WHOLE:
                 raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
+        keys += _check_keys(objects, bounds, nul)
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
@@ -215,14 +217,16 @@ def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
         raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
 
 
-def _check_keys(value: dict[str, object], bounds: Bounds, nul: bool) -> int:
-    if len(value) > bounds.keys:
+def _check_keys(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> int:
+    """Check all objects of a level; how many keys they have."""
+    if max(map(len, objects), default=0) > bounds.keys:
         raise _too_many()
-    if max(map(len, value), default=0) > bounds.key:
+    names = [name for value in objects for name in value]
+    if max(map(len, names), default=0) > bounds.key:
         raise _bad_text("")
-    if nul and any("\x00" in key for key in value):
+    if nul and any("\x00" in name for name in names):
         raise _bad_text("\x00")
-    return len(value)
+    return len(names)
 
 
 def _bad_text(text: str) -> InvalidRequest:

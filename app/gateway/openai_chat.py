@@ -161,13 +161,9 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")
-    marks = (name for name in MARKS if any(_has(message, name) for message in request.messages))
+    parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
+    marks = [name for name in MARKS if any(getattr(part, name, None) is not None for part in parts)]
     return request, (*ignored, *marks)
-
-
-def _has(message: WireMessage, mark: str) -> bool:
-    parts = message.content if isinstance(message.content, list) else ()
-    return any(getattr(part, mark, None) is not None for part in parts)
 
 
 def _check_names(given: Mapping[str, object]) -> None:
