@@ -192,14 +192,16 @@ def _chat_model(train: argparse.ArgumentParser) -> None:
     asked.add_argument("--every", type=_count, default=20, help="steps between checkpoints")
     asked.add_argument("--vllm", choices=["none", "colocate", "server"], default="none", help="what writes the plans")
     asked.add_argument("--vllm-url", default="", help="of a server started by `trl vllm-serve`")
-    imitated = train.add_argument_group("--backend trl and --backend awr: what is imitated")
+    imitated = train.add_argument_group("what is imitated")
     imitated.add_argument(
         "--warm-start", metavar="FILE", help="rollouts to imitate, first or alone; `journal` reads the database"
     )
     imitated.add_argument("--epochs", type=_count, default=2, help="of imitation")
     imitated.add_argument("--batch", type=_count, default=8, help="plans of each step of imitation")
     imitated.add_argument("--imitation-rate", type=float, help="learning rate (default: 1e-4, 1e-5 for all weights)")
-    imitated.add_argument("--beta", type=float, default=0.3, help="of awr: the advantage that counts e times as much")
+    imitated.add_argument(
+        "--beta", type=float, default=0.3, help="of awr and builtin: the advantage that counts e times as much"
+    )
     _agreed(imitated)
     rewarded = train.add_argument_group("--backend trl: what is asked, and where plans are carried out")
     rewarded.add_argument(

@@ -38,7 +38,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
     recipe, out = _recipe(asked), Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
-    found = _found(asked, environ)
+    found = imitated(asked, environ)
     examples, held_out = _examples(found, asked, recipe, say)
     told = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
     if asked.backend == "awr":
@@ -74,7 +74,8 @@ def _recipe(asked: argparse.Namespace) -> Recipe:
 # -- what is imitated
 
 
-def _found(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+def imitated(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+    """The rollouts that `--warm-start` names; none if it names none."""
     if asked.warm_start is not None:
         return _rollouts(asked, environ)
     if asked.backend == "awr":

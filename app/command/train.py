@@ -13,7 +13,8 @@ EXTRAS = frozenset({"torch", "transformers", "trl", "peft", "datasets"})
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """0; 1 if `--gap` asks for more than was reached."""
     if asked.backend == "builtin":
-        return 0 if _found("app.learn.train:run")(asked, _say) else 1
+        rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
+        return 0 if _found("app.learn.train:run")(asked, _say, rollouts) else 1
     _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
     return 0
 

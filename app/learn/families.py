@@ -256,6 +256,13 @@ def read(text: str) -> Problem | None:
     return None
 
 
+def kept_back(problem: Problem) -> bool:
+    """Whether a task is of a family, or in the phrasing, that training never meets."""
+    family = next(family for family in FAMILIES if family.name == problem.family)
+    seen = [pattern for one, pattern in _readers() if one is family][:-1]
+    return family.held_out or not any(pattern.fullmatch(problem.text.strip()) for pattern in seen)
+
+
 @cache
 def _readers() -> tuple[tuple[Family, re.Pattern[str]], ...]:
     return tuple((family, _pattern(family, phrasing)) for family in FAMILIES for phrasing in family.phrasings)

@@ -141,7 +141,12 @@ def accepted(rollouts: Iterable[Rollout]) -> list[Example]:
 
 
 def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
-    """For advantage-weighted regression (arXiv 1910.00177): each rated plan by exp(advantage / beta), at most `cap`.
+    """For advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
+    return [Example(one.prompt, one.completion, weight) for one, weight in scored(rollouts, weights, beta, cap)]
+
+
+def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
+    """Each rated rollout with exp(advantage / beta), at most `cap`.
 
     The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
     rollouts. What nobody has rated is left out. The weights have the mean 1.
@@ -155,7 +160,7 @@ def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: fl
         groups[_asked(one)].append(worth)
     raw = [min(cap, math.exp((worth - _usual(groups[_asked(one)], worth, mean)) / beta)) for one, worth in rated]
     scale = len(raw) / sum(raw)
-    return [Example(one.prompt, one.completion, weight * scale) for (one, _), weight in zip(rated, raw, strict=True)]
+    return [(one, weight * scale) for (one, _), weight in zip(rated, raw, strict=True)]
 
 
 def effective(examples: Sequence[Example]) -> float:

@@ -8,7 +8,7 @@ chosen on validation lessons, which no table uses.
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -24,7 +24,10 @@ from app.learn.lessons import SPLITS, Lesson
 from app.learn.outcome import outcome
 from app.learn.plans import Plan
 from app.learn.record import write_rows
+from app.learn.remembered import Remembered, digest_of, learned_from
+from app.learn.rollouts import Rollout
 from app.learn.train_loop import Recipe, Trainer, greedy
+from app.learn.train_remembered import Regressor
 from app.learn.world import Setting, Weights, profiles, standard_pool
 
 EVERY = 50
@@ -44,13 +47,15 @@ class Order:
     lessons: int = HELD_OUT
     """Of each split's comparison."""
     threads: int = 1
+    runs: Sequence[Remembered] = ()
+    """Journaled ones, for the warm start to imitate."""
 
 
 def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     """Train, or go on from the folder's checkpoint, and compare."""
     torch.set_num_threads(order.threads)
     order.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(order.recipe, order.weights)
+    trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
     rows = _restored(order, trainer, say)
     validation = exam("held-out tasks", VALIDATION, -1)
     while trainer.step < trainer.total:
@@ -181,12 +186,14 @@ def _leave(out: Path, say: Callable[[str], None]) -> None:
     say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
 
 
-def run(options: Any, say: Callable[[str], None]) -> bool:
+def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
     """For the command line; whether every target that was asked for is met."""
     asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
     recipe = replace(Recipe(seed=options.seed), **{name: steps for name, steps in asked.items() if steps is not None})
     weights = world.DEAR if options.dear else Weights()
-    order = Order(Path(options.out), recipe, weights, options.lessons, options.threads)
+    runs = learned_from(rollouts, weights, options.beta, say) if rollouts else []
+    recipe = replace(recipe, remembered=digest_of(runs))
+    order = Order(Path(options.out), recipe, weights, options.lessons, options.threads, runs)
     say(CAVEAT)
     tables = train(order, say)
     _leave(order.out, say)

@@ -52,6 +52,8 @@ class Recipe:
     """The share of what follows the drills after which cost counts in full."""
     executions: int = 0
     """How often a plan is carried out for its reward; 0: its exact expectation."""
+    remembered: str = ""
+    """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
 
 
 class _Group(NamedTuple):
@@ -146,7 +148,7 @@ class Trainer:
             plans.append(plan)
             rewards.append(found)
         logprobs = self._imitate(lessons, prompts, plans)
-        slope = _slope(self.step - recipe.drill_steps, recipe.warm_steps)
+        slope = decayed(self.step - recipe.drill_steps, recipe.warm_steps)
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
 
@@ -194,7 +196,7 @@ class Trainer:
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
-        slope = _slope(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
+        slope = decayed(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
         loss, entropy = self._objective(kept, recipe.entropy * slope)
         self._update(loss, recipe.rate * slope)
         return measured | {"entropy": entropy}
@@ -276,6 +278,6 @@ def _ended(tokens: Sequence[int]) -> list[int]:
     return list(tokens[: list(tokens).index(2) + 1])
 
 
-def _slope(step: int, steps: int) -> float:
-    """Ten steps up, then down to a tenth."""
+def decayed(step: int, steps: int) -> float:
+    """Of a learning rate: ten steps up, then down to a tenth."""
     return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

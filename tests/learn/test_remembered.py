@@ -1,0 +1,140 @@
+"""Journaled runs as the small conductor can imitate them: read back as they were, weighed, and the rest counted."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from app.conductor.protocol import Brief
+from app.core.chat import Message, Task, Text
+from app.core.pool import Card, Limits, Price, Worker
+from app.errors import ConfigInvalid
+from app.learn.families import FAMILIES, Problem, write
+from app.learn.plans import Plan, PlanStep, to_workflow
+from app.learn.remembered import digest_of, learned_from, remembered
+from app.learn.rollouts import Rollout, from_lines, shown, to_line, written
+from app.learn.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
+
+PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
+
+
+def offered(pool: Pool) -> tuple[Worker, ...]:
+    """The workers of a pool as the service knows them."""
+    cards = [Card(strengths=tuple(one.strengths.split()), speed=one.pace) for one in pool]
+    prices = [Price(int(one.price * INPUT_SHARE * 1e6), int(one.price * 1e6), 0) for one in pool]
+    return tuple(
+        Worker(one.name, "world", one.name, price=price, card=card)
+        for one, price, card in zip(pool, prices, cards, strict=True)
+    )
+
+
+def rollout(problem: Problem, plan: Plan, score: float | None, pool: Pool | None = None, **more: Any) -> Rollout:
+    """What the journal has of a run over this pool, whose places are the ordinals."""
+    pool = pool or standard_pool()
+    names = tuple(one.name for one in pool)
+    said = ({"role": "user", "content": problem.text},)
+    task = Task((Message("user", (Text(problem.text),)),))
+    prompt = shown(Brief(task, offered(pool), Limits(), Limits().usd))
+    completion = written(to_workflow(plan, names).steps, names)
+    told = ("r", 0.0, "t", "model", "train", said, prompt, completion, names, "p", len(plan), 0.0006, 1.0, score)
+    return replace(Rollout(*told), **more)
+
+
+def problem(family: int = 0, phrasing: int = 0, seed: int = 1) -> Problem:
+    return write(Random(seed), FAMILIES[family], 1, phrasing)
+
+
+def read(*rollouts: Rollout) -> tuple[list[Any], Counter[str]]:
+    """Through the file, as the command reads them."""
+    return remembered(list(from_lines(map(to_line, rollouts))), Weights())
+
+
+def test_a_run_is_read_back_as_it_was() -> None:
+    dear = tuple(replace(one, price=one.price * 2) for one in standard_pool()[::-1])
+    ((found,), skipped) = read(rollout(problem(), PLAN, 1.0, dear))
+    assert (found.problem, found.pool, found.plan, found.weight) == (problem(), dear, PLAN, 1.0)
+    assert not skipped
+
+
+def test_the_pool_is_shown_in_another_order_each_time_and_the_plan_follows() -> None:
+    ((found,), _) = read(rollout(problem(), PLAN, 1.0))
+    random = Random(0)
+    lessons = [found.lesson(random) for _ in range(40)]
+    assert len({one.order for one in lessons}) > 30
+    assert {one.pool for one in lessons} == {standard_pool()}
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (rollout(problem(), PLAN, 1.0, split="held-out"), "it is held out"),
+        (rollout(problem(), PLAN, None), "nobody has rated it"),
+        (rollout(problem(phrasing=4), PLAN, 1.0), "its task is kept for examinations"),
+        (rollout(problem(family=2), PLAN, 1.0), "its task is kept for examinations"),
+        (rollout(replace(problem(), text="Why is the sky blue?"), PLAN, 1.0), "its task is none of the world's"),
+        (rollout(problem(), PLAN, 1.0, workers=("a", "b")), "its pool has workers that are not of the world"),
+        (rollout(problem(), PLAN, 1.0, workers=tuple(profiles())), "its pool has more than 6 workers"),
+        (rollout(problem(), PLAN, 1.0, completion="{}"), "its plan is none that the small conductor can write"),
+        (
+            rollout(problem(), PLAN, 1.0, completion='{"steps":[]}'),
+            "its plan is none that the small conductor can write",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_learned_from_is_left_out_by_its_reason(one: Rollout, reason: str) -> None:
+    found, skipped = read(one, rollout(problem(), PLAN, 1.0))
+    assert len(found) == 1
+    assert skipped == {reason: 1}
+
+
+def test_a_pool_that_is_kept_for_examinations_is_left_out() -> None:
+    names = list(profiles())
+    kept = next(pool for n in range(3, 7) for pool in [names[n - 3 : n]] if held_out(pool))
+    pool = tuple(profiles()[name] for name in kept)
+    found, skipped = read(rollout(problem(), (PlanStep(0, "solve"),), 1.0, pool))
+    assert (found, skipped) == ([], {"its pool is kept for examinations": 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"subtask": "Solve it."}, {"access": ["user", 1]}, {"access": ["previous"]}, {"access": []}, {"tools": True}],
+    ids=str,
+)
+def test_a_plan_of_another_grammar_is_left_out(change: dict[str, Any]) -> None:
+    one = rollout(problem(), PLAN, 1.0)
+    steps = json.loads(one.completion)["steps"]
+    changed = json.dumps({"steps": [steps[0], steps[1] | change]})
+    assert read(replace(one, completion=changed))[1] == {"its plan is none that the small conductor can write": 1}
+    outside = one.completion.replace('"worker":5', '"worker":6')
+    assert read(replace(one, completion=outside))[1] == {
+        "its plan is none that the small conductor can write": 1
+    } or read(replace(one, completion=outside))[1] == {"its plan names a worker that was not offered": 1}
+
+
+def test_the_weights_are_those_of_the_advantage() -> None:
+    right, wrong = rollout(problem(), PLAN, 1.0), rollout(problem(), (PlanStep(0, "solve"),), 0.0)
+    found, _ = read(right, wrong, rollout(problem(seed=2), PLAN, None))
+    assert found[0].weight > 5 * found[1].weight
+    assert sum(one.weight for one in found) == pytest.approx(2)
+    assert digest_of(found) != digest_of(found[::-1])
+    assert digest_of([]) == ""
+
+
+def told(rollouts: Sequence[Rollout]) -> list[str]:
+    said: list[str] = []
+    learned_from(rollouts, Weights(), 0.3, said.append)
+    return said
+
+
+def test_what_is_left_out_is_said_and_nothing_at_all_is_an_error() -> None:
+    some = [rollout(problem(seed=n), PLAN, float(n % 2)) for n in range(4)]
+    said = told([*some, rollout(problem(phrasing=4), PLAN, 1.0)])
+    assert said[0].startswith("4 of 5 rollouts are imitated, by their weights worth ")
+    assert said[1:] == ["left out: 1, because its task is kept for examinations"]
+    with pytest.raises(ConfigInvalid, match="from none of these"):
+        told([rollout(problem(), PLAN, None)])
