@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.command import storage, teach
+from app.command import train as command
 from app.command.parser import parser
 from app.config import read
 from app.core.calibration import Trial
@@ -137,10 +138,24 @@ def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None
         record.same_or_new(tmp_path / "x", {"seed": 2})
 
 
+def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def trainer(asked: Namespace, say: Any, runs: Any) -> bool:
+        given.append((asked.beta, runs))
+        return True
+
+    found = {"app.learn.train:run": trainer, "app.command.teach:imitated": teach.imitated}
+    monkeypatch.setattr(command, "_found", found.__getitem__)
+    for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
+        assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0
+    assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]
+
+
 def test_the_commands_of_the_page_are_understood() -> None:
     """They are run by `make test-vllm`, with a smaller model."""
     page = (ROOT / "deploy" / "learning.md").read_text().partition("## Real weights")[2].partition("\n## ")[0]
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
     assert {words[0] for words in commands} == {"grade", "rollouts", "train"}
-    assert len([parser().parse_args(words) for words in commands]) == 6
+    assert len([parser().parse_args(words) for words in commands]) == 7

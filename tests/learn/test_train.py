@@ -7,6 +7,7 @@ import csv
 import json
 import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,10 +18,15 @@ torch = pytest.importorskip("torch")
 
 from app.learn import prompt, train  # noqa: E402
 from app.learn.lessons import SPLITS, lesson  # noqa: E402
-from app.learn.plans import LONGEST, TOKENS, from_tokens, legal, to_tokens  # noqa: E402
+from app.learn.outcome import outcome  # noqa: E402
+from app.learn.plans import LONGEST, TOKENS, PlanStep, from_tokens, legal, to_tokens  # noqa: E402
+from app.learn.remembered import remembered  # noqa: E402
+from app.learn.rollouts import Rollout  # noqa: E402
 from app.learn.train_loop import Recipe, Trainer, greedy  # noqa: E402
 from app.learn.train_model import Conductor, Shape, initial  # noqa: E402
-from app.learn.world import Weights  # noqa: E402
+from app.learn.train_remembered import Regressor  # noqa: E402
+from app.learn.world import Setting, Weights  # noqa: E402
+from tests.learn.test_remembered import rollout  # noqa: E402
 from tests.learn.test_world import any_plan  # noqa: E402
 
 TINY = Recipe(hidden=32, layers=2, heads=1, drill_steps=2, warm_steps=2, steps=2, warm_lessons=8, lessons=8, group=4)
@@ -156,3 +162,56 @@ def test_greedy_plans_name_workers_of_the_pool() -> None:
     lessons = [lesson(random, "random pools") for _ in range(20)]
     for one, plan in zip(lessons, greedy(conductor(), lessons), strict=True):
         assert all(step.worker < len(one.pool) for step in plan)
+
+
+# From journaled runs.
+
+GOOD, BAD = (PlanStep(5, "plan"), PlanStep(4, "reason", True, (0,))), (PlanStep(0, "solve"),)
+
+
+def journaled(*, swapped: bool = False, runs: int = 160) -> list[Rollout]:
+    """Runs of the standard pool: to each task a plan that is mostly right and one that is mostly wrong, rated so."""
+    random, found = Random(4), []
+    for one in (lesson(random, "train", standard=1.0).problem for _ in range(runs // 2)):
+        found += [rollout(one, GOOD, float(not swapped)), rollout(one, BAD, float(swapped))]
+    return found
+
+
+def taught(runs: list[Rollout]) -> float:
+    """The exact mean reward of greedy plans after a warm start from runs, for their tasks; without runs, before it."""
+    recipe = Recipe(drill_steps=30, warm_steps=50, warm_lessons=32, steps=0, hidden=48, layers=2, unknown=0.3)
+    found, _ = remembered(runs or journaled(), Weights())
+    trainer = Regressor(recipe, Weights(), found)
+    while runs and trainer.step < trainer.total:
+        trainer.advance()
+    lessons = [one.lesson(Random(9)) for one in found[::4]]
+    plans = greedy(trainer.conductor, lessons)
+    settings = [Setting(one.pool, Weights()) for one in lessons]
+    worth = [
+        outcome(plan, one.problem.kind, place).reward for plan, one, place in zip(plans, lessons, settings, strict=True)
+    ]
+    return sum(worth) / len(worth)
+
+
+@pytest.mark.timeout(240)
+def test_good_journaled_plans_beat_a_fresh_model_and_the_weights_say_which_are_good() -> None:
+    fresh, good, swapped = taught([]), taught(journaled()), taught(journaled(swapped=True))
+    assert good > fresh + 0.1
+    assert good > swapped + 0.1, "the same plans with the advantages swapped"
+
+
+@pytest.mark.timeout(180)
+def test_a_run_from_the_journal_goes_on_with_policy_gradients_and_says_so(tmp_path: Path) -> None:
+    options = Namespace(
+        out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None,
+        beta=0.3,
+    )  # fmt: skip
+    said: list[str] = []
+    foreign = replace(journaled(runs=2)[0], completion="{}")
+    train.run(options, said.append, [*journaled(runs=40), foreign])
+    assert "left out: 1, because its plan is none that the small conductor can write" in said
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert len(card["recipe"]["remembered"]) == 64
+    assert card["plans_carried_out"] > 0, "by the policy gradients; the warm start carries out nothing"
+    with pytest.raises(ValueError, match="another recipe"):
+        train.run(options, said.append, journaled(runs=42))
