@@ -194,8 +194,9 @@ def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
     """Check all values, level by level; `colons` is the number of keys before duplicates fell together, and `nul` says
     whether there may be a NUL, which JSON can hold only as an escape. The parser makes these types exactly."""
     level = [root]
-    keys = 0
-    for _ in range(bounds.depth + 1):
+    keys = depth = 0
+    while level and depth <= bounds.depth:
+        depth += 1
         deeper: list[object] = []
         objects: list[dict[str, object]] = []
         for value in level:
