@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.core.chat import Usage
+from app.core.chat import Usage, summed
 from app.core.state import RunState
 
 
@@ -29,9 +29,9 @@ def bill(state: RunState) -> Bill:
     call of any kind if none did); visible output is that of the call whose text is the answer, or of the calls whose
     tool calls are.
     """
-    total = sum((call.usage for call in state.calls.values()), Usage())
+    total = summed(call.usage for call in state.calls.values())
     calls = [call for call in state.calls.values() if call.turn == state.turn.number]
-    turn = sum((call.usage for call in calls), Usage()) if state.turn.number else total
+    turn = summed(call.usage for call in calls) if state.turn.number else total
     fine = [call for call in calls if call.outcome == "ok"]
     seers = [call for call in fine if call.step is not None and call.sees_user] or fine
     first = seers[0].usage if seers else Usage()
@@ -55,4 +55,4 @@ def _said(state: RunState) -> Usage:
         waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
         speakers = [step.exchanges[-1].call for step in waiting]
     calls = [state.calls[name] for name in speakers]
-    return sum((call.usage for call in calls if call.turn == state.turn.number), Usage())
+    return summed(call.usage for call in calls if call.turn == state.turn.number)

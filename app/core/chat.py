@@ -3,7 +3,7 @@
 Adapters in `gateway/` and `providers/` translate to and from these records; everything between them believes the types.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -156,19 +156,19 @@ class Usage:
     reasoning: int = 0
     estimated: bool = False
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            self.input + other.input,
-            self.cached + other.cached,
-            self.output + other.output,
-            self.reasoning + other.reasoning,
-            self.estimated or other.estimated,
-        )
-
     @property
     def total(self) -> int:
         """Input plus output tokens."""
         return self.input + self.output
+
+
+def summed(usages: Iterable[Usage]) -> Usage:
+    """The sum of all of them, in one pass: each turn of a long run sums up all of its calls."""
+    used, cached, output, reasoning, estimated = 0, 0, 0, 0, False
+    for one in usages:
+        used, cached, output = used + one.input, cached + one.cached, output + one.output
+        reasoning, estimated = reasoning + one.reasoning, estimated or one.estimated
+    return Usage(used, cached, output, reasoning, estimated)
 
 
 TOGETHER = 32

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.core.bill import bill
-from app.core.chat import Usage, usage_from_json
+from app.core.chat import summed, usage_from_json
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.pool import MILLION
@@ -138,7 +138,7 @@ def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
         "finish": step.finish or None,
         "started_at": _first_at(_of(events, Kind.CALL_INTENDED, n=n)),
         "ended_at": _first_at(done),
-        "usage": figures(sum((call.usage for call in calls), Usage())),
+        "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
         "attempts": [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=n)],

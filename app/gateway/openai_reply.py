@@ -12,7 +12,7 @@ import orjson
 
 from app.core import position
 from app.core.bill import Bill
-from app.core.chat import ToolDelta, Usage
+from app.core.chat import ToolDelta, Usage, summed
 from app.core.logprobs import Decoded
 from app.core.nesting import parent_of
 from app.core.pool import MILLION
@@ -114,7 +114,7 @@ def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
         "worker": step.worker,
         "access": step.access.as_list(),
         "state": step.state,
-        "usage": figures(sum((call.usage for call in calls), Usage())),
+        "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
     } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from app.command import record, tree
-from app.core.chat import Form, Sampling, Task, Tool, Toolbox
+from app.core.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.journal import Event, Kind
 from app.core.state import DRIVER_LOST
 from app.core.workflow import CONDUCTOR
@@ -141,7 +141,7 @@ async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: Provid
     assert outcome.said == ['{"a": 1}']
     split, state = outcome.ended.bill, outcome.ended.state
     assert split.visible.output == state.calls[state.steps[0].call].usage.output
-    assert split.visible + split.orchestration == split.turn
+    assert summed((split.visible, split.orchestration)) == split.turn
 
 
 def _sent(stub: ProviderStub) -> list[Any]:

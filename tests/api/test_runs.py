@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from app.core.chat import summed
 from app.core.journal import Kind
 from app.errors import InvalidRequest
 from app.wiring import House
@@ -64,7 +65,7 @@ async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: Ho
     assert not state.degraded
     assert len(stub.of("planner")) == 1
     assert stub.of("planner")[0].json["response_format"]["json_schema"]["strict"] is True
-    assert outcome.ended.bill.total == outcome.ended.bill.visible + outcome.ended.bill.orchestration
+    assert outcome.ended.bill.total == summed((outcome.ended.bill.visible, outcome.ended.bill.orchestration))
 
 
 async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderStub, opened: House) -> None:

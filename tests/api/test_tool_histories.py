@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.chat import Message, Text, ToolCall, Usage
+from app.core.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.cancel import settled
 from app.wiring import House
 from tests.api.house import finish, open_house, pool_text
@@ -141,7 +141,7 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
             talk.answer(outcome, result)
     assert [bill.visible.total for bill in told] == [15, 37, 59]
     assert all(bill.orchestration == Usage() for bill in told)
-    assert sum((bill.turn for bill in told), Usage()) == told[-1].total
+    assert summed(bill.turn for bill in told) == told[-1].total
     assert sum(bill.turn_usd for bill in told) == told[-1].usd
     assert (await house.means.store.run(outcome.ended.state.run)).spent.usd == told[-1].usd
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.core import drafts
 from app.core.bill import bill
-from app.core.chat import Usage, usage_to_json
+from app.core.chat import Usage, summed, usage_to_json
 from app.core.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import Draft, Event, Kind
 from app.core.nesting import depth, may_nest, parent_of
@@ -164,12 +164,12 @@ class Play:
         assert all(depth(state, n) <= state.admitted.limits.depth for n in state.nested)
         assert [one.number for one in state.all_proposals] == list(range(state.opened))
         split = bill(state)
-        assert split.visible + split.orchestration == split.turn
+        assert summed((split.visible, split.orchestration)) == split.turn
         assert min(split.orchestration.input, split.orchestration.output, split.turn_usd) >= 0
         self.turns[state.turn.number] = (split.turn, split.turn_usd)
-        assert split.total == sum((usage for usage, _ in self.turns.values()), Usage())
+        assert split.total == summed(usage for usage, _ in self.turns.values())
         assert split.usd == sum(usd for _, usd in self.turns.values())
-        assert split.total == sum((call.usage for call in state.calls.values()), Usage())
+        assert split.total == summed(call.usage for call in state.calls.values())
         assert split.usd == state.usd == sum(call.usd for call in state.calls.values())
 
     # -- who may do what

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
-from app.core.chat import Image, Message, Text, ToolCall, Usage
+from app.core.chat import Image, Message, Text, ToolCall, Usage, summed
 from app.core.pool import MILLION, Price, Worker
 
 RATES = st.integers(0, 200 * MILLION)
@@ -32,7 +32,7 @@ def test_a_sum_of_costs_is_never_below_the_cost_of_the_sum(
 ) -> None:
     price = Price(into, out, cached)
     usages = [Usage(read, read // 2, said) for read, said in calls]
-    assert sum(map(price.cost, usages)) >= price.cost(sum(usages, Usage()))
+    assert sum(map(price.cost, usages)) >= price.cost(summed(usages))
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,6 +16,7 @@ from app.core.chat import (
     Usage,
     message_from_json,
     message_to_json,
+    summed,
     task_from_json,
     task_to_json,
     usage_from_json,
@@ -65,10 +66,11 @@ def test_a_task_comes_back_from_json_as_it_was(task: Task) -> None:
 @given(USAGES, USAGES, USAGES)
 def test_usages_add_up_and_come_back_from_json(one: Usage, two: Usage, three: Usage) -> None:
     assert usage_from_json(json.loads(json.dumps(usage_to_json(one)))) == one
-    assert one + two == two + one
-    assert (one + two) + three == one + (two + three)
-    assert (one + two).total == one.total + two.total
-    assert one + Usage() == one
+    assert summed((one, two)) == summed((two, one))
+    assert summed((summed((one, two)), three)) == summed((one, two, three)) == summed((one, summed((two, three))))
+    assert summed((one, two)).total == one.total + two.total
+    assert summed((one,)) == summed((one, Usage())) == one
+    assert summed(()) == Usage()
 
 
 def test_admission_pins_what_bounds_the_run() -> None:

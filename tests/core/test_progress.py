@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.core import drafts
 from app.core.bill import bill
-from app.core.chat import Usage
+from app.core.chat import Usage, summed
 from app.core.commands import Finish, Propose, Queue, Skip
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
@@ -408,7 +408,7 @@ def split_of(*written: Draft, step: int | None) -> tuple[Usage, Usage]:
     """What the caller sees, and the rest; asserts that nothing is lost between them."""
     state = state_of(*written)
     split = bill(replace(state, end={"step": step}))
-    assert split.visible + split.orchestration == split.total
+    assert summed((split.visible, split.orchestration)) == split.total
     return split.visible, split.orchestration
 
 

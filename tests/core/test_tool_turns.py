@@ -7,7 +7,7 @@ import pytest
 
 from app.core import drafts
 from app.core.bill import bill
-from app.core.chat import Message, Text, Usage
+from app.core.chat import Message, Text, Usage, summed
 from app.core.journal import Draft, Kind
 from app.core.progress import Await, Finish, Queue, decide
 from app.core.results import Returned, latest, portions, returned, standing
@@ -137,7 +137,7 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     end = state_of(*again, Draft(Kind.SUCCEEDED, {"step": 1}))
     split = bill(end)
     assert (split.visible, split.orchestration, split.turn, split.turn_usd) == (second, Usage(), second, 9)
-    assert (split.total, split.usd) == (Usage(13, 4, 7, 1) + second, 14)
+    assert (split.total, split.usd) == (summed((Usage(13, 4, 7, 1), second)), 14)
 
 
 def test_the_calls_of_several_steps_are_all_visible_output() -> None:
