@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class Line:
     """Made by `line`; the methods may be called from any thread and return when the change is in force."""
 
     target: int
+    _loop: asyncio.AbstractEventLoop
     port: int = 0
     carried: int = 0
     """Bytes of answers, over all connections."""
@@ -69,7 +71,6 @@ class Line:
     _mode: Mode = field(default_factory=Pass)
     _holder: socket.socket | None = None
     _listener: asyncio.Server | None = None
-    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
     _carriers: set[asyncio.Task[None]] = field(default_factory=set)
@@ -233,14 +234,30 @@ def _break(end: asyncio.StreamWriter) -> None:
 @contextmanager
 def line(target: int) -> Iterator[Line]:
     """A line to that port for the length of the block."""
-    made = Line(target)
-    thread = threading.Thread(target=made._loop.run_forever, name="line", daemon=True)
+    with running_loop("line") as loop:
+        made = Line(target, loop)
+        made._call(made.open())
+        try:
+            yield made
+        finally:
+            made._call(made.close())
+
+
+@contextmanager
+def running_loop(name: str) -> Iterator[asyncio.AbstractEventLoop]:
+    """An event loop in a thread of that name; in the end what still runs there is cancelled, and the loop is closed."""
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def stay() -> None:
+        over = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), over))
+        await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(stay()), name=name, daemon=True)
     thread.start()
-    made._call(made.open())
+    loop, over = started.result(10)
     try:
-        yield made
+        yield loop
     finally:
-        made._call(made.close())
-        made._loop.call_soon_threadsafe(made._loop.stop)
+        loop.call_soon_threadsafe(over.set)
         thread.join()
-        made._loop.close()

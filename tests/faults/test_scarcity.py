@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ import pytest
 
 from app.core.journal import Kind
 from tests.faults.accounts import account, accounts, settle
-from tests.faults.line import Line, line
+from tests.faults.line import Line, line, running_loop
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, over, probe, scene
@@ -135,7 +134,7 @@ def wrapped(certificates: Path, name: str, line: Line) -> Iterator[int]:
     """The port of a server that speaks TLS under that certificate, and forwards to the line."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-    loop, port = asyncio.new_event_loop(), free_port()
+    port = free_port()
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:
@@ -151,16 +150,13 @@ def wrapped(certificates: Path, name: str, line: Line) -> Iterator[int]:
         there, onward = await asyncio.open_connection("127.0.0.1", line.port)
         await asyncio.gather(carry(reader, onward), carry(there, writer))
 
-    thread = threading.Thread(target=loop.run_forever, name="tls", daemon=True)
-    thread.start()
-    opening = asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
-    server = asyncio.run_coroutine_threadsafe(opening, loop).result(10)
-    try:
-        yield port
-    finally:
-        loop.call_soon_threadsafe(server.close)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    with running_loop("tls") as loop:
+        opening = asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
+        server = asyncio.run_coroutine_threadsafe(opening, loop).result(10)
+        try:
+            yield port
+        finally:
+            loop.call_soon_threadsafe(server.close)
 
 
 @pytest.fixture(scope="module")
