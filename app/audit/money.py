@@ -100,8 +100,8 @@ def _turns(run: Account) -> Iterator[Violation]:
         made = [call for call in _settled(run, turn.awaiting) if run.turn_at(call.intent.seq) is turn]
         asked = {
             one.awaiting.body["call"]
-            for step in run.steps.values()
-            for one in step.exchanges
+            for n in turn.awaiting.body["steps"]
+            for one in (run.steps[n].exchanges if n in run.steps else ())
             if turn.began.seq < one.awaiting.seq < turn.awaiting.seq
         }
         yield from _compared(run, turn.awaiting, made, _visible(made, asked))

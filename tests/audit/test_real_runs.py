@@ -1,13 +1,15 @@
 """Real runs of every kind keep every rule: plans, repairs, fallbacks, retries, failures, cancellations, budgets."""
 
 import asyncio
+import json
 
 from app.audit.report import Report
+from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.journal import Kind
 from app.wiring import House
 from tests.api.house import events, finish, narrowed, order, plan, plan_text
 from tests.audited import report_of
-from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
+from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate
 
 
 async def clean(opened: House, *, runs: int = 1, calls: int | None = None) -> Report:
@@ -92,6 +94,24 @@ async def test_erased_content_breaks_no_rule(opened: House) -> None:
     assert await opened.means.store.erase(outcome.ended.state.run)
     report = await clean(opened)
     assert (report.rendered, report.unverifiable) == (0, {"erased": 1})
+
+
+async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, opened: House) -> None:
+    """A step of the first round calls tools, and its answer needs none of that; one of the second round calls them."""
+    first = {"steps": [
+        {"worker": 0, "subtask": "Look", "access": ["user"], "tools": True},
+        {"worker": 1, "subtask": "Answer", "access": ["user"], "tools": False},
+    ]}  # fmt: skip
+    second = {"steps": [{"worker": 0, "subtask": "Look again", "access": ["previous"], "tools": True}]}
+    calls = Reply(tool_calls=(ToolCall("look", '{"q":"a"}', "theirs"),), finish="tool")
+    answers = Reply(chunks=("An answer.",), header_delay=0.2)
+    stub.always("*", lambda received: calls if "Look" in str(received.json["messages"]) else answers)
+    for text in (first, second):
+        stub.script("planner", Reply(chunks=(json.dumps(text),)))
+    task = Task((Message("user", (Text("What is it?"),)),), toolbox=Toolbox((Tool("look", "Looks something up."),)))
+    ended = (await finish(await opened.drivers.start(order(opened, "baton-deep", task=task)))).ended
+    assert [step.state for step in ended.state.steps.values()] == ["skipped", "done", "awaiting_tool"]
+    await clean(opened)
 
 
 async def test_many_runs_at_once(stub: ProviderStub, opened: House) -> None:
