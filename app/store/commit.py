@@ -70,6 +70,8 @@ class _Run:
     ended_at: float | None = None
     error: str | None = None
     notify_turn: int | None = None
+    salt: bytes | None = b""
+    """None once its content was erased."""
     stored_epoch: int = field(init=False)
     lease: Lease | None = None
     wished_at: float | None = None
@@ -278,7 +280,8 @@ class _Desk:
 
     def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
         """Everything beside the events; returns the claims of tickets that were taken as they were written."""
-        self._contents += [(run.id, ref, body) for ref, body in entry.contents]
+        if run.salt is not None:
+            self._contents += [(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
         _project(run, entry.row)
         taken = []

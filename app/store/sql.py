@@ -97,6 +97,8 @@ class SqlStore:
             return kept
         # What is kept is a true prefix, so only what follows it is read.
         read = await self._read(partial(runs.journal, name=run, after=max(after, known)))
+        if not read.salt:  # erased by another process: what this one still has of its words is told to nobody
+            self._recent.forget(run)
         self._recent.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
 

@@ -96,7 +96,7 @@ class Statements:
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
         self._renewals(dialect)
-        self.runs = Lookup(self, dialect, RUNS, ["id"], "id", "epoch", "cap_usd", "cap_tokens", *LIVE)
+        self.runs = Lookup(self, dialect, RUNS, ["id"], "id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self.new_run = Prepared(insert(RUNS), dialect, [*BORN, *LIVE])

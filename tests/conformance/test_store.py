@@ -293,6 +293,21 @@ async def test_contents_are_stored_once_and_erased_with_their_salt(opener: Opene
         assert (journal.salt, len(journal.events)) == (b"", 3)
 
 
+async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
+    """Neither what is written after the erasure, by a call that was in flight say, nor what another process had in its
+    memory; events and money are written on."""
+    early, late = ((address(SALT, body), body) for body in (b"early", b"late"))
+    async with opener() as store, opener() as other:
+        await store.append(admitted("run"))
+        await store.append(note("run", contents=(early,)))
+        assert await other.erase("run")
+        await store.append(note("run", contents=(late,)))
+        assert (await other.run("run")).seq == 3
+        assert await other.contents("run", [early[0], late[0]]) == {}
+        assert (await store.journal("run")).salt == b""
+        assert await store.contents("run", [early[0], late[0]]) == {}
+
+
 async def test_an_address_depends_on_the_salt() -> None:
     assert address(b"a", b"text") != address(b"b", b"text")
     assert address(b"", b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
