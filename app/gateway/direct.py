@@ -10,11 +10,16 @@ from typing import Any
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import request_response
 
 
 class Direct(APIRoute):
     """A route whose endpoint takes `request` and its dependencies, which take the request or nothing; both are
     coroutines. Declaring anything else is an error at start-up."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        self.app = request_response(self.get_route_handler())  # Starlette's own: nothing here leaves anything to close
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """What FastAPI calls for each request."""
