@@ -38,6 +38,8 @@ class Reply:
         self._texts: list[str] = []
         self._answers = False
         self._gathering = Gathering()
+        self._calls: tuple[ToolCall, ...] | None = None
+        """Those that it ended with, once somebody has asked since it last said anything."""
         self._keepsake: Keepsake | None = None
         self._decodes = decodes
         self._decoded: list[Decoded] = []
@@ -49,6 +51,7 @@ class Reply:
     def take(self, pieces: list[Piece]) -> None:
         """Note what one read gave. Raises `WorkerMalformed` for more than the call's tokens can hold, and for a call of
         a tool that is not offered, before anybody is told of it."""
+        self._calls = None
         for piece in pieces:
             if isinstance(piece, Words):
                 gather(self._texts, piece.text)
@@ -126,7 +129,9 @@ class Reply:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The tool calls that it ended with."""
-        return tools.kept(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
+        if self._calls is None:
+            self._calls = tools.kept(self._gathering.calls, self._toolbox) if self.finish == "tool_calls" else ()
+        return self._calls
 
     def message(self, ids: Sequence[str]) -> Message:
         """The whole reply as a turn of the conversation; a call that has no id of its own gets the caller's."""

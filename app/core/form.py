@@ -7,7 +7,7 @@ and a schema that cannot be used is refused before a run begins.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
 
@@ -18,6 +18,14 @@ FAULTS = 8
 FAULT_CHARS = 200
 BACKTRACKS = 100_000
 """Steps after which a pattern counts as not matching."""
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError("NaN and infinities are not JSON")
+
+
+STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
+"""Of RFC 8259; raises ValueError and RecursionError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def schema_fault(schema: Mapping[str, Any]) -> str | None:
 def faults(form: Form, text: str) -> tuple[str, ...]:
     """Why a text is not of the form; () if it is."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = STRICT.decode(text)
     except (ValueError, RecursionError):
         return ("it is not JSON, or not JSON alone",)
     if form.schema is None:
@@ -88,10 +96,6 @@ def _instruction(form: Form) -> str:
 def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
     limits = FancyRegexOptions(backtrack_limit=BACKTRACKS)
     return Draft202012Validator(dict(schema), pattern_options=limits, offline=True)
-
-
-def _no_constant(_name: str) -> NoReturn:
-    raise ValueError("NaN and infinities are not JSON")
 
 
 def _place(path: Sequence[str | int]) -> str:

@@ -5,11 +5,11 @@ run without an index, and stays within the 40 characters that OpenAI's own clien
 by itself: the run's journal says whether it was given out, and to whom.
 """
 
-import json
 import re
 from collections.abc import Iterable
 
 from app.core.chat import Toolbox, ToolCall, ToolDelta
+from app.core.form import STRICT
 
 MINTED = re.compile(r"call_bt([0-9A-Za-z]{21})[0-9A-Za-z]{12}")
 RUN = re.compile(r"run_([0-9a-f]{31})")
@@ -120,10 +120,6 @@ def fault(calls: Iterable[ToolCall], toolbox: Toolbox) -> str:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text, parse_constant=_refuse), dict)
+        return isinstance(STRICT.decode(text), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(constant)
