@@ -10,10 +10,13 @@ SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
 import asyncio
 import gc
 import logging
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 
@@ -25,6 +28,8 @@ from app.gateway.connection import connection
 from app.wiring import DRAIN_SECONDS, House, check_roles, house
 
 FIRST_KEY = "first"
+ACCEPTED = 8
+"""Connections that are accepted in one turn of the event loop, at most."""
 RETRY_SECONDS = 2.0
 CALIBRATION_SECONDS = 60.0
 """Between two looks for new trials."""
@@ -164,10 +169,22 @@ class Server(uvicorn.Server):
         """Bind, then say where."""
         await super().startup(None)
         if self.started:
+            await self._accept_more()
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
             self.url = f"http://{shown}:{port}"
             self.listening.set()
+
+    async def _accept_more(self) -> None:
+        """Listen on the same socket several times: libuv accepts one connection a turn of the loop on each, so that
+        callers who come faster than turns are made would wait in the kernel, where nobody refuses them."""
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        protocol = partial(made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        loop = asyncio.get_running_loop()
+        for listening in [sock for server in self.servers for sock in server.sockets]:
+            for _ in range(ACCEPTED - 1):
+                again = socket.socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(await loop.create_server(protocol, sock=again))
 
 
 async def _stop(server: Server, stopping: asyncio.Event) -> None:
