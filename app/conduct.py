@@ -163,11 +163,11 @@ class Driver:
             for command in commands:
                 if isinstance(command, Propose):
                     opened, contents = await self._planner.open(follows.state, command, self._append)
-                    if len(opened) == 1 and not plans:
+                    if len(opened) < 2 and not plans:
                         return Consequences(state)
                     fresh += opened
                     follows.contents += contents
-                    follows.pending = command if len(opened) == 1 else None
+                    follows.pending = command if len(opened) < 2 else None
                 elif isinstance(command, Queue):
                     fresh += [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
                     turn, sound = state.turn.number, self._means.queue.sound
@@ -406,11 +406,11 @@ class Driver:
         """One more step of the open proposal, or its end."""
         proposal = self.state.unmade
         if proposal is None or proposal.number != planned.proposal:
+            self.state = changed(self.state)  # another one, so that whatever waited for an embedding goes on
             return
         current = self.state.steps_of(proposal)
         if planned.step is not None:
-            place = len(current)
-            if found := faults(self.state, planned.step, place):
+            if found := faults(self.state, planned.step, place := len(current)):
                 await self._planner.stop()
                 return await self._reject(found, outage=False)
             draft, contents = self._planner.step(self.state, proposal, place, planned.step)

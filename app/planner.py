@@ -1,8 +1,9 @@
 """THE PLAN: asking a conductor for a proposal, and checking each of its steps before anybody executes it.
 
 A conductor that needs no model proposes at once, so that its plan is committed with what led to it. Any other one
-streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`, which
-writes intent and outcome like every other call. What comes from a conductor is untrusted until `faults` finds nothing.
+streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`, which writes
+intent and outcome like every other call. A chooser that looks at an embedding gets it so before its proposal is opened,
+and chooses without it where it cannot be had. What comes from a conductor is untrusted until `faults` finds nothing.
 """
 
 import asyncio
@@ -16,12 +17,13 @@ import orjson
 
 from app import outcomes
 from app.attempt import Attempt, Means
-from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous
+from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous, Sight
 from app.core import drafts
 from app.core.arms import tier_of
-from app.core.chat import Form, Message, Piece, Sampling, Task
+from app.core.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.commands import Propose
 from app.core.decision import Decision
+from app.core.features import asked, placed, viewed
 from app.core.journal import Draft
 from app.core.nesting import may_nest
 from app.core.policy import missing_clearance
@@ -36,6 +38,9 @@ from app.store.protocol import Ledger
 from app.telemetry import SPAN_PLAN
 from app.view import look
 
+NOT_CLEARED = "not_cleared"
+EMBEDS = "features-1"
+"""The template of a call for an embedding: what the caller said last."""
 STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
 
@@ -100,11 +105,16 @@ class Planner:
         self.call = ""
         """The latest planning call."""
         self._text = ""
+        self._sights: dict[int, Sight] = {}
+        """By proposal, once they are known."""
 
     async def open(
         self, state: RunState, command: Propose, append: Append
     ) -> tuple[list[Draft], list[tuple[str, bytes]]]:
-        """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them."""
+        """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them.
+        Nothing at all while an embedding is to be waited for: see `start`."""
+        if self._embedder(state, command) is not None:
+            return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
         brief = self._brief(state, command, conductor)
@@ -126,11 +136,12 @@ class Planner:
             return None, []
         brief = self._brief(state, command, Given(()))
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
-        chosen = self._policy.choose(brief, seed, explores=explores, asks=self._may_ask(state))
+        sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
+        chosen = self._policy.choose(brief, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
-        return _decision(chosen, ref), [(ref, body)]
+        return _decision(chosen, ref, _told(self._policy.embedder, sight)), [(ref, body)]
 
     def _may_ask(self, state: RunState) -> bool:
         """Whether the tier's model may plan for this run: it reads the whole task (D6), and should be there."""
@@ -160,11 +171,19 @@ class Planner:
         return address(self._salt, text.encode()) if text else ""
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
-        """Let a conductor that takes its time propose; its steps arrive through `tell`."""
+        """Let a conductor that takes its time propose; its steps arrive through `tell`. Or get the embedding that a
+        chooser waits for; when there is nothing more to wait for, that is told as the end of a proposal that was never
+        opened."""
+        embedder = self._embedder(state, command)
+        if embedder is not None and not self.idle:
+            return
         self._state = state
         self._until = self._deadline(state, command)
         self._stopped = False
-        self._running = group.create_task(self._propose(state, command, append))
+        job = (
+            self._propose(state, command, append) if embedder is None else self._look(state, command, append, embedder)
+        )
+        self._running = group.create_task(job)
 
     @property
     def idle(self) -> bool:
@@ -192,6 +211,46 @@ class Planner:
         except BatonError as caught:
             error = caught
         self._tell(Planned(command.number, error=error))
+
+    def _embedder(self, state: RunState, command: Propose) -> Worker | None:
+        """Whom to ask for an embedding before a proposal is opened. It is shown the caller's words, so it must be
+        cleared for their labels, as a conductor must (D6)."""
+        if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
+            return None
+        worker = self._means.catalog().workers.get(self._policy.embedder)
+        if worker is None or command.number in self._sights or missing_clearance(worker, state.admitted.labels):
+            return None
+        return worker
+
+    async def _look(self, state: RunState, command: Propose, append: Append, worker: Worker) -> None:
+        """Get an embedding, or the reason why there is none; no error of its endpoint is the run's."""
+        text, sight = viewed(asked(self._task.messages)), Sight(blind="no_text")
+        try:
+            if text:
+                sight = Sight(placed(await self._embedding(state, command, append, worker, text), worker.model))
+        except BatonError as error:
+            sight = Sight(blind=error.public_code or "embedder_failed")
+        self._sights[command.number] = sight
+        self.call = self._text = ""
+        self._tell(Planned(command.number))
+
+    async def _embedding(
+        self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
+    ) -> Sequence[float]:
+        ask = partial(self._ask, append, self._brief(state, command, Given(())))
+        patience = self._policy.patience if isinstance(self._policy, Chooser) else 0.0
+        said = ask(
+            worker.name,
+            (Message("user", (Text(text),)),),
+            schema=None,
+            max_tokens=1,
+            temperature=0.0,
+            template=EMBEDS,
+            within=patience,
+        )
+        words = [piece.text async for pieces in said for piece in pieces if isinstance(piece, Words)]
+        found: list[float] = orjson.loads("".join(words))
+        return found
 
     def _conductor_for(self, state: RunState, command: Propose) -> Conductor:
         """The tier's conductor; for the fallback, one worker that simply answers."""
@@ -278,16 +337,16 @@ class Planner:
         temperature: float,
         logprobs: int = 0,
         template: str = "",
+        within: float = inf,
     ) -> AsyncIterator[list[Piece]]:
-        """One journaled call for a conductor: intent and reservation first, exactly one outcome after."""
-        state = self._state
-        known = self._means.catalog().workers.get(worker)
+        """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
+        state, known = self._state, self._means.catalog().workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
         version = await self._means.version(worker, state.run)
-        served = replace(known, model=version) if version else known
+        served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         attempt = Attempt(
             self._means,
@@ -335,8 +394,23 @@ class Planner:
         return Access(True, (state.previous.step.n,) if state.previous is not None else ())
 
 
-def _decision(chosen: Chosen, features: str) -> Decision:
-    return Decision(chosen.choice, chosen.policy, chosen.version, features, chosen.explore, chosen.seed)
+def _decision(chosen: Chosen, features: str, sight: Mapping[str, str]) -> Decision:
+    return Decision(chosen.choice, chosen.policy, chosen.version, features, chosen.explore, chosen.seed, sight)
+
+
+def _served(worker: Worker, version: str, within: float) -> Worker:
+    """A worker that serves another version of its model, or has less time than it usually has."""
+    served = replace(worker, model=version) if version else worker
+    if within == inf:
+        return served
+    return replace(served, deadlines=worker.deadlines.within(within, live=False, spare=False))
+
+
+def _told(embedder: str | None, sight: Sight) -> Mapping[str, str]:
+    """What the journal keeps of an embedder."""
+    if embedder is None:
+        return {}
+    return {"embedder": embedder} | ({"blind": sight.blind} if sight.blind else {})
 
 
 def faults(state: RunState, step: Step, place: int) -> list[str]:

@@ -7,12 +7,12 @@ from typing import Any
 from app.audit.account import Account, Call, Fact
 from app.audit.bodies import WHOLE_LIMITS
 from app.audit.contents import address
-from app.audit.recompose import ERASED, UnknownTemplate, Unverifiable, recomposed
+from app.audit.recompose import EMBEDS, ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
 from app.core.arms import tier_of
 from app.core.chat import Text
 from app.core.journal import Kind
-from app.core.pool import MILLION, Catalog, Price, ProviderSpec, Tier, Worker
+from app.core.pool import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
 from app.core.snapshot import restored
 from app.errors import BatonError
 from app.providers.protocol import Provider, Request
@@ -130,15 +130,22 @@ def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Itera
 
 
 def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
-    """A planning call goes to the tier's conductor, and is told the truth."""
+    """A planning call goes to the tier's conductor, or to its embedder for nothing but that, and is told the truth."""
     tier, seq = tier_of(catalog, run.admitted["tier"], run.admitted["model"]), call.intent.seq
-    if tier is not None and tier.conductor.worker != worker.name:
+    if tier is not None and _asked(tier.conductor, call) != worker.name:
         yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
     if call.intent.body.get("usd_left") not in _left(run, call):
         yield run.says("brief-wrong", seq, f"{call.id} is told another budget than there was")
     told = call.intent.body.get("rejected")
     if told and told not in _rejected(run, call):
         yield run.says("brief-wrong", seq, f"{call.id} is shown what was not the rejected plan")
+
+
+def _asked(conductor: ConductorSpec, call: Call) -> str | None:
+    """Who is to be asked by a planning call of this template."""
+    if call.intent.body["template"] != EMBEDS:
+        return conductor.worker
+    return conductor.selector.embedder if conductor.selector is not None else None
 
 
 def _left(run: Account, call: Call) -> set[int]:

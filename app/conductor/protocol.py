@@ -115,6 +115,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """What an embedder said of a request: features, or in `blind` why there are none."""
+
+    vector: tuple[tuple[int, float], ...] = ()
+    blind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """A chooser's choice: who is to propose, and what the journal keeps of it."""
 
@@ -132,13 +140,17 @@ class Chooser(ABC):
     """A policy over conductors. A class to be inherited from: to ask whether something has a protocol's shape takes
     twenty microseconds, and every run is asked."""
 
+    embedder: str | None
+    """The worker that is to be asked for an embedding of the request before each choice."""
+    patience: float
+    """Seconds that this may take."""
     model: Conductor | None
     """The one conductor among those it chooses from that asks a model; it also repairs what it proposed."""
 
     @abstractmethod
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool) -> Chosen:
-        """Pick a conductor for this task. The same brief, seed and posterior give the same choice; without `explores`
-        nothing is left to chance, and unless it `asks` no model may be asked for a plan."""
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
+        """Pick a conductor for this task. The same brief, seed, sight and posterior give the same choice; without
+        `explores` nothing is left to chance, and unless it `asks` no model may be asked for a plan."""
 
 
 Policy = Conductor | Chooser

@@ -12,7 +12,7 @@ from functools import cache
 from random import Random
 from statistics import NormalDist
 
-from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given
+from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
 from app.core.decision import Normals, decide
 from app.core.features import asked, features
 from app.core.pool import SelectorSpec
@@ -33,11 +33,12 @@ class Selector(Chooser):
         self._policy = policy(tier)
         self._spec = spec
         self._standing = standing
+        self.embedder, self.patience = spec.embedder, spec.patience
         self.model = model
 
-    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool) -> Chosen:
+    def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
         """See `protocol.Chooser`."""
-        seen = features(asked(brief.task.messages))
+        seen = features(asked(brief.task.messages), sight.vector)
         open_ = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
         standing = self._standing()
         share = self._spec.explore if explores else None

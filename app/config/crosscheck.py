@@ -12,6 +12,9 @@ from app.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry,
 from app.config.settings import meant
 from app.core.templates import MOST
 
+LONGEST = 16_384
+"""Numbers of an embedding."""
+
 Fault = tuple[tuple[str, ...], str]
 
 DEFAULT_ALIASES = {
@@ -42,6 +45,7 @@ class Draft:
 
 def check(draft: Draft) -> Iterator[Fault]:
     """Every fault between entries."""
+    yield from _dimensions(draft)
     yield from _workers(draft)
     for name, tier in draft.tiers.items():
         if tier is not None:
@@ -50,6 +54,8 @@ def check(draft: Draft) -> Iterator[Fault]:
     for worker in draft.evaluation.conductors:
         if worker not in draft.workers:
             yield ("evaluation", "conductors"), _unknown("worker", worker, draft.workers)
+        elif _embeds(worker, draft):
+            yield ("evaluation", "conductors"), f"the worker {worker} makes embeddings and cannot plan; remove it"
 
 
 def members(tier: TierEntry, draft: Draft) -> list[str]:
@@ -64,6 +70,14 @@ def aliases_in_force(draft: Draft) -> dict[str, str]:
     if draft.aliases is not None:
         return dict(draft.aliases)
     return {name: tier for name, tier in DEFAULT_ALIASES.items() if tier in draft.tiers and name not in draft.tiers}
+
+
+def _dimensions(draft: Draft) -> Iterator[Fault]:
+    for name, entry in draft.providers.items():
+        told = entry.options.get("dimensions", "") if entry is not None else ""
+        known = told.isascii() and told.isdigit() and 0 < int(told) <= LONGEST
+        if entry is not None and entry.format == "embeddings" and not known:
+            yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
 
 def _workers(draft: Draft) -> Iterator[Fault]:
@@ -94,6 +108,28 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
     conductor = tier.conductor.worker
     if conductor is not None and conductor not in draft.workers:
         yield ("tiers", name, "conductor", "worker"), _unknown("worker", conductor, draft.workers)
+    yield from _embedding(name, tier, draft)
+
+
+def _embedding(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
+    """Who makes embeddings does nothing else, and nobody else makes them."""
+    for worker in members(tier, draft):
+        if _embeds(worker, draft):
+            yield ("tiers", name, "pool"), f"the worker {worker} makes embeddings and cannot answer; set pooled = false"
+    place, embedder, conductor = ("tiers", name, "conductor"), tier.conductor.embedder, tier.conductor.worker
+    if conductor is not None and _embeds(conductor, draft):
+        yield (*place, "worker"), f"the worker {conductor} makes embeddings and cannot plan; name another one"
+    if embedder is not None and embedder not in draft.workers:
+        yield (*place, "embedder"), _unknown("worker", embedder, draft.workers)
+    elif embedder is not None and not _embeds(embedder, draft) and draft.workers[embedder] is not None:
+        told = 'name one whose provider has format = "embeddings"'
+        yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {told}"
+
+
+def _embeds(worker: str, draft: Draft) -> bool:
+    entry = draft.workers.get(worker)
+    provider = draft.providers.get(entry.provider) if entry is not None else None
+    return provider is not None and provider.format == "embeddings"
 
 
 def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:

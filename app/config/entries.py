@@ -233,6 +233,8 @@ class ConductorEntry(Entry):
     decay: Annotated[Number, Field(ge=0.5, le=1, allow_inf_nan=False)] = CHOICES.decay
     cost: Annotated[Number, Field(ge=0, lt=1, allow_inf_nan=False)] = CHOICES.cost
     full_usd: Dollars = CHOICES.full_usd
+    embedder: str | None = None
+    patience: Annotated[Number, Field(gt=0, le=60, allow_inf_nan=False)] = CHOICES.patience
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "ConductorEntry":

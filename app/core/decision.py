@@ -8,11 +8,12 @@ the action was really taken. Without leave to explore, the arm that is best at t
 policies off line reads it there: `layer` ("selector"), `policy` and `version` (which posterior: its number and hash),
 `features` (the ref of the feature vector, a content of the run in the form of `Features.to_json`), `candidates` (arm
 to probability; an arm that was not eligible is not there, and had 0), `action`, `propensity`, `explored` (whether the
-action is another one than the posterior's best), `explore` (the share that was spread), and `seed`.
+action is another one than the posterior's best), `explore` (the share that was spread), and `seed`; with an embedder
+also `embedder` (its name) and, if the features lack its vector, `blind` (why).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
@@ -52,6 +53,8 @@ class Decision:
     features: str
     explore: float
     seed: str
+    sight: Mapping[str, str] = field(default_factory=dict)
+    """Of a selector with an embedder: its name under `embedder`, and why it said nothing under `blind`."""
 
     def body(self) -> dict[str, Any]:
         """See the module docstring."""
@@ -66,6 +69,7 @@ class Decision:
             "explored": self.choice.action != self.choice.best,
             "explore": self.explore,
             "seed": self.seed,
+            **self.sight,
         }
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from app.core.chat import Usage
 
-WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal"]
+WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal", "embeddings"]
 MILLION = 1_000_000
 FAIR = 0.25
 """The share of its own deadline that a worker must have been granted before being late speaks against it."""
@@ -168,6 +168,10 @@ class SelectorSpec:
     """The share of a right answer's worth that a full cost takes away."""
     full_usd: int = 50_000
     """Micro-dollars of a full cost."""
+    embedder: str | None = None
+    """The worker whose embeddings are features beside the words."""
+    patience: float = 1.0
+    """Seconds that an embedding may take."""
 
 
 @dataclass(frozen=True, slots=True)

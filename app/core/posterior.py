@@ -25,11 +25,12 @@ from app.core.templates import Arm
 
 VERSION = "posterior-2"
 BIAS, COUNTS, PRODUCTS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
+VECTORS = PRODUCTS + WIDTH * COUNTED
 """Places of a part's weights behind those of the words."""
 START = 1.0
 """The log-odds of a right answer of which nothing is known."""
 Variances = tuple[float, float, float, float]
-"""Of weights: for words, bias, counts and products; 0 where a part does not look at them."""
+"""Of weights: for words and embeddings, bias, counts and products; 0 where a part does not look at them."""
 VARIANCES: Mapping[str, Variances] = {
     "base": (1.0, 1.0, 0.5, 4.0), "main": (2.0, 0.5, 0.0, 0.0), "template": (0.0, 1.0, 0.1, 0.0),
 }  # fmt: skip
@@ -95,7 +96,9 @@ def _prior(part: str) -> Variances:
 
 
 def _spread(prior: Variances, place: int) -> float:
-    return prior[0] if place < BIAS else prior[1] if place == BIAS else prior[2] if place < PRODUCTS else prior[3]
+    if place < BIAS or place >= VECTORS:
+        return prior[0]
+    return prior[1] if place == BIAS else prior[2] if place < PRODUCTS else prior[3]
 
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
@@ -105,6 +108,8 @@ def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
     if of_words:
         for place, value in seen.words:
             yield place, value, of_words
+        for place, value in seen.vector:
+            yield VECTORS + place, value, of_words
     if of_counts:
         for n, value in enumerate(seen.counts):
             yield COUNTS + n, value, of_counts

@@ -4,16 +4,18 @@ from collections.abc import Mapping
 
 from app.core.pool import ProviderSpec
 from app.providers.anthropic import AnthropicProvider
+from app.providers.embeddings import EmbeddingsProvider
 from app.providers.gemini import GeminiProvider
 from app.providers.openai import OpenAIProvider
 from app.providers.rehearsal import RehearsalProvider
 
-Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider
+Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider | EmbeddingsProvider
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "openai": OpenAIProvider,
     "anthropic": AnthropicProvider,
     "gemini": GeminiProvider,
     "rehearsal": RehearsalProvider,
+    "embeddings": EmbeddingsProvider,
 }
 
 

@@ -50,3 +50,50 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
 def test_what_a_selector_cannot_be(tmp_path: Path, old: str, new: str, told: str) -> None:
     assert old in LEARNS
     assert told in "\n".join(faults(written(tmp_path, GOOD + LEARNS.replace(old, new))))
+
+
+LOOKS = """
+[providers.vectors]
+format = "embeddings"
+base_url = "http://127.0.0.1:9/v1"
+options = { dimensions = 384 }
+
+[workers.eye]
+provider = "vectors"
+model = "eye-1"
+pooled = false
+
+[tiers.looks]
+pool = ["small", "large"]
+conductor = { kind = "selector", embedder = "eye", patience = 0.5 }
+"""
+
+
+def test_a_selector_may_look_at_embeddings(tmp_path: Path) -> None:
+    catalog = configure(written(tmp_path, GOOD + LOOKS)).catalog
+    spec = catalog.tiers["looks"].conductor.selector
+    assert spec == SelectorSpec(embedder="eye", patience=0.5)
+    assert restored(snapshot(catalog)) == catalog
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("options = { dimensions = 384 }\n", "", "providers.vectors.options: must say how many"),
+        ("dimensions = 384", "dimensions = 0", "providers.vectors.options: must say how many"),
+        ('embedder = "eye"', 'embedder = "ear"', "looks.conductor.embedder: there is no worker ear"),
+        ('embedder = "eye"', 'embedder = "small"', "the worker small makes no embeddings"),
+        ('embedder = "eye"', 'worker = "eye"', "looks.conductor.worker: the worker eye makes embeddings"),
+        ('["small", "large"]', '["small", "eye"]', "looks.pool: the worker eye makes embeddings and cannot answer"),
+        ("patience = 0.5", "patience = 0", "looks.conductor.patience: must be greater than 0"),
+        ('kind = "selector", ', 'kind = "fixed", ', "does not use embedder, patience"),
+    ],
+)
+def test_who_makes_embeddings_does_nothing_else(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in LOOKS
+    assert told in "\n".join(faults(written(tmp_path, GOOD + LOOKS.replace(old, new))))
+
+
+def test_who_makes_embeddings_does_not_plan_for_an_evaluation(tmp_path: Path) -> None:
+    text = GOOD + LOOKS + '[evaluation]\narms = true\nconductors = ["eye"]\n'
+    assert "evaluation.conductors: the worker eye makes embeddings" in "\n".join(faults(written(tmp_path, text)))

@@ -11,11 +11,11 @@ import pytest
 
 from app.core.decision import Choice, Decision, decide
 from app.core.evidence import Rated, decision, rating, scores
-from app.core.features import COUNTED, WIDTH, Features, features, from_json
+from app.core.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.pool import Card, Price, SelectorSpec, Worker
-from app.core.posterior import Estimate, Posterior, Rating, estimates, faded, learned
+from app.core.posterior import START, Estimate, Posterior, Rating, estimates, faded, learned
 from app.core.posterior import from_json as read
 from app.core.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
 from app.core.workflow import Access
@@ -265,3 +265,32 @@ def test_what_teaches_nothing() -> None:
     assert rated(journal("ant", action="plan-reason bee ant")) is None
     assert rated(journal("ant", action="answer ant"), seen=b"") is None, "its content was erased"
     assert decision(journal("ant", action="answer ant", fallback=True)) is None
+
+
+def test_an_embedding_is_sketched_to_few_numbers_that_keep_what_is_alike() -> None:
+    random = Random(0)
+    topics = [[random.gauss(0, 1) for _ in range(1_536)] for _ in range(2)]
+    near = [[value + random.gauss(0, 0.5) for value in topic] for topic in (*topics, *topics)]
+    one, other, again, _ = (sketched(vector) for vector in near)
+    assert len(one) == SKETCH
+    assert math.isclose(sum(value * value for value in one), 1)
+    alike, unlike = (sum(a * b for a, b in zip(one, two, strict=True)) for two in (again, other))
+    assert alike > 0.6 > 0.3 > abs(unlike)
+    with pytest.raises(ValueError, match="without length"):
+        sketched([0.0] * 10)
+
+
+def test_what_was_learned_of_an_embedding_is_of_its_model_alone_and_the_words_know_it_too() -> None:
+    vector = sketched([1.0, -2.0, 0.5] * 50)
+    seen = features("What is 2 + 2?", placed(vector, "eye-1"))
+    told = Posterior()
+    for _ in range(20):
+        told = rate(told, "answer ant", 0.0, seen=seen)
+    arm = arms(SPEC, POOL, 5)[:1]
+    asked = (seen, features("What is 2 + 2?", placed(vector, "eye-2")), SEEN)
+    same, other_model, words_alone = (estimates(told, SPEC, arm, POOL, one)[0].mean for one in asked)
+    assert same < other_model == pytest.approx(words_alone)
+    assert words_alone < estimates(Posterior(), SPEC, arm, POOL, SEEN)[0].mean
+    assert from_json(seen.to_json()) == seen
+    faded_away = faded(told, 0.995, DAY + 4_000 * DAY)
+    assert estimates(faded_away, SPEC, arm, POOL, seen)[0].mean == pytest.approx(START, abs=0.01)

@@ -34,6 +34,8 @@ from tests.processes import KEY, Process, environment
 POOL = Path(__file__).with_name("selector.toml")
 LOOKS = (0, 500, 1_000, 2_000, 4_000, 8_000)
 CALLERS = 8
+BUSY, TRIES = (503, 504), 20
+"""A run that a stopped or busy machine had no time for has no answer, and is nothing to rate: it is asked again."""
 SETTLED = 3.0
 """Seconds in which what was rated is learned."""
 
@@ -48,21 +50,32 @@ class Caller:
         """The run and its answer."""
         messages = [{"role": "user", "content": task.text}]
         body = {"model": "baton-mini", "messages": messages, "baton": {"explore": explores}}
-        reply = await self._client.post("/v1/chat/completions", json=body)
-        reply.raise_for_status()
+        reply = await self._send("POST", "/v1/chat/completions", body)
         return reply.headers["x-baton-run"], reply.json()["choices"][0]["message"]["content"] or ""
+
+    async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        for left in reversed(range(TRIES)):
+            try:
+                reply = await self._client.request(method, path, json=body)
+                if reply.status_code not in BUSY or not left:
+                    break
+            except httpx.TransportError:
+                if not left:
+                    raise
+            await asyncio.sleep(1.0)
+        reply.raise_for_status()
+        return reply
 
     async def rate(self, task: Problem) -> None:
         """Ask and rate."""
         run, answer = await self.ask(task)
         waited = bill(bandit.as_plan(await self.chosen(run)), task.kind[1], standard_pool())[1]
         body = {"score": bandit.score(final(answer) == task.answer, waited), "source": "caller"}
-        (await self._client.post(f"/v1/runs/{run}/feedback", json=body)).raise_for_status()
+        await self._send("POST", f"/v1/runs/{run}/feedback", body)
 
     async def chosen(self, run: str) -> Any:
         """The arm that a run was decided for."""
-        reply = await self._client.get(f"/v1/runs/{run}")
-        reply.raise_for_status()
+        reply = await self._send("GET", f"/v1/runs/{run}")
         return bandit.named()[reply.json()["proposals"][0]["decision"]["action"]]
 
     async def held(self, task: Problem) -> float:
@@ -89,7 +102,7 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
     optimum = bests(bandit.setting()).optimum
     headers = {"authorization": f"Bearer {KEY}"}
     reached = 0.0
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, trust_env=False) as client:
         caller, began = Caller(client), time.monotonic()
         looks = sorted({*(look for look in LOOKS if look < runs), runs})
         for before, look in zip([0, *looks], looks, strict=False):

@@ -1,0 +1,116 @@
+"""OpenAI's embeddings, and the many servers that speak it (vLLM, Text Embeddings Inference, Ollama, ...).
+
+Source: `POST /embeddings` of the openai-openapi 2.3.0 description. A request is one text, the last message's; the reply
+is one vector, which is given on as the JSON of its sketch (`core/features.py`): so many numbers as the journal can keep
+of each run. All else that a request may ask for has no place here, and nothing is streamed.
+
+Options: `dimensions`, how many numbers a vector has (a reply with another number is malformed: it would be features of
+another kind); `shortens` (`true` for models that can be asked to give so many, as OpenAI's third generation).
+"""
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+
+from app.core.chat import End, Piece, Words
+from app.core.features import sketched
+from app.core.pool import Deadlines, ProviderSpec
+from app.errors import WorkerTruncated
+from app.providers import options
+from app.providers.document import inner, label, parse, rows, usage
+from app.providers.faults import malformed
+from app.providers.http import Endpoint, exchange
+from app.providers.protocol import Request
+
+DIGITS = 5
+OPTIONS: Mapping[str, tuple[str, ...]] = {"dimensions": (), "shortens": ("true", "false")}
+
+
+class EmbeddingsProvider:
+    """One endpoint for embeddings."""
+
+    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+        """Opens nothing yet; raises ConfigInvalid."""
+        options.check(spec, OPTIONS)
+        secrets = {"authorization": f"Bearer {key}"} if key else {}
+        self._endpoint = Endpoint(spec, spec.base_url, {}, secrets)
+        self._spec = spec
+        self._dimensions = int(spec.options["dimensions"])
+        self.unsupported: frozenset[str] = frozenset()
+
+    def render(self, request: Request) -> bytes:
+        """See `protocol.py`."""
+        body: dict[str, Any] = {
+            "model": request.worker.model,
+            "input": request.messages[-1].text,
+            "encoding_format": "float",
+        }
+        if self._spec.options.get("shortens") == "true":
+            body["dimensions"] = self._dimensions
+        return orjson.dumps(body)
+
+    async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """See `protocol.py`."""
+        who = f"{request.worker.name} at {self._spec.name}"
+        reading = Vector(self._dimensions, who)
+        async for pieces in exchange(self._endpoint, "/embeddings", body, deadlines, reading, who, streams=False):
+            yield pieces
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        await self._endpoint.close()
+
+
+class Vector:
+    """One reply."""
+
+    def __init__(self, dimensions: int, who: str) -> None:
+        self._dimensions = dimensions
+        self._who = who
+        self._end: End | None = None
+
+    @property
+    def done(self) -> bool:
+        """See `http.Reading`."""
+        return self._end is not None
+
+    @property
+    def complete(self) -> bool:
+        """See `http.Reading`."""
+        return self.done
+
+    def event(self, data: bytes, pieces: list[Piece]) -> None:
+        """Nothing is streamed in this format."""
+        raise malformed(self._who, "a stream for a vector")
+
+    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+        """Take the reply."""
+        document = parse(body, self._who)
+        found = rows(document.get("data"), self._who)
+        if len(found) != 1:
+            raise malformed(self._who, f"{len(found)} vectors for one text")
+        pieces.append(Words(orjson.dumps(self._sketch(found[0].get("embedding"))).decode()))
+        told = inner(document.get("usage"), self._who)
+        self._end = End("stop", usage(told.get("prompt_tokens"), 0), label(document.get("model")))
+
+    def _sketch(self, vector: object) -> list[float]:
+        if not isinstance(vector, list) or len(vector) != self._dimensions:
+            raise malformed(self._who, "a vector of another size")
+        if not all(type(one) in (int, float) and math.isfinite(one) for one in vector):
+            raise malformed(self._who, "a vector of something else than numbers")
+        try:
+            return [round(one, DIGITS) for one in sketched(vector)]
+        except (ValueError, OverflowError):
+            raise malformed(self._who, "a vector without length") from None
+
+    def end(self) -> End:
+        """See `http.Reading`."""
+        if self._end is None:
+            raise WorkerTruncated()
+        return self._end
+
+    def keepsake(self) -> Mapping[str, Any]:
+        """None."""
+        return {}
