@@ -106,7 +106,7 @@ class Learner:
             number = self._standings.of(tier.name).number
             fresh = await self._fresh(notes)
             stale = bool(notes.posterior.at) and self._means.now() - notes.posterior.at >= FADES
-            trials = self._trials(tier, notes, await self._means.store.trials())
+            trials = self._trials(tier, notes, await self._means.store.trials(notes.tried))
             if not fresh and not trials and not stale:
                 return
             after = await self._worked_in(tier, spec, _calibrated(notes, spec, self._workers(tier), trials), fresh)

@@ -450,8 +450,8 @@ class Store(Versions, Protocol):
         """Keep what a worker was worth at a built-in task, in the place of an earlier trial of the same name."""
         ...
 
-    async def trials(self) -> tuple[Trial, ...]:
-        """All of them, oldest first."""
+    async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
+        """All of them, oldest first; with `news`, none at all unless one is later than that."""
         ...
 
     async def rated(

@@ -214,8 +214,8 @@ class SqlStore:
     async def note_trial(self, trial: Trial) -> None:
         await self._write(partial(trials.note, trial=trial))
 
-    async def trials(self) -> tuple[Trial, ...]:
-        return await self._read(trials.every)
+    async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
+        return await self._read(partial(trials.every, news=news))
 
     async def rated(
         self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]

@@ -18,7 +18,9 @@ def note(conn: Connection, trial: Trial) -> None:
     conn.execute(statement.on_conflict_do_update(index_elements=named, set_=row))
 
 
-def every(conn: Connection) -> tuple[Trial, ...]:
-    """All of them, oldest first."""
+def every(conn: Connection, news: float | None) -> tuple[Trial, ...]:
+    """All of them, oldest first; none unless one is later than `news`, for who looks every second."""
+    if news is not None and conn.execute(select(TRIALS.c.at).where(TRIALS.c.at > news).limit(1)).first() is None:
+        return ()
     query = select(TRIALS).order_by(TRIALS.c.at, TRIALS.c.worker, TRIALS.c.task)
     return tuple(Trial(**row._mapping) for row in conn.execute(query))

@@ -21,3 +21,11 @@ async def test_a_later_trial_takes_the_place_of_an_earlier_one(store: Store) -> 
     for one in (ONE, again):
         await store.note_trial(one)
     assert await store.trials() == (again,)
+
+
+async def test_who_has_read_them_all_is_told_of_news_only(store: Store) -> None:
+    await store.note_trial(ONE)
+    assert await store.trials(ONE.at) == await store.trials(ONE.at + 1) == ()
+    later = replace(ONE, task="another", at=ONE.at + 0.5)
+    await store.note_trial(later)
+    assert await store.trials(ONE.at) == (ONE, later)
