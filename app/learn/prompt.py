@@ -16,6 +16,9 @@ from app.learn.world import Pool, Profile, profiles
 
 PAD, UNKNOWN = "<pad>", "<unknown>"
 SPECIAL = (PAD, UNKNOWN, compact.POOL)
+DROPPED, EXCHANGED, FOLLOWED = 0.25, 0.2, 0.2
+"""Of the words that training disturbs: left out; taken for any other; taken for an unknown one, with one more after it.
+The rest are taken for an unknown one."""
 
 
 @cache
@@ -55,18 +58,40 @@ def pad() -> int:
 def tokens(text: str, pool: Pool, order: Sequence[int], noise: Random | None = None, share: float = 0.0) -> list[int]:
     """The prompt for a task: ordinal n stands for the worker `pool[order[n]]`.
 
-    With `noise`, each word of the task is taken for an unknown one with a chance of up to `share`, drawn anew for each
-    task; digits and signs stay.
+    With `noise`, each known word of the task is disturbed with a chance of up to `share`, drawn anew for each task;
+    unknown words, digits and signs stay.
     """
     ids = _ids()
-    unknown = ids[UNKNOWN]
-    hidden = noise.random() * share if noise is not None else 0.0
-    task = [
-        unknown if noise is not None and word.isalpha() and noise.random() < hidden else ids.get(word, unknown)
-        for word in compact.words(text)
-    ]
+    task = [ids.get(word, ids[UNKNOWN]) for word in compact.words(text)]
+    if noise is not None:
+        task = _disturbed(task, noise, noise.random() * share)
     cards = [one for ordinal, place in enumerate(order) for one in (*_card(pool[place]), FIRST_WORKER + ordinal)]
     return [*task, ids[compact.POOL], *cards]
+
+
+def _disturbed(task: Sequence[int], noise: Random, share: float) -> list[int]:
+    """As a phrasing that nobody has learned might say it: words unknown, left out, others instead, or one too many."""
+    plain, unknown = _plain(), _ids()[UNKNOWN]
+    found: list[int] = []
+    for word in task:
+        if word not in plain or noise.random() >= share:
+            found.append(word)
+            continue
+        kind = noise.random()
+        if kind < DROPPED:
+            continue
+        other = noise.choice(plain)
+        found.append(other if kind < DROPPED + EXCHANGED else unknown)
+        if kind > 1 - FOLLOWED:
+            found.append(noise.choice((unknown, other)))
+    return found[: compact.MOST_WORDS]
+
+
+@cache
+def _plain() -> range:
+    """The ids of words: they stand together."""
+    alphabetic = [number for word, number in _ids().items() if word.isalpha()]
+    return range(min(alphabetic), max(alphabetic) + 1)
 
 
 def _card(worker: Profile) -> list[int]:

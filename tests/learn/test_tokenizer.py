@@ -54,6 +54,23 @@ def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() 
     assert ids.count(IDS["<pool>"]) == 1
 
 
+def test_training_disturbs_known_words_alone() -> None:
+    """Digits and signs stay, words that are unknown anyway stay, and so do the cards."""
+    random = Random(4)
+    words = {number for text, number in IDS.items() if text.isalpha()}
+    changed: set[int] = set()
+    for _ in range(200):
+        one = lesson(random, "train")
+        read, disturbed = one.prompt(), one.prompt(random, 1.0)
+        assert [n for n in disturbed if n not in words | {IDS[prompt.UNKNOWN]}] == [
+            n for n in read if n not in words | {IDS[prompt.UNKNOWN]}
+        ]
+        assert disturbed.count(IDS[prompt.UNKNOWN]) >= read.count(IDS[prompt.UNKNOWN])
+        changed |= {len(disturbed) - len(read)}
+        assert one.prompt(random, 0.0) == read
+    assert min(changed) < 0 < max(changed)
+
+
 def test_every_plan_comes_back_as_its_text() -> None:
     random = Random(2)
     for _ in range(100):
