@@ -1,6 +1,6 @@
 """What training and evaluation draw: a task, a pool, and the order in which the pool is shown."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Literal
@@ -27,6 +27,10 @@ class Lesson:
     def prompt(self, noise: Random | None = None, share: float = 0.0) -> list[int]:
         """What the conductor reads."""
         return prompt.tokens(self.problem.text, self.pool, self.order, noise, share)
+
+    def shuffled(self, random: Random) -> "Lesson":
+        """The same task before the same pool, which is shown in another order."""
+        return replace(self, order=tuple(random.sample(self.order, len(self.order))))
 
 
 def lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
@@ -61,18 +65,6 @@ def sensible(random: Random, workers: int) -> Plan:
     """
     shape = random.choice(_by_length()[random.randrange(len(_by_length()))])
     return tuple(PlanStep(random.randrange(workers), role, True, sees) for role, sees in shape)
-
-
-def varied(random: Random, plan: Plan, workers: int) -> Plan:
-    """The plan with one thing changed by chance: another worker, answering at once or step by step, or all of it."""
-    place = random.randrange(len(plan))
-    step = plan[place]
-    swapped = {"solve": "reason", "reason": "solve"}.get(step.role, step.role)
-    kind = random.randrange(4)
-    if kind == 0:
-        return sensible(random, workers)
-    changed = step._replace(role=swapped) if kind == 1 else step._replace(worker=random.randrange(workers))
-    return (*plan[:place], changed, *plan[place + 1 :])
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Everything lands in one folder: `checkpoint.pt` (to go on from), `model.pt`, `curve.csv`, `curve.png` where matplotlib
 is installed, `card.json` with recipe, seeds, hashes and pool, and `report.txt` with the tables. The best checkpoint is
-chosen on validation lessons, which no table uses.
+chosen on validation lessons, which no table uses: half over the standard pool, half over pools of training's own.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from random import Random
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from app.learn import prompt, reward, world
 from app.learn.baselines import FIXED, OPTIMUM, bests, plans
 from app.learn.evaluate import Table, compare, drawn, exam
 from app.learn.families import FAMILIES
-from app.learn.lessons import SPLITS, Lesson
+from app.learn.lessons import SPLITS, Lesson, lesson
 from app.learn.outcome import outcome
 from app.learn.plans import Plan
 from app.learn.record import write_rows
@@ -57,17 +58,24 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     order.out.mkdir(parents=True, exist_ok=True)
     trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
     rows = _restored(order, trainer, say)
-    validation = exam("held-out tasks", VALIDATION, -1)
+    standard, pools = exam("held-out tasks", VALIDATION, -1), _over_pools(VALIDATION)
     while trainer.step < trainer.total:
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
-            chosen = greedy(trainer.conductor, validation)
-            row = {"step": trainer.step, "plans": trainer.executed, **_validated(validation, chosen, order.weights)}
+            chosen = [greedy(trainer.averaged, lessons) for lessons in (standard, pools)]
+            halves = [_validated(*each, order.weights) for each in zip((standard, pools), chosen, strict=True)]
+            row = {"step": trainer.step, "plans": trainer.executed, **_joined(*halves)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
             _save(order, trainer, rows)
             say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
     _choose(order, trainer)
     return _examined(order, trainer, rows, say)
+
+
+def _over_pools(count: int) -> list[Lesson]:
+    """Lessons of validation over random pools, such as training meets."""
+    random = Random("validation")
+    return [lesson(random, "train", standard=0.0) for _ in range(count)]
 
 
 def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
@@ -76,10 +84,21 @@ def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> d
     ]
     count = len(lessons)
     return {
-        "validation": round(sum(one.reward for one in found) / count, 4),
-        "accuracy": round(sum(one.right for one in found) / count, 4),
-        "steps": round(sum(map(len, chosen)) / count, 3),
+        "reward": sum(one.reward for one in found) / count,
+        "accuracy": sum(one.right for one in found) / count,
+        "steps": sum(map(len, chosen)) / count,
         "different": len(set(chosen)),
+    }
+
+
+def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, float]:
+    """Columns of the curve: what both halves come to together, by which weights are chosen, and each half's reward."""
+    return {
+        "validation": round((standard["reward"] + pools["reward"]) / 2, 4),
+        "standard": round(standard["reward"], 4),
+        "pools": round(pools["reward"], 4),
+        **{name: round((standard[name] + pools[name]) / 2, 4) for name in ("accuracy", "steps")},
+        "different": standard["different"],
     }
 
 
@@ -96,7 +115,7 @@ def _restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> lis
 def _save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
     """The state, and apart the weights if no validation was better; written aside first, so that a kill is harmless."""
     if rows[-1]["validation"] >= max(row["validation"] for row in rows):
-        _written(order.out / "model.pt", dict(trainer.state()["weights"]))
+        _written(order.out / "model.pt", trainer.state()["averaged"])
     _written(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
 
 
@@ -110,7 +129,7 @@ def _choose(order: Order, trainer: Trainer) -> None:
     """The weights of the best validation."""
     chosen = torch.load(order.out / "model.pt", weights_only=True)
     with torch.no_grad():
-        for name, tensor in trainer.conductor.weights.items():
+        for name, tensor in trainer.averaged.weights.items():
             tensor.copy_(chosen[name])
 
 
@@ -120,7 +139,7 @@ def _examined(
     tables = []
     for split in SPLITS:
         lessons = exam(split, order.lessons, 1)
-        chosen = greedy(trainer.conductor, lessons)
+        chosen = greedy(trainer.averaged, lessons)
         tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed))
         say(f"\n{drawn(tables[-1])}")
     _curve(order, rows, exam("held-out tasks", VALIDATION, -1))
@@ -137,9 +156,10 @@ def _curve(order: Order, rows: list[dict[str, Any]], validation: list[Lesson]) -
     except ModuleNotFoundError:
         return
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot([row["step"] for row in rows], [row["validation"] for row in rows], label="trained conductor")
+    for half in ("standard", "pools"):
+        axes.plot([row["step"] for row in rows], [row[half] for row in rows], label=f"trained conductor, {half}")
     for arm in (OPTIMUM, FIXED):
-        worth = _validated(validation, plans(arm, validation, order.weights, 0), order.weights)["validation"]
+        worth = _validated(validation, plans(arm, validation, order.weights, 0), order.weights)["reward"]
         axes.axhline(worth, linestyle="--", color="grey")
         axes.annotate(arm, (0, worth), va="bottom")
     axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")

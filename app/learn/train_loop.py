@@ -1,7 +1,7 @@
 """Training the small conductor: a supervised warm start, then policy gradients over groups of its own plans.
 
-Before it, drills: the prompt names a card, the plan is its worker. Warm start: for each lesson some plans of sensible
-shapes, drawn by chance and then varied, are carried out, and the best is imitated.
+Before it, drills: the prompt names a card, the plan is its worker. Warm start: for each lesson `teacher.py` carries out
+some plans, and the best is imitated, with the pool shown in several orders.
 Then GRPO without a division by the spread: a group of plans is sampled for each prompt, each plan's advantage is its
 reward less its group's mean, one update per batch. Equal plans of a group are scored once with their weights summed,
 and groups without any difference are left out. The grammar's mask holds in the rollout and in the loss.
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from app.learn import prompt, reward
-from app.learn.lessons import Lesson, lesson, sensible, varied
+from app.learn import prompt, reward, teacher
+from app.learn.lessons import Lesson, lesson
 from app.learn.outcome import outcome
 from app.learn.plans import LONGEST, Plan, PlanStep, from_tokens, to_tokens
 from app.learn.train_model import Conductor, Shape, Tensor, initial
@@ -35,19 +35,25 @@ class Recipe:
     heads: int = 2
     drill_steps: int = 250
     drill_rate: float = 1e-3
-    warm_steps: int = 900
+    warm_steps: int = 1_000
     warm_lessons: int = 64
-    warm_draws: int = 32
+    warm_draws: int = 64
+    """Plans that the teacher carries out for a lesson, at most."""
+    warm_orders: int = 2
+    """In how many orders of its pool a lesson is imitated."""
     steps: int = 240
     lessons: int = 64
     group: int = 8
-    standard: float = 0.5
+    standard: float = 0.35
+    """The share of lessons over the standard pool."""
     unknown: float = 0.7
-    """The largest share of a task's words that training hides, so that unseen phrasings are no surprise."""
+    """The largest share of a task's words that training disturbs, so that unseen phrasings are no surprise."""
     warm_rate: float = 1.5e-3
     rate: float = 1e-3
     entropy: float = 0.01
     """The bonus for undecidedness; it falls to nothing with the learning rate."""
+    average: float = 0.98
+    """What a step leaves of the averaged weights, which are the ones that are judged and kept."""
     ramp: float = 0.1
     """The share of what follows the drills after which cost counts in full."""
     executions: int = 0
@@ -76,6 +82,8 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._random = Random(recipe.seed)
         self._generator = torch.Generator().manual_seed(recipe.seed)
+        self.averaged = Conductor(shape, {name: one.detach().clone() for name, one in self.conductor.weights.items()})
+        """Under the moving average of the weights."""
         self.step = 0
         self.executed = 0
         """Plans that were carried out for their reward."""
@@ -103,6 +111,7 @@ class Trainer:
             "step": self.step,
             "executed": self.executed,
             "weights": {name: tensor.detach() for name, tensor in self.conductor.weights.items()},
+            "averaged": dict(self.averaged.weights),
             "optimizer": self._optimizer.state_dict(),
             "random": self._random.getstate(),
             "generator": self._generator.get_state(),
@@ -116,6 +125,7 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in self.conductor.weights.items():
                 tensor.copy_(state["weights"][name])
+                self.averaged.weights[name].copy_(state["averaged"][name])
         self._optimizer.load_state_dict(state["optimizer"])
         self._random.setstate(state["random"])
         self._generator.set_state(state["generator"])
@@ -132,36 +142,30 @@ class Trainer:
         return {"imitation": float(logprobs.detach().mean())}
 
     def _warm(self) -> dict[str, float]:
-        """The best of some plans that were tried; every eighth lesson is a drill, lest they be forgotten."""
+        """The best of the plans that the teacher tried; every eighth lesson is a drill, lest they be forgotten."""
         recipe, weights = self.recipe, self._ramped()
-        lessons = self._draw(recipe.warm_lessons)
-        prompts = self._prompts(lessons, hide=True)
+        lessons: list[Lesson] = []
+        prompts: list[list[int]] = []
         plans: list[Plan] = []
         rewards: list[float] = []
-        for place, one in enumerate(lessons):
+        for place, one in enumerate(self._draw(recipe.warm_lessons // recipe.warm_orders)):
+            orders = [one.shuffled(self._random) for _ in range(recipe.warm_orders)]
+            lessons += orders
             if place % 8 == 0:
-                ordinal = self._random.randrange(len(one.pool))
-                prompts[place] = prompt.drill(one.pool, one.order, ordinal)
-                plans.append((PlanStep(ordinal, "solve"),))
+                asked = [self._random.randrange(len(one.pool)) for _ in orders]
+                prompts += [prompt.drill(other.pool, other.order, n) for other, n in zip(orders, asked, strict=True)]
+                plans += [(PlanStep(ordinal, "solve"),) for ordinal in asked]
                 continue
-            plan, found = self._tried(one, weights)
-            plans.append(plan)
+            worth = partial(self._reward, one, weights=weights)
+            plan, found = teacher.best(self._random, len(one.pool), worth, recipe.warm_draws)
+            placed = prompt.placed(plan, one.order)
+            prompts += self._prompts(orders, hide=True)
+            plans += [prompt.ordinals(placed, other.order) for other in orders]
             rewards.append(found)
         logprobs = self._imitate(lessons, prompts, plans)
         slope = decayed(self.step - recipe.drill_steps, recipe.warm_steps)
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
-
-    def _tried(self, one: Lesson, weights: Weights) -> tuple[Plan, float]:
-        """The best of some plans that are carried out: a few by chance, then changes of the best so far."""
-        best: Plan = ()
-        most = -math.inf
-        for turn in range(self.recipe.warm_draws):
-            fresh = turn < self.recipe.warm_draws // 4
-            plan = (sensible if fresh else partial(varied, plan=best))(self._random, workers=len(one.pool))
-            found = self._reward(one, plan, weights)
-            best, most = (plan, found) if found > most else (best, most)
-        return best, most
 
     def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
         """The log-probability of each lesson's plan."""
@@ -239,6 +243,10 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         self._optimizer.step()
+        kept = min(self.recipe.average, self.step / (self.step + 10))
+        with torch.no_grad():
+            for name, tensor in self.averaged.weights.items():
+                tensor.lerp_(self.conductor.weights[name], 1 - kept)
 
     # Lessons and their rewards.
 

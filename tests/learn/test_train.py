@@ -106,8 +106,26 @@ def test_a_run_goes_on_where_it_was_interrupted() -> None:
     assert parts[1].executed == whole.executed
     for name, tensor in whole.conductor.weights.items():
         assert torch.equal(tensor, parts[1].conductor.weights[name])
+        assert torch.equal(whole.averaged.weights[name], parts[1].averaged.weights[name])
     with pytest.raises(ValueError, match="another recipe"):
         Trainer(Recipe(seed=9), Weights()).restore(parts[0].state())
+
+
+@pytest.mark.timeout(180)
+def test_the_average_follows_the_weights_and_is_what_is_kept(tmp_path: Path) -> None:
+    name = "model.norm.weight"
+    recipe = Recipe(**{**vars_of(TINY), "average": 0.75, "drill_steps": 40})
+    trainer = Trainer(recipe, Weights())
+    expected = trainer.averaged.weights[name].clone()
+    for step in range(trainer.total):
+        trainer.advance()
+        expected += (1 - min(0.75, step / (step + 10))) * (trainer.conductor.weights[name].detach() - expected)
+    assert torch.allclose(trainer.averaged.weights[name], expected, atol=1e-6)
+    assert not torch.equal(trainer.averaged.weights[name], trainer.conductor.weights[name])
+    train.train(train.Order(tmp_path, recipe, Weights(), lessons=24), lambda words: None)
+    kept = torch.load(tmp_path / "model.pt", weights_only=True)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["trainer"]
+    assert torch.equal(kept[name], state["averaged"][name])
 
 
 def test_seeds_differ_and_equal_seeds_do_not() -> None:

@@ -1,0 +1,60 @@
+"""The teacher of the warm start: what it may do, and that trying differently beats trying by chance."""
+
+from random import Random
+
+import pytest
+
+from app.learn import prompt, teacher
+from app.learn.lessons import lesson, sensible
+from app.learn.outcome import outcome
+from app.learn.plans import STEPS, Plan, from_tokens, kinds, lean, to_tokens
+from app.learn.world import Setting
+
+
+class Tries:
+    """What plans are worth for one lesson, and which were carried out."""
+
+    def __init__(self, seed: int) -> None:
+        self.lesson = lesson(Random(seed), "train", standard=0.3)
+        self.workers = len(self.lesson.pool)
+        self.found: dict[Plan, float] = {}
+        self.times = 0
+
+    def worth(self, plan: Plan) -> float:
+        placed = prompt.placed(plan, self.lesson.order)
+        self.times += 1
+        self.found[plan] = outcome(placed, self.lesson.problem.kind, Setting(self.lesson.pool)).reward
+        return self.found[plan]
+
+
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_it_carries_no_plan_out_twice_and_keeps_the_best(count: int) -> None:
+    for seed in range(30):
+        tries = Tries(seed)
+        plan, most = teacher.best(Random(seed), tries.workers, tries.worth, count)
+        assert tries.times == len(tries.found) <= count
+        assert most == tries.found[plan] == max(tries.found.values())
+
+
+def test_a_changed_plan_is_one_that_answers_and_wastes_nothing() -> None:
+    random = Random(3)
+    lengths = set()
+    for _ in range(2_000):
+        before = sensible(random, 4)
+        plan = teacher.changed(random, before, 4)
+        lengths.add(len(plan) - len(before))
+        assert 1 <= len(plan) <= STEPS
+        assert kinds(plan)[-1] == "answer"
+        assert lean(plan) == plan
+        assert from_tokens(to_tokens(plan)) == plan
+    assert {-1, 0, 1} <= lengths
+
+
+def test_changes_of_the_best_find_more_than_chance() -> None:
+    """With as many tries; what one leaves between them is most of what a conductor could not learn by imitation."""
+    searched = by_chance = 0.0
+    for seed in range(40):
+        tries, random = Tries(seed), Random(seed)
+        searched += teacher.best(random, tries.workers, tries.worth, 64)[1]
+        by_chance += max(tries.worth(sensible(random, tries.workers)) for _ in range(64))
+    assert searched / 40 > by_chance / 40 + 0.02
