@@ -6,6 +6,7 @@ entry.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from app.beside import Begun
 from app.core import drafts
@@ -34,6 +35,11 @@ class Consequences:
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
         return changed(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+
+    def unqueued(self, before: RunState) -> "Consequences":
+        """What follows from the state `before`, up to the first step that is queued: that is for another driver."""
+        events = list(takewhile(lambda draft: draft.kind is not Kind.STEP_QUEUED, self.events))
+        return Consequences(tentative(before, events), events, contents=self.contents)
 
 
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:

@@ -34,12 +34,23 @@ MISSED = 0.5
 class Dispatcher:
     """Takes tickets and executes their steps, at most `slots` at a time."""
 
-    def __init__(self, means: Means, *, name: str, slots: int, grace: float, known: Known = lambda _run: None) -> None:
+    def __init__(
+        self,
+        means: Means,
+        *,
+        name: str,
+        slots: int,
+        grace: float,
+        known: Known = lambda _run: None,
+        free: Callable[[], None] = lambda: None,
+    ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
-        `known` spares it folding the journals of runs that are driven beside it.
+        `known` spares it folding the journals of runs that are driven beside it; `free` is called when there is a run
+        that nobody drives.
         """
         self._known = known
+        self._free_run = free
         self._means = means
         self._name = name
         self._slots = slots
@@ -120,6 +131,8 @@ class Dispatcher:
     def _hear(self, message: Live) -> None:
         if not isinstance(message, Stop | Listen):
             return
+        if isinstance(message, Listen) and not message.address:
+            return self._free_run() if self._group is not None else None
         for work in [work for work in self._works.values() if work.ticket.run == message.run]:
             if isinstance(message, Listen):
                 work.tell_from_now_on(message.address)

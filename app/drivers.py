@@ -39,7 +39,7 @@ from app.errors import (
 from app.follower import LET_GO, Followers
 from app.mailbox import Mailbox
 from app.order import CancelAsked, Driven, Moved, Order, Told
-from app.orphans import Orphans, driver_for
+from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
 from app.resumption import Found, Waiting
 from app.stepqueue.protocol import Live, Stop
@@ -50,6 +50,10 @@ from app.undecided import Undecided
 
 WATCH = 0.25
 """Seconds between two looks for journals that have moved, while nobody can tell of it."""
+SPREAD = 0.05
+"""Seconds within which those who are called for a run look for it, so that not all of them do at once."""
+HANDED = 1.0
+"""Seconds that a gateway gives dispatchers to take up what was handed to them."""
 RACES = 3
 """Tries to go on with a run that others go on with at the same time."""
 LINE = 1_024
@@ -66,6 +70,8 @@ class Drivers:
         self._bound = bound
         self.beside: DispatcherBeside | None = None
         """The dispatcher of this process, if it has one."""
+        self.hands_over = False
+        """Whether background runs are for other processes to drive: this one has callers, and takes no tickets."""
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting = Waiting()
@@ -73,13 +79,15 @@ class Drivers:
         """Runs whose next turn is just being begun here."""
         self._followers = Followers(means, home=home, bound=bound)
         self._group: asyncio.TaskGroup | None = None
-        self._orphans = Orphans(means, home=home, drive=self._drive, audience=self._audience)
+        self._orphans = Orphans(means, home=home, drive=self._take_up, audience=self._audience)
+        self._taken_up: list[str] = []
+        """Runs whose former driver may just have been told what is meant for us."""
         self._undecided = Undecided(means)
         self._sweep_now = asyncio.Event()
         means.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Drive until `stopping` is set; runs that are still going are left to whoever takes their lease over."""
+        """Drive until `stopping` is set; runs that are still going are handed to whoever takes them up."""
         async with self._means.queue.hear(self._home, self._hear), asyncio.TaskGroup() as group:
             self._group = group
             self._followers.open(group)
@@ -88,10 +96,11 @@ class Drivers:
             try:
                 await stopping.wait()
             finally:
-                self._group = None
+                self._group, left = None, self._epochs()
                 self._followers.close()
                 for task in (*chores, *self._tasks.values()):
                     task.cancel()
+        await hand_back(self._means, self._home, left)
 
     def __len__(self) -> int:
         return len(self._drivers)
@@ -111,11 +120,11 @@ class Drivers:
             raise Overloaded(retry_after=1.0)
         if not self._means.timed():  # which nobody knows before the database has been there
             raise StoreUnavailable(retry_after=1.0)
-        came = returned(order.task.messages)
-        driven = await self._go_on(order, came) if came is not None else None
-        return driven or await self._begin(order)
+        came, handed = returned(order.task.messages), await self._hands_over(order)
+        driven = await self._go_on(order, came, handed=handed) if came is not None else None
+        return driven or await self._begin(order, handed=handed)
 
-    async def _begin(self, order: Order) -> Driven:
+    async def _begin(self, order: Order, *, handed: bool) -> Driven:
         catalog, choice = self._means.catalog(), intake.choose(self._means, order)
         conductor, kind = intake.conducted(self._means, order, choice)
         name, salt, now = self._means.name("run"), self._means.salt(), self._means.now()
@@ -138,7 +147,9 @@ class Drivers:
         try:
             await self._means.pin(catalog)
             with self._undecided.told(name, driver.state.turn):
-                await self._admit(driver, order, admitted, salt, (address(salt, body), body), now)
+                await self._admit(driver, order, admitted, salt, (address(salt, body), body), now, handed=handed)
+            if handed:
+                return await self._pass_on(driver, line)
             self._drive_unless_relieved(driver)
         except BaseException:
             if self._drivers.get(name) is driver:
@@ -146,7 +157,7 @@ class Drivers:
             raise
         return Driven(name, line, driver.state)
 
-    async def _go_on(self, order: Order, came: Returned) -> Driven | None:
+    async def _go_on(self, order: Order, came: Returned, *, handed: bool) -> Driven | None:
         """The turn that begins with these results; None if they are but the history of a new run."""
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
@@ -154,7 +165,7 @@ class Drivers:
                 found = await resumption.find(self._means, order, came, self._waiting)
                 if found is not None and found.standing == "go_on":
                     try:
-                        return await self._resume(order, found)
+                        return await self._resume(order, found, handed=handed)
                     except NotFound:  # erased since
                         return None
                     except LeaseLost:  # somebody else brought the same to another process, or its wait is over
@@ -162,7 +173,7 @@ class Drivers:
             return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
         raise Overloaded(retry_after=1.0)
 
-    async def _resume(self, order: Order, found: Found) -> Driven:
+    async def _resume(self, order: Order, found: Found, *, handed: bool) -> Driven:
         """Take a run that waits into this process, with what its caller brought, in one entry."""
         run, epoch = found.state.run, found.row.epoch
         driver = await driver_for(self._means, self._home, found.state, found.salt, epoch + 1)
@@ -175,6 +186,8 @@ class Drivers:
             await self._means.pin(self._means.catalog())
             with self._undecided.told(run):
                 await self._commit_turn(driver, order, found)
+            if handed:
+                return await self._pass_on(driver, line)
             self._drive_unless_relieved(driver)
         except BaseException:
             if self._drivers.get(run) is not driver:
@@ -270,11 +283,21 @@ class Drivers:
         return self._means.notifies and notices.wanted(order.wire)
 
     async def _admit(
-        self, driver: Driver, order: Order, admitted: Draft, salt: bytes, content: tuple[str, bytes], now: float
+        self,
+        driver: Driver,
+        order: Order,
+        admitted: Draft,
+        salt: bytes,
+        content: tuple[str, bytes],
+        now: float,
+        *,
+        handed: bool,
     ) -> None:
-        """Commit the admission with everything that follows from it at once. The deadline counts from `now`."""
+        """Commit the admission with everything that follows from it at once; the deadline counts from `now`. Of a run
+        that is handed over, its plan, if that needs no model."""
         first = begin(Event(driver.state.run, 1, admitted.kind, now, admitted.body))
-        follows = await driver.consequences(first)
+        follows = await driver.consequences(first, plans=not handed)
+        follows = follows.unqueued(first) if handed else follows
         new = NewRun(
             tenant=order.tenant,
             key=order.key,
@@ -303,6 +326,21 @@ class Drivers:
         driver.planning = follows.pending if isinstance(follows.pending, Propose) else None
         await driver.ring(follows.outbox)
 
+    async def _hands_over(self, order: Order) -> bool:
+        """Whether dispatchers are to drive it: not while they could not be called, or leave as many runs lying."""
+        if not (self.hands_over and order.background and self._means.queue.sound):
+            return False
+        return sum(kind.runs for kind in await self._means.store.lapsed(self._means.now())) < self._bound
+
+    async def _pass_on(self, driver: Driver, line: Mailbox[Told]) -> Driven:
+        """Hand a run over whose turn has just begun; its caller hears it as one that goes on elsewhere."""
+        state = driver.state
+        if self._drivers.get(state.run) is driver:
+            del self._drivers[state.run]
+        self._followers.follow(state, driver.audience)
+        await hand_back(self._means, self._home, {state.run: driver.epoch})
+        return Driven(state.run, line, state, replayed=True)
+
     # -- driving
 
     def _drive_unless_relieved(self, driver: Driver) -> None:
@@ -320,6 +358,10 @@ class Drivers:
             self._tasks[run].cancel()
         self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
+
+    def _take_up(self, driver: Driver) -> None:
+        self._drive(driver)
+        self._taken_up.append(driver.state.run)
 
     async def _guard(self, driver: Driver) -> None:
         """Nothing that happens to one run may end the others."""
@@ -381,22 +423,29 @@ class Drivers:
     async def _renew(self) -> set[tuple[str, int]]:
         """Prolong every lease, also of runs that are just being admitted; returns those that are not ours, as run and
         epoch."""
-        epochs = {run: driver.epoch for run, driver in self._drivers.items()}
+        epochs = self._epochs()
         if not epochs:
             return set()
         kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
         self._wake(kept)
         return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 
+    def _epochs(self) -> dict[str, int]:
+        return {run: driver.epoch for run, driver in self._drivers.items()}
+
     async def _watch_for_ever(self) -> None:
-        """While the queue is not sound nobody hears of anything: one query tells for all drivers who has to look."""
+        """While the queue is not sound nobody hears of anything: one query tells for all drivers who has to look. What
+        was taken up from others is looked at twice, until dispatchers have heard of us."""
+        before: list[str] = []
         while self._group is not None:
             await asyncio.sleep(WATCH)
             sound = self._means.queue.sound
             self._means.telemetry.gauge("baton_queue_sound", sound)
-            if not sound and self._tasks:
+            watched = [*before, *self._taken_up] if sound else list(self._tasks)
+            before, self._taken_up = self._taken_up, []
+            if watched:
                 with suppress(StoreUnavailable):
-                    self._wake(await self._means.store.seqs(list(self._tasks)))
+                    self._wake(await self._means.store.seqs(watched))
 
     def _wake(self, seqs: Mapping[str, int]) -> None:
         """Send those drivers to the journal whose run has moved on without their hearing of it."""
@@ -416,13 +465,16 @@ class Drivers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._means.lease * (0.5 + self._means.chance())):
                     await self._sweep_now.wait()
+                    await asyncio.sleep(SPREAD * self._means.chance())
             self._sweep_now.clear()
             if not self._means.timed():
                 continue
             try:
                 await self._renew()  # a process that stood still must not take over what it drives itself
                 await self._undecided.call_off()
-                await self._orphans.sweep(self._bound - len(self._drivers))
+                room, patience = self._bound - len(self._drivers), GIVEN_UP + HANDED if self.hands_over else 0.0
+                if await self._orphans.sweep(room, patience):
+                    self._sweep_now.set()
             except BatonError as error:
                 self._means.telemetry.log(logging.WARNING, "sweep failed", error=error.public_code)
 

@@ -20,6 +20,8 @@ from app.mailbox import Mailbox
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop
 
 INBOX = 4_096
+SOON = 0.1
+"""Seconds until the second look at a run that nobody drives yet; each later one comes after twice as many."""
 LET_GO = (
     "This process had to let go of the run, which goes on elsewhere. Send the request again with the same "
     "Idempotency-Key, or ask GET /v1/runs/{id}/stream; the last event's number as Last-Event-ID continues the stream."
@@ -41,14 +43,16 @@ class Follower:
 
     async def follow(self) -> None:
         """Until there is nothing left to tell. Raises `NotFound` if the answer was erased."""
+        wait = 0.0
         while not self.relieved and len(self.audience):
             try:
                 if await self._look():
                     return
-                await self._ask()
+                driven = await self._ask()
+                wait = min(2 * wait, PATIENCE) or (PATIENCE if driven else SOON)
             except StoreUnavailable:
                 self._means.telemetry.log(logging.WARNING, "a run is followed in silence", run=self.state.run)
-            await self._hear(self._means.tick() + PATIENCE)
+            await self._hear(self._means.tick() + (wait or PATIENCE))
 
     async def _look(self) -> bool:
         """Fold what is new in the journal; whether the turn is over."""
@@ -61,13 +65,14 @@ class Follower:
             self.audience.end(await ended.read(self._means.store, self.state))
         return self.state.replied
 
-    async def _ask(self) -> None:
-        """Ask whoever drives the run now to tell us what we lack."""
+    async def _ask(self) -> bool:
+        """Ask whoever drives the run now to tell us what we lack; whether anybody does."""
         row = await self._means.store.run(self.state.run)
         with suppress(QueueUnavailable):
             await self._means.queue.tell(
                 row.driver, [Listen(row.id, self._home, self.audience.call, self.audience.chars)]
             )
+        return row.lease_until > self._means.now()
 
     async def _hear(self, until: float) -> None:
         """Pass on words until it is time to look again, or somebody says that there is something to see."""

@@ -50,6 +50,11 @@ class Order:
     once: Once | None = None
     """The request's claim to be carried out once; made together with the admission."""
 
+    @property
+    def background(self) -> bool:
+        """Whether it is for dispatchers to drive, where there are any: its caller need not hear it."""
+        return bool(self.wire.get("background"))
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

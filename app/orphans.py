@@ -1,4 +1,5 @@
-"""What other processes left behind: runs without a driver and tickets without an answer, found once a lease or so.
+"""What other processes left behind: runs without a driver and tickets without an answer, found once a lease or so, and
+at once where the driver gave its lease up and said so (`hand_back`).
 
 A run whose driver let its lease lapse is taken over with a higher epoch, its journal folded, and driven on. Some cannot
 be driven here: one of a tier that this process does not know, or that newer code has admitted, is left to a process
@@ -8,7 +9,8 @@ without understanding its journal.
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import orjson
 
@@ -24,13 +26,16 @@ from app.core.progress import fold, give_up
 from app.core.state import RunState
 from app.dispatch import rung_again
 from app.ended import outcome
-from app.errors import NotFound
+from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.outcomes import given_up
+from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
 from app.view import texts_of
 
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
+GIVEN_UP = 0.5
+"""Seconds for which a lease that is given up has lapsed already: more than the clocks of two processes differ."""
 COUNTED = 10_000
 """Waiting runs that are counted at most."""
 FORGET = 500
@@ -51,37 +56,42 @@ class Orphans:
         self._audience = audience
         self._stranded = 0
 
-    async def sweep(self, room: int) -> None:
+    async def sweep(self, room: int, patience: float = 0.0) -> bool:
         """Take over at most `room` runs, forget some claims that have run out, then ring again for tickets: the bell is
-        needed for the last alone.
+        needed for the last alone. Returns whether there may be more to take over.
 
-        After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
+        Runs are left to others for `patience` seconds after their lease has lapsed. After an outage of the database
+        every lease has; those who hold them get the length of one to come back.
         """
+        more = False
         if room > 0 and self._means.store.calm >= self._means.lease:
-            await self._take_over(min(room, SWEEP))
+            more = await self._take_over(room, self._means.now() - patience)
         await self._means.store.forget_claims(self._means.now(), FORGET)
         self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
         if not self._means.queue.sound:  # what is looked up counts as rung, so it is left to dispatchers, who look too
-            return
+            return more
         overdue = await self._means.store.overdue(self._means.now(), SWEEP)
         if overdue:
             self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
             await self._means.queue.ring([rung_again(due) for due in overdue])
+        return more
 
-    async def _take_over(self, room: int) -> None:
-        now = self._means.now()
+    async def _take_over(self, room: int, now: float) -> bool:
         lapsed = await self._means.store.lapsed(now)
         ours = [(kind.tier, kind.code) for kind in lapsed if self._can_drive(kind)]
         self._report([kind for kind in lapsed if not self._can_drive(kind) and kind.runs > kind.expired])
         if not ours and not any(kind.expired for kind in lapsed):
-            return
-        for row in await self._means.store.orphans(self._home, now, now + self._means.lease, room, ours):
-            self._means.telemetry.count("baton_swept_total", "run")
+            return False
+        until, most = self._means.now() + self._means.lease, min(room, SWEEP)
+        rows = await self._means.store.orphans(self._home, now, until, most, ours)
+        for row in rows:
             try:
                 await self._adopt(row)
             except Exception as error:  # one that cannot be read must not keep the others waiting
                 self._means.telemetry.log(logging.ERROR, "an orphan could not be taken over", run=row.id)
                 logging.getLogger("baton").debug("orphan", exc_info=error)
+        wanted = min(room, sum(kind.runs for kind in lapsed if self._can_drive(kind)))
+        return len(rows) < wanted  # a run is passed over while anybody writes to it
 
     def _can_drive(self, kind: Lapsed | RunRow) -> bool:
         return kind.tier in self._means.catalog().tiers and not is_newer(kind.code, self._means.code)
@@ -106,9 +116,11 @@ class Orphans:
             journal = await self._means.store.journal(row.id)
             state = fold(journal.events)
         except (KeyError, ValueError):
+            self._means.telemetry.count("baton_swept_total", "run")
             if not late:
                 raise
             return await self._expire(row)
+        self._means.telemetry.count("baton_swept_total", "handed" if _is_handed(state) else "run")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
@@ -165,6 +177,21 @@ async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoc
         audience=Audience(state.run),
         epoch=epoch,
     )
+
+
+async def hand_back(means: Means, home: str, epochs: Mapping[str, int]) -> None:
+    """Give up the leases of these runs of ours, which nobody drives any more, and call those who can drive them on.
+
+    Whoever is not reached finds them with the next sweep, and, while the database is away, when they have lapsed."""
+    with suppress(StoreUnavailable, QueueUnavailable):
+        given = await means.store.renew(home, epochs, means.now() - GIVEN_UP) if epochs else ()
+        await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in given])
+
+
+def _is_handed(state: RunState) -> bool:
+    """Whether it is a background run of which nothing was done yet in this turn: no loss, but the way they go."""
+    begun = any(call.turn == state.turn.number for call in state.calls.values())
+    return bool(state.turn.wire.get("background")) and not begun
 
 
 def _without_content(late: bool) -> Finish:

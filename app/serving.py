@@ -69,12 +69,12 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         await opened.clock.look()
         group.create_task(opened.clock.keep(stopping))
         await opened.succession.look()
+        opened.drivers.hands_over = roles.gateway and not roles.dispatcher
         group.create_task(opened.succession.run(stopping))
         driving = group.create_task(opened.drivers.run(runs_end))
         telling = group.create_task(opened.webhooks.run(runs_end))
         group.create_task(opened.learner.run(stopping))
-        if roles.gateway:  # whoever only dispatches conducts orphans at most, and learns from their calls
-            group.create_task(opened.pulse.run(stopping))
+        group.create_task(opened.pulse.run(stopping))  # whoever only dispatches conducts background runs
         group.create_task(_follow_calibration(opened, stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:

@@ -218,7 +218,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
         )
         pulse = Pulse(means, out=drivers.give_up_plans)
         slots = settings.concurrent_steps
-        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known)
+        free = drivers.sweep_soon
+        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known, free=free)
         drivers.beside = dispatcher
         try:
             webhooks = Webhooks(means, _target(settings))

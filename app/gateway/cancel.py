@@ -36,7 +36,7 @@ async def ask(store: Store, queue: StepQueue | None, row: RunRow, by: str, now: 
 async def stop(gate: Gate, row: RunRow) -> RunRow:
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then."""
     await ask(gate.store, gate.queue, row, "caller", gate.now())
-    if not row.driver:
+    if not row.driver or row.lease_until <= gate.now():
         gate.drivers.sweep_soon()
     return await settled(gate.store, row, PATIENCE)
 

@@ -77,7 +77,7 @@ class Listen:
     """The process at `address` wants to hear this run's answer, and has `chars` characters of what `call` says.
 
     To a driver: somebody there listens; to be said again every few seconds. To dispatchers: the run's new driver is
-    there.
+    there, or, if the address is empty, the run has none and whoever comes first is to drive it.
     """
 
     run: str

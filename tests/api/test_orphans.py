@@ -109,6 +109,40 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
         assert (await finish(other)).ended.error is None
 
 
+async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
+    settings = {"BATON_LEASE_SECONDS": "60"}
+    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        row = await opened.means.store.run(driven.run)
+        assert row.lease_until > opened.means.now() + 30
+    async with open_house(tmp_path, pool_text(stub), settings) as heir:
+        heir.drivers.sweep_soon()
+        row = await at_its_end(heir, driven.run)
+        assert (row.state, row.epoch) == ("succeeded", 2)
+
+
+async def test_a_background_run_that_no_dispatcher_takes_is_driven_by_its_gateway(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """And it is not handed over in the first place while as many lie there as this process would drive."""
+    settings = SETTINGS | {"BATON_CONCURRENT_RUNS": "1"}
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
+        opened.drivers.hands_over = True
+        handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        assert opened.drivers.known(handed.run) is None
+        kept = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        assert opened.drivers.known(kept.run) is not None
+        opened.drivers.cancel(kept.run, "caller")
+        await finish(kept)
+        async with asyncio.timeout(10):
+            while opened.drivers.known(handed.run) is None:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.02)
+        assert 'baton_swept_total{kind="run"}' not in opened.means.telemetry.exposition().decode()
+        opened.drivers.cancel(handed.run, "caller")
+        assert (await finish(handed)).ended.state.state == "cancelled"
+
+
 async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandoned(stub, tmp_path)
     renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")

@@ -1,5 +1,7 @@
-"""A background response outlives the gateway that accepted it: stopped or killed right after, another one serves it."""
+"""A background response outlives the gateway that accepted it: a dispatcher drives it from its first step, whatever
+becomes of that gateway, and another one serves it. Leases are so long here that nobody can be waiting for one."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,39 +9,49 @@ import httpx
 import orjson
 import pytest
 
-from tests.integration.installation import LEASE, launched, settings
+from tests.integration.installation import CHAIN, TREE, execute, launched, settings
 from tests.processes import KEY, Process, within
-from tests.stubs import Hang, Reply
+from tests.stubs import Hang, Reply, ToolCall
 from tests.stubs.control import StubControl
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(90)]
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 4 times 5?", "background": True}
-TAKEN_OVER = 2 * LEASE + 10
-"""Seconds within which another process must have taken a run over, and ended it."""
+LEASE = 60.0
+SOON = 15.0
+"""Seconds within which a run has ended: on a busy machine, and all the same long before a lease."""
+TAKEN_UP = 1.0
+"""Seconds within which a dispatcher has begun with a run."""
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 
 
 @pytest.fixture(scope="module")
 def installed(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
-) -> Iterator[tuple[Process, Process]]:
+) -> Iterator[tuple[Process, Process, Process]]:
     """Two gateways, the first of which the tests end, and a dispatcher."""
     folder = tmp_path_factory.mktemp("house")
-    environ = settings(folder, stub, database, redis_server_url)
-    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (one, other, _):
-        yield one, other
+    environ = settings(folder, stub, database, redis_server_url) | {"BATON_LEASE_SECONDS": str(LEASE)}
+    with launched(folder, environ, "gateway", "gateway", "dispatcher") as (one, other, dispatcher):
+        yield one, other, dispatcher
 
 
 @pytest.fixture
-def gateways(installed: tuple[Process, Process], stub: StubControl) -> tuple[Process, Process]:
+def gateways(installed: tuple[Process, Process, Process], stub: StubControl) -> tuple[Process, Process]:
     """Both of them, ready; the first is started again where a test has ended it."""
-    for process in installed:
+    one, other, _ = installed
+    for process in (one, other):
         if not process.alive:
             process.start()
         within(10, process.ready)
     stub.clear()
-    return installed
+    return one, other
+
+
+@pytest.fixture
+def dispatcher(installed: tuple[Process, Process, Process]) -> Process:
+    return installed[2]
 
 
 def ask(process: Process, method: str, path: str, **more: Any) -> httpx.Response:
@@ -59,6 +71,61 @@ def text(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
+def driven(database: str, response: str) -> tuple[int, int, float]:
+    """A run's epoch, the process id of its driver, and the seconds from its admission to its first call."""
+    run = response.removeprefix("resp_")
+    (row,) = asyncio.run(execute(database, f"SELECT epoch, driver FROM runs WHERE id = '{run}'"))
+    found = asyncio.run(execute(database, f"SELECT kind, at FROM events WHERE run = '{run}' ORDER BY seq"))
+    called = next(event["at"] for event in found if event["kind"] == "call.intended")
+    return row["epoch"], int(row["driver"].split("-")[-2]), called - found[0]["at"]
+
+
+@pytest.mark.parametrize(("model", "more"), [("baton-mini", {}), ("baton-ultra", {}), ("baton-ultra", {"plan": CHAIN})])
+def test_a_dispatcher_drives_it_from_its_first_step(
+    gateways: tuple[Process, Process],
+    dispatcher: Process,
+    stub: StubControl,
+    database: str,
+    model: str,
+    more: dict[str, Any],
+) -> None:
+    one, other = gateways
+    stub.always("planner", TREE)
+    made = ask(one, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
+    one.kill()
+    within(SOON, lambda: status(other, made["id"]) == "completed")
+    epoch, pid, took = driven(database, made["id"])
+    assert (epoch, pid) == (2, dispatcher.pid)
+    assert took < TAKEN_UP
+    assert len(stub.requests("planner")) == (model == "baton-ultra" and not more)
+
+
+def test_who_streams_it_hears_its_words_as_they_come(gateways: tuple[Process, Process], stub: StubControl) -> None:
+    one, _ = gateways
+    stub.always("alpha", Reply(chunks=PIECES * 4, gap=0.15))
+    told = ask(one, "POST", "", json=ASKED | {"stream": True}).text
+    assert told.count("event: response.output_text.delta") > 5
+    assert "event: response.completed" in told
+
+
+def test_its_next_turn_is_driven_by_a_dispatcher_too(
+    gateways: tuple[Process, Process], dispatcher: Process, stub: StubControl, database: str
+) -> None:
+    one, other = gateways
+    stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("add", "{}"),)), Reply(chunks=PIECES, first_delay=0.5))
+    made = ask(one, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
+    within(SOON, lambda: status(other, made["id"]) == "completed")
+    (call,) = ask(other, "GET", f"/{made['id']}").json()["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "20"}
+    more = {"previous_response_id": made["id"], "input": [result], "tools": [TOOL]}
+    again = ask(one, "POST", "", json=ASKED | more).json()
+    one.kill()
+    within(SOON, lambda: status(other, again["id"]) == "completed")
+    assert text(ask(other, "GET", f"/{again['id']}").json()) == "".join(PIECES)
+    assert driven(database, made["id"])[1] == dispatcher.pid
+    assert len(stub.requests("alpha")) == 2
+
+
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
     gateways: tuple[Process, Process], stub: StubControl, end: str
@@ -71,7 +138,7 @@ def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
         one.kill()
     else:
         one.stop()
-    within(TAKEN_OVER, lambda: status(other, made["id"]) not in ("queued", "in_progress"))
+    within(SOON, lambda: status(other, made["id"]) not in ("queued", "in_progress"))
     whole = ask(other, "GET", f"/{made['id']}").json()
     assert (whole["status"], text(whole)) == ("completed", "".join(PIECES))
     told = ask(other, "GET", f"/{made['id']}", params={"stream": "true"}).text
@@ -115,6 +182,6 @@ def test_it_is_deleted_everywhere(gateways: tuple[Process, Process], stub: StubC
     one, other = gateways
     stub.always("alpha", Reply(chunks=PIECES))
     made = ask(one, "POST", "", json=ASKED).json()
-    within(TAKEN_OVER, lambda: status(other, made["id"]) == "completed")
+    within(SOON, lambda: status(other, made["id"]) == "completed")
     assert ask(other, "DELETE", f"/{made['id']}").json()["deleted"] is True
     assert ask(one, "GET", f"/{made['id']}").status_code == 404
