@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from app.errors import InvalidRequest
+from app.gateway.elsewhere import NOT_OFFERED
 
 Decision = Literal["honoured", "ignored", "refused"]
 
@@ -172,7 +173,9 @@ def _sentence(note: str) -> str:
 
 def document() -> str:
     """The decisions as a Markdown page."""
-    return "\n".join([INTRODUCTION, *_table(PARAMETERS), NEWER, *_table(RESPONSES), LEGACY, *_table(COMPLETIONS)])
+    tables = [*_table(PARAMETERS), NEWER, *_table(RESPONSES), LEGACY, *_table(COMPLETIONS)]
+    absent = [f"| `/v1/{family}` | {reason[0].upper()}{reason[1:]}. |" for family, reason in NOT_OFFERED.items()]
+    return "\n".join([INTRODUCTION, *tables, ABSENT, *absent])
 
 
 def _table(decisions: Mapping[str, Parameter]) -> list[str]:
@@ -185,7 +188,7 @@ def _table(decisions: Mapping[str, Parameter]) -> list[str]:
 
 
 INTRODUCTION: Final = """\
-# Parameters of `POST /v1/chat/completions`, and of its legacy
+# Parameters of `POST /v1/chat/completions`, of `/v1/responses`, of the legacy, and what is not served
 
 Every parameter that OpenAI documents has a row; any other is a 400 (`unknown_parameter`).
 
@@ -204,6 +207,15 @@ LEGACY: Final = """
 
 The legacy route: a run like any other, whose only message is the prompt.
 """
+
+ABSENT: Final = """
+## What is not served
+
+Every route of these families is a 404 (`unknown_url`) with this message, whatever the body. Point a second client at
+whoever has it. `app/gateway/elsewhere.py` decides.
+
+| family | |
+|---|---|"""
 
 if __name__ == "__main__":
     print(document())

@@ -1,15 +1,19 @@
 """The legacy route: a prompt is a run, whole and streamed, by the official client and byte for byte."""
 
+import functools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.resources.beta.beta import Beta
 from openai.types import Completion
 
 from app.core.chat import Message, Text
+from app.gateway.elsewhere import NOT_OFFERED
 from app.gateway.parameters import COMPLETIONS
 from tests.api.stand_ins import House
 from tests.bad_bodies import CANARY, RAW
@@ -109,6 +113,34 @@ async def test_its_ingress_is_as_strict(gateway: House, key: str, name: str) -> 
         reply = await client.post("/v1/completions", content=RAW[name], headers=headers)
     assert reply.status_code == 400
     assert CANARY not in reply.text
+
+
+@pytest.mark.parametrize("family", sorted(NOT_OFFERED))
+async def test_what_is_not_offered_is_refused_in_openais_shape(gateway: House, key: str, family: str) -> None:
+    """Whatever is sent, with a key or without one, and nothing of it is read."""
+    async with gateway.client(key) as client, gateway.client() as stranger:
+        replies = [
+            await client.post(f"/v1/{family}", json={"model": "x", "input": CANARY}),
+            await client.post(f"/v1/{family}/{CANARY}/cancel", content=b"{"),
+            await client.post(f"/v1/{family}", files={"file": ("a.txt", CANARY.encode())}),
+            await client.get(f"/v1/{family}"),
+            await client.delete(f"/v1/{family}/x"),
+            await stranger.post(f"/v1/{family}", json={}),
+        ]
+    for reply in replies:
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"], error["code"]) == (404, "invalid_request_error", "unknown_url")
+        assert error["message"] == f"Baton does not offer this API: {NOT_OFFERED[family]}."
+        assert CANARY not in reply.text
+
+
+def test_every_family_of_the_official_client_is_served_or_told_of() -> None:
+    """What its client has properties for, those under `beta` included."""
+    found = {name for name, value in vars(openai.OpenAI).items() if isinstance(value, functools.cached_property)}
+    found |= {name for name, value in vars(Beta).items() if isinstance(value, functools.cached_property)}
+    apart = {"with_raw_response", "with_streaming_response", "beta", "webhooks", "admin"}
+    assert len(found) > 15
+    assert found - apart - {"chat", "completions", "models", "responses"} <= set(NOT_OFFERED)
 
 
 async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: House, key: str) -> None:
