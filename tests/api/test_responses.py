@@ -13,7 +13,7 @@ from app.wiring import House
 from tests.api.callers import calling as connected
 from tests.api.callers import key_of
 from tests.api.house import calling, open_house, pool_text
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall
 
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
@@ -230,6 +230,33 @@ async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub
     told = await events(client, begun["id"])
     deltas = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
     assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
+
+
+def numbered(told: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Each character of text and arguments with its number: that of its event less those behind it."""
+    deltas = [(one["sequence_number"], one["delta"]) for one in told if one["type"].endswith(".delta")]
+    return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
+
+
+async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """No byte of them twice and none missing, while the worker still speaks and after its end."""
+    calls = [ToolCall("add", '{"a": 2, "b": 3}', "c1"), ToolCall("add", '{"a": 40}', "c2")]
+    script = Reply(chunks=("Hm.",), tool_calls=calls, finish="tool", gap=0.1, fault=Stall(after=3, seconds=1.0))
+    stub.script("alpha", script)
+    begun = await made(client, background=True, tools=[ADD])
+    whole = asyncio.create_task(events(client, begun["id"]))
+    await stub.wait_for(1)
+    await asyncio.sleep(0.5)
+    assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "in_progress"
+    early = {n: asyncio.create_task(events(client, begun["id"], starting_after=n)) for n in range(5, 24, 6)}
+    heard = numbered(await whole)
+    assert "".join(char for _, char in heard) == 'Hm.{"a": 2, "b": 3}{"a": 40}'
+    assert [number for number, _ in heard] == sorted({number for number, _ in heard}), "each has one of its own"
+    late = {n: events(client, begun["id"], starting_after=n) for n in range(3, heard[-1][0] + 1, 5)}
+    for after, rest in [*early.items(), *late.items()]:
+        assert numbered(await rest) == [(number, char) for number, char in heard if number > after]
 
 
 async def test_a_background_response_is_cancelled_at_work_and_after(
