@@ -15,6 +15,7 @@ from app.core.bill import Bill
 from app.core.state import RunState
 from app.errors import BatonError
 from app.gateway import fault
+from app.gateway.anthropic_request import UNTHREADED
 from app.gateway.openai_reply import extension
 from app.order import Ended, Noted, Said
 
@@ -71,8 +72,10 @@ def failure(error: BatonError, request_id: str) -> Response:
 def described(error: BatonError, request_id: str) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    told = fault.describe(error)["error"]["message"]
-    return {"type": "error", "error": {"type": kind, "message": told}, "request_id": request_id}
+    told: dict[str, Any] = {"type": kind, "message": fault.describe(error)["error"]["message"]}
+    if error.public_code == UNTHREADED:
+        told["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
 
 
 def _head(state: RunState) -> dict[str, Any]:

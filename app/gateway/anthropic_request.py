@@ -25,7 +25,10 @@ IGNORED: Final = (
 REFUSED: Final[Mapping[str, str]] = {
     "container": "there are no containers",
     "mcp_servers": "no worker calls servers of yours; offer functions in `tools`",
+    "thread": "no conversation is kept; send all of it with each request",
 }
+UNTHREADED: Final = "thread_unsupported_request"
+"""By this word Anthropic's clients know that they are to go on without a thread; their tool runners begin with one."""
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
     "auto": "auto",
     "any": "required",
@@ -248,7 +251,8 @@ def _given(body: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in body.items() if value is not None}
     for name, why in REFUSED.items():
         if given.pop(name, None):
-            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name, code="unsupported_parameter")
+            code = UNTHREADED if name == "thread" else "unsupported_parameter"
+            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name, code=code)
     return given
 
 

@@ -50,6 +50,21 @@ async def test_whole_and_streamed_are_the_same_message(client: AsyncAnthropic) -
     assert whole._request_id is not None
 
 
+async def test_the_clients_tool_runner_goes_on_without_a_thread(client: AsyncAnthropic, stub: ProviderStub) -> None:
+    """It begins with a thread that the server is to keep, and goes on without one where the refusal says the word."""
+    calls = (ToolCall("add", '{"a": 2, "b": 3}'),)
+    stub.script("alpha", Reply(chunks=(), tool_calls=calls, finish="tool"), Reply(chunks=("Five.",)))
+
+    @anthropic.beta_async_tool
+    async def add(a: int, b: int) -> str:
+        """Adds."""
+        return str(a + b)
+
+    last = await client.beta.messages.tool_runner(**ASKED, tools=[add]).until_done()
+    assert [block.to_dict()["text"] for block in last.content] == ["Five."]
+    assert json.loads(stub.of("alpha")[-1].body)["messages"][-1]["content"] == "5"
+
+
 async def test_replies_are_of_the_clients_own_types(client: AsyncAnthropic, address: Address) -> None:
     raw = await client.messages.with_raw_response.create(**ASKED)
     body = json.loads(await raw.text())
