@@ -460,8 +460,8 @@ class Execution:
             raise
 
     async def _append(self, entry: Entry) -> None:
-        """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, and `RunEnded` is
-        raised."""
+        """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, with the texts that they
+        name, and `RunEnded` is raised."""
         beside = self._known(entry.run)
         joins = beside is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
@@ -472,7 +472,11 @@ class Execution:
             outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
             if self._work.claim:
                 move = Move(self._ticket.step, "finish", claim=self._work.claim)
-                await self._means.store.append(changed(entry, events=outcomes, hold=Ledger(), move=move))
+                named = orjson.dumps([event.body for event in outcomes], default=dict)
+                texts = tuple(one for one in entry.contents if one[0].encode() in named)
+                await self._means.store.append(
+                    changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move)
+                )
             raise
         self._work.claim = appended.claim or self._work.claim
         if beside is None and appended.events:
