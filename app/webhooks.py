@@ -10,7 +10,7 @@ redirects, no proxies and no credentials from the environment, nothing read of t
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -66,10 +66,14 @@ class Heard:
 class Webhooks:
     """The deliveries of one process."""
 
-    def __init__(self, means: Means, target: Target | None) -> None:
-        """Without a target, notices from times when there was one are forgotten once they are old."""
+    def __init__(
+        self, means: Means, target: Target | None, *, session: Callable[[], ClientSession] | None = None
+    ) -> None:
+        """Without a target, notices from times when there was one are forgotten once they are old. `session` makes
+        what posts them."""
         self._means = means
         self._target = target
+        self._session = session or _session
         self._going: set[asyncio.Task[None]] = set()
         self._counted = float("-inf")
 
@@ -77,7 +81,7 @@ class Webhooks:
         """Deliver until `stopping` is set; what is not delivered by then is left to others, or to the next start."""
         if self._target is None:
             return await self._forget_until(stopping)
-        async with _session() as session, asyncio.TaskGroup() as group:
+        async with self._session() as session, asyncio.TaskGroup() as group:
             while not stopping.is_set():
                 for notice in await self._take():
                     task = group.create_task(self._deliver(session, self._target, notice))

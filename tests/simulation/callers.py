@@ -1,16 +1,18 @@
 """Who asks for runs, and what they are told.
 
-A `Visit` is one request as its caller means it; each time that it is sent is a `Hearing`, served as the gateway's
-handlers would. A request with an Idempotency-Key may be sent again, to any process, and must hear the same run.
+A `Visit` is one conversation as its caller means it; each request that is sent for it is a `Hearing`, served as the
+gateway's handlers would. A request with an Idempotency-Key may be sent again, to any process, and must hear the same
+run. Who is told of tool calls comes back with their results, to any process, once or twice or never.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from app.core.chat import Message, Task, Text
+from app.core import notices
+from app.core.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool import Catalog, Limits
 from app.errors import BatonError, Conflict
 from app.gateway.cancel import ask
@@ -26,6 +28,9 @@ GRACE = 30.0
 """Seconds beyond a run's time limit after which the gateway gives it up."""
 TIERS = ("single", "chain", "fan_out", "self_consistency", "model", "model", "model")
 FOR_EVER = 1e11
+TOOLS = Toolbox((Tool("look", "Looks something up."),))
+TOOL_WAIT = 6.0
+"""Seconds that a run waits for the results of its caller's tools."""
 
 Mood = Coroutine[Any, Any, None]
 
@@ -36,6 +41,9 @@ class Hearing:
 
     place: str
     """The process that it went to."""
+    order: Order
+    patience: int = 0
+    """How often it is sent again if it is refused for the moment."""
     run: str = ""
     refused: str = ""
     told: str = ""
@@ -76,18 +84,27 @@ class Visit:
     cancels_after: float | None = None
     leaves_after: float | None = None
     repeats_after: float | None = None
+    erases_after: float | None = None
     pause: float = 0.0
     hearings: list[Hearing] = field(default_factory=list)
+    answered: set[tuple[str, ...]] = field(default_factory=set)
+    """The calls of its tools that it has heard of."""
+    calls: Callable[["Visit", Hearing], None] = lambda _visit, _hearing: None
+    """What it does about calls of its tools."""
+    refused: Callable[["Visit", Hearing], None] = lambda _visit, _hearing: None
 
     async def serve(self, process: "Process", hearing: Hearing) -> None:
         """What a gateway does for this request, from admission to the last chunk."""
         drivers = process.running
         try:
-            driven = await self._begin(process)
+            driven = await self._begin(process, hearing.order)
         except BatonError as error:
             hearing.refused = type(error).__name__
             hearing.over = True
-            return
+            return self.refused(self, hearing)
+        if self.unheard:
+            hearing.run, hearing.over = driven.run, True
+            return drivers.leave(driven)
         try:
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(hearing.listen(driven, self.order.limits.seconds + GRACE, self.pause))
@@ -99,16 +116,23 @@ class Visit:
             if not hearing.ended:
                 drivers.leave(driven)
             hearing.over = True
+        if hearing.ended and hearing.ended[-1].calls:
+            self.calls(self, hearing)
 
-    async def _begin(self, process: "Process") -> Driven:
+    @property
+    def unheard(self) -> bool:
+        """Whether it begins in the background, and nobody stays to hear it."""
+        return notices.wanted(self.order.wire) and not self.order.task.toolbox.tools
+
+    async def _begin(self, process: "Process", order: Order) -> Driven:
         """As `gateway/once.py` does it."""
-        once, store, drivers = self.order.once, process.store, process.running
+        once, store, drivers = order.once, process.store, process.running
         if once is None:
-            return await drivers.start(self.order)
+            return await drivers.start(order)
         found = await store.once(once.id, process.clock.now())
         if found is None:
             try:
-                return await drivers.start(self.order)
+                return await drivers.start(order)
             except Conflict as conflict:
                 if conflict.public_code != TAKEN:
                     raise
@@ -130,6 +154,8 @@ class Visit:
         try:
             row = await process.store.run(hearing.run)
             await ask(process.store, process.queue, row, "caller", process.clock.now())
+            if not row.driver:
+                process.running.sweep_soon()
         except BatonError:
             return  # a 503: this caller does not insist
 
@@ -138,23 +164,35 @@ class Visit:
         hearing.left = True
         listening.cancel()
 
+    def goes_on(self, ended: Ended, results: Mapping[str, str], order: Order) -> Order:
+        """The request that brings results: the conversation so far, the calls as they were told, and what came."""
+        words = (Text(ended.answer),) if ended.answer else ()
+        said = Message("assistant", words, calls=ended.calls)
+        came = tuple(Message("tool", (Text(results[call.id]),), call_id=call.id) for call in ended.calls)
+        once = order.once and replace(order.once, id=f"{order.once.id}+")
+        return replace(order, task=replace(order.task, messages=(*order.task.messages, said, *came)), once=once)
 
-def visit(number: int, catalog: Catalog, faults: Faults, chance: Random) -> Visit:
-    """One more request, as varied as callers are."""
+
+def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, notifies: bool = False) -> Visit:
+    """One more request, as varied as callers are; `notifies`: ends of those in the background are told."""
     tier = catalog.tiers[chance.choice(TIERS)]
+    tools = chance.random() < 0.25
+    background = notifies and chance.random() < 0.6
     limits = Limits(
         steps=chance.randint(1, 5),
         fan_out=chance.randint(1, 4),
         rounds=chance.choice((1, 1, 2, 3)) if tier.name == "model" else 1,
+        depth=chance.choice((0, 1, 2)) if tier.name == "model" else 0,
         attempts=chance.randint(1, 4),
         output_tokens=200,
         usd=chance.randint(2_000, 10_000) if faults.hit("caller.brings_little_money") else 2_000_000,
         seconds=chance.choice((8.0, 20.0, 30.0)),
+        tool_wait=TOOL_WAIT,
     )
     repeats = 6.0 * chance.random() if faults.hit("caller.repeats") else None
     keyed = repeats is not None or chance.random() < 0.3
     order = Order(
-        task=Task((Message("user", (Text(f"<user:{number}> What is it?"),)),)),
+        task=Task((Message("user", (Text(f"<user:{number}> What is it?"),)),), toolbox=TOOLS if tools else NO_TOOLS),
         tier=tier,
         model=tier.name,
         effort=tier.effort,
@@ -165,6 +203,8 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random) -> Visi
         streams=chance.random() < 0.5,
         stream_steps=chance.random() < 0.3,
         preview=chance.random() < 0.04,
+        on_disconnect="finish" if background else None,
+        wire={"format": "responses", "background": True, "store": True} if background else {},
         once=Once(f"claim {number}", b"fingerprint", FOR_EVER) if keyed else None,
     )
     return Visit(
@@ -173,5 +213,6 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random) -> Visi
         cancels_after=4.0 * chance.random() if faults.hit("caller.cancels") else None,
         leaves_after=4.0 * chance.random() if faults.hit("caller.leaves") else None,
         repeats_after=repeats,
+        erases_after=8.0 * chance.random() if faults.hit("caller.erases") else None,
         pause=2.0 * chance.random() if faults.hit("caller.reads_slowly") else 0.0,
     )

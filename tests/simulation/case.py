@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from app.order import Order
 from tests.simulation.callers import Hearing, Visit
 from tests.simulation.witness import ENDINGS, Fact
 from tests.simulation.workers import Received
 from tests.simulation.world import World
 
 COLUMNS = (
-    *("id", "state", "seq", "deadline", "ended_at", "degraded"),
+    *("id", "state", "seq", "deadline", "ended_at", "degraded", "salt"),
     *("held_usd", "held_tokens", "spent_usd", "spent_tokens"),
 )
 
@@ -23,6 +24,7 @@ class Case:
     row: dict[str, Any]
     facts: list[Fact]
     texts: dict[str, str]
+    """What was ever stored of it, by its ref; erased content too."""
     received: list[Received]
     visit: Visit | None
     hearings: list[Hearing]
@@ -43,6 +45,16 @@ class Case:
         return all(site.startswith(kinds) for site in self.world.faults.hits)
 
     @property
+    def erased(self) -> bool:
+        """Whether its content is gone."""
+        return self.row["salt"] is None
+
+    @property
+    def order(self) -> Order | None:
+        """The request that began it, if its caller was told so."""
+        return next((hearing.order for hearing in self.hearings), None) if self.visit is not None else None
+
+    @property
     def end(self) -> Fact | None:
         """Its first terminal event."""
         return next((fact for fact in self.facts if fact.kind in ENDINGS), None)
@@ -61,7 +73,8 @@ def cases_of(world: World) -> Iterator[Case]:
         row = dict(zip(COLUMNS, values, strict=True))
         run = row["id"]
         row["tickets"] = len(world.database.rows("SELECT step FROM tickets WHERE run = ?", run))
-        texts = dict(world.database.rows("SELECT ref, body FROM contents WHERE run = ?", run))
+        row["contents"] = world.database.rows("SELECT ref, body FROM contents WHERE run = ?", run)
+        texts = dict(row["contents"] + world.database.rows("SELECT ref, body FROM buried WHERE run = ?", run))
         yield Case(
             run=run,
             row=row,

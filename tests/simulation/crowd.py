@@ -20,6 +20,10 @@ MOST_SHOWN = 20
 WIDTH = 220
 ENOUGH = 500
 """So many seeds must show everything that `gaps` asks for."""
+DEEDS = (
+    *("turn begun elsewhere", "turn begun where it ended", "wait abandoned", "step nested"),
+    *("notice told", "notice told again", "content erased"),
+)
 OF_READS = ("store.read.down", "store.read.lost", "store.read.slow", "crash at store.read", "freeze at store.read")
 
 
@@ -35,6 +39,7 @@ class Sum:
     places: set[tuple[str, str]] = field(default_factory=set)
     states: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    deeds: Counter[str] = field(default_factory=Counter)
 
     def add(self, report: Report) -> None:
         """Count one more."""
@@ -45,6 +50,7 @@ class Sum:
         self.places |= report.places
         self.states += report.states
         self.outcomes += report.outcomes
+        self.deeds += report.deeds
         if report.violations:
             self.failed[report.seed] = report.violations
 
@@ -57,6 +63,7 @@ class Sum:
         self.places |= other.places
         self.states += other.states
         self.outcomes += other.outcomes
+        self.deeds += other.deeds
         self.failed |= other.failed
 
     def gaps(self) -> Iterator[str]:
@@ -69,6 +76,7 @@ class Sum:
         if len(awaits) < 40 or len(self.places) < 250:
             yield f"faults at {len(awaits)} awaits and {len(self.places)} places only"
         yield from (f"{end} ended fewer than 10 runs" for end in sorted(ENDED) if self.states[end] < 10)
+        yield from (f"{deed}, fewer than 10 times" for deed in DEEDS if self.deeds[deed] < 10)
         yield from (f"{name} came of fewer than 20 attempts" for name in sorted(OUTCOMES) if self.outcomes[name] < 20)
 
     def lines(self) -> Iterator[str]:
@@ -77,6 +85,7 @@ class Sum:
         yield f"{self.seeds:,} seeds, {self.states.total():,} runs, {self.calls:,} calls, {hours:,.1f} virtual hours"
         yield f"runs      {_counts(self.states)}"
         yield f"outcomes  {_counts(self.outcomes)}"
+        yield f"deeds     {_counts(self.deeds)}"
         yield f"faults    {self.hits.total():,} of {len(self.hits)} kinds at {len(self.places)} places"
         for start in range(0, len(SITES), 4):
             yield "          " + "  ".join(f"{site} {self.hits[site]:,}" for site in SITES[start : start + 4])

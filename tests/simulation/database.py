@@ -62,7 +62,7 @@ class Database:
         self.conn = connection()
         self.down_until = 0.0
         cursor = self.conn.connection.cursor()
-        for table in (*METADATA.tables, "witness"):  # the last one, because deleting is witnessed too
+        for table in (*METADATA.tables, "witness", "buried"):  # the last two, because deleting is witnessed too
             cursor.execute(f"DELETE FROM {table}")
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:

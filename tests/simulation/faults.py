@@ -29,6 +29,8 @@ POINTS = (
     "worker.received",
     "worker.piece",
     "worker.answered",
+    "webhook.sent",
+    "webhook.received",
 )
 """Awaits at the seams where a whole process may be struck."""
 
@@ -75,6 +77,7 @@ USUAL: Mapping[str, float] = {
     "worker.tells_no_usage": 0.05,
     "worker.writes_a_plan": 0.05,
     "worker.adapter_breaks": 0.005,
+    "worker.calls_badly": 0.08,
     "conductor.unavailable": 0.05,
     "conductor.truncated": 0.05,
     "conductor.hangs": 0.01,
@@ -90,6 +93,12 @@ USUAL: Mapping[str, float] = {
     "caller.repeats": 0.10,
     "caller.reads_slowly": 0.08,
     "caller.brings_little_money": 0.06,
+    "caller.abandons": 0.10,
+    "caller.erases": 0.08,
+    "receiver.refuses": 0.10,
+    "receiver.asks_to_wait": 0.05,
+    "receiver.hangs": 0.03,
+    "receiver.reply_lost": 0.08,
     "process.clock_starts_wrong": 0.10,
     "process.clock_stands_still": 0.30,
     # The following are tried about twice a second.
@@ -101,8 +110,8 @@ USUAL: Mapping[str, float] = {
     "process.killed": 0.03,
     "process.frozen": 0.03,
     "process.drained": 0.02,
-    **{f"crash at {point}": 0.004 for point in POINTS},
-    **{f"freeze at {point}": 0.004 for point in POINTS},
+    **{f"crash at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
+    **{f"freeze at {point}": 0.1 if point.startswith("webhook") else 0.004 for point in POINTS},
 }
 SITES = tuple(USUAL)
 HIGHEST = 0.35

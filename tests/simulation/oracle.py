@@ -9,18 +9,24 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from app.core.journal import OUTCOMES
+from app.order import Ended
+from tests.simulation.callers import Hearing
 from tests.simulation.case import Case, cases_of
 from tests.simulation.loop import EPOCH
-from tests.simulation.witness import ENDINGS
+from tests.simulation.sight import TOKEN, steps_see_what_is_granted
+from tests.simulation.witness import ENDINGS, OPENS, Fact
 from tests.simulation.world import PATIENCE, World
 
+OTHERS = ("caller.", "worker.", "conductor.", "receiver.")
+"""Faults of others than us."""
 HARM = ("process.", "crash at ", "freeze at ")
 PROMPTLY, QUIESCE = 3.0, 6.0
 """In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
+ABANDONED = "tool_results_missing"
 LAST_WORDS = ("step.skipped", "step.failed")
-TOKEN = re.compile(r"<(?:user|out|sub|evil):[^<>]*>")
 
 
 Check = Callable[[Case], Iterator[str]]
@@ -111,10 +117,15 @@ def no_step_runs_after_it_is_done(case: Case) -> Iterator[str]:
 
 def attempts_are_counted(case: Case) -> Iterator[str]:
     allowed = case.facts[0].body["limits"]["attempts"]
-    tried = Counter(body["n"] for body in case.bodies("call.intended") if body["n"] is not None)
-    for n, count in tried.items():
+    tried: Counter[tuple[int, int]] = Counter()
+    turn = 0
+    for fact in case.facts:
+        turn += fact.kind == "run.resumed"
+        if fact.kind == "call.intended" and fact.body["n"] is not None:
+            tried[fact.body["n"], turn] += 1
+    for (n, turn), count in tried.items():
         if count > allowed:
-            yield f"step {n} had {count} attempts of {allowed}"
+            yield f"step {n} had {count} attempts of {allowed} in turn {turn}"
     numbers = defaultdict(list)
     for body in case.bodies("call.intended"):
         numbers[body["n"]].append(body["attempt"])
@@ -178,38 +189,13 @@ def what_was_billed_was_counted(case: Case) -> Iterator[str]:
             yield f"a worker billed {usd} micro-dollars, {counted[request]} were counted"
 
 
-def steps_see_what_is_granted(case: Case) -> Iterator[str]:
-    """Token j is in request k if and only if j was granted to k; a planning call sees the task, and no answer but that
-    of the round before it."""
-    steps = {body["n"]: body for body in case.bodies("plan.step")}
-    outputs = {body["n"]: case.texts.get(body["output"], "") for body in reversed(case.bodies("step.done"))}
-    finals = [n for n in outputs if steps[n]["answers"]]
-    shown = [n for n in finals if outputs[n]] if all(outputs[n] for n in finals) else list(outputs)
-    answers = {token for n in shown for token in TOKEN.findall(outputs[n])}
-    mine = f"<user:{case.visit.number}>" if case.visit else ""
-    intents = {body["request"]: body for body in case.bodies("call.intended")}
-    for call in case.received:
-        n = intents[call.request]["n"]
-        seen = set(TOKEN.findall(json.loads(call.body)[2].__repr__()))
-        if n is None:
-            wrong = {token for token in seen if not token.startswith(("<user", "<sub"))} - answers
-            if wrong or (mine and mine not in seen):
-                yield f"the conductor saw {sorted(seen)}"
-            continue
-        granted = [m for m in steps[n]["access"] if m != "user" and outputs.get(m)]
-        expected = set(TOKEN.findall(case.texts.get(steps[n]["subtask"], "")))
-        expected |= {mine} if "user" in steps[n]["access"] else set()
-        for m in granted:
-            expected |= set(TOKEN.findall(outputs[m] + case.texts.get(steps[m]["subtask"], "")))
-        if mine and seen != expected:
-            yield f"step {n} saw {sorted(seen)}, was granted {sorted(expected)}"
-
-
 def answers_are_the_workers(case: Case) -> Iterator[str]:
     """What the journal has as a step's output was said by a worker in this run, in whole."""
     said = {call.text for call in case.received}
     for body in case.bodies("step.done"):
         text = case.texts.get(body["output"], "")
+        if case.erased and body["output"] not in case.texts:
+            continue  # it was written when nothing was to be kept any more
         if text not in said or len(text) != body["chars"]:
             yield f"step {body['n']} is done with words that no worker said"
 
@@ -220,7 +206,9 @@ def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
         if len(hearing.ended) > 1:
             yield f"a caller was told of {len(hearing.ended)} ends"
         for ended in hearing.ended:
-            if ended.error is None and (case.row["state"] != "succeeded" or hearing.told != answer):
+            if ended.calls:
+                yield from _told_of_calls(case, hearing, ended)
+            elif ended.error is None and (case.row["state"] != "succeeded" or hearing.told != answer):
                 yield f"a caller was told {hearing.told!r}; the journal says {case.row['state']} {answer!r}"
             if ended.error is not None and case.calm:
                 yield f"nothing went wrong, and a caller was told {ended.error!r}"
@@ -229,9 +217,12 @@ def the_caller_is_told_the_truth(case: Case) -> Iterator[str]:
 
 
 def it_is_told_again(case: Case) -> Iterator[str]:
-    """Whoever asks when all is over hears the whole answer, or what went wrong (N-6)."""
+    """Whoever asks when all is over hears the whole answer, or what went wrong (N-6); nothing of what was erased."""
     recall = case.world.recalls.get(case.run)
-    if recall is None or not recall.ended:
+    if case.erased and recall is not None:
+        if recall.told or not (recall.ended or recall.refused):
+            yield f"its content was erased, and in the end a caller was told {recall.told!r}"
+    elif recall is None or not recall.ended:
         yield "nobody could be told of it in the end"
     elif (recall.ended[0].error is None) != (case.row["state"] == "succeeded"):
         yield f"in the end a caller was told {recall.ended[0].error!r}, and the run is {case.row['state']}"
@@ -241,7 +232,7 @@ def a_wish_is_heard(case: Case) -> Iterator[str]:
     """Who asks for the end of a run gets it, as soon as nothing is broken any more."""
     asked = [fact.at for fact in case.facts if fact.kind == "run.cancel_asked"]
     if asked and case.end is not None:
-        broken_until = 0.0 if case.only("caller.", "worker.", "conductor.") else case.world.healed
+        broken_until = 0.0 if case.only(*OTHERS) else case.world.healed
         waited = case.end.at - max(asked[0], broken_until)
         if waited > PROMPTLY * case.world.lease + QUIESCE:
             yield f"it went on for {waited:.1f} s after it was cancelled"
@@ -250,7 +241,9 @@ def a_wish_is_heard(case: Case) -> Iterator[str]:
 def no_run_is_forgotten(case: Case) -> Iterator[str]:
     """No run waits for its deadline while there is nothing that keeps it, unless workers are to blame."""
     end = case.end
-    if end is None or end.kind != "run.expired" or not case.only("store.", "queue.", "caller.", *HARM):
+    if end is None or end.kind != "run.expired" or not case.only("store.", "queue.", "caller.", "receiver.", *HARM):
+        return
+    if end.body["error"] == ABANDONED:
         return
     before = [fact for fact in case.facts if fact.seq < end.seq and fact.kind not in LAST_WORDS]
     opened = {fact.body["call"] for fact in before if fact.kind == "call.intended"}
@@ -262,12 +255,118 @@ def no_run_is_forgotten(case: Case) -> Iterator[str]:
 
 def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
     """While only the database is away, or the queue, what is known of a call is kept until it can be written."""
-    if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", *HARM):
+    if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", "receiver.", *HARM):
         return
     authors = {fact.body["call"]: fact.author for fact in case.facts if fact.kind == "call.intended"}
     for call, outcome in case.outcomes.items():
         if outcome["outcome"] == "unknown" and authors.get(call) not in case.world.harmed:
             yield f"{call} is unknown, and nothing ever happened to {authors.get(call)}"
+
+
+def _told_of_calls(case: Case, hearing: Hearing, ended: Ended) -> Iterator[str]:
+    """A turn that ended with calls of the caller's tools is told as it was journaled."""
+    ids = [call.id for call in ended.calls]
+    turns: list[list[dict[str, Any]]] = []
+    latest: dict[int, dict[str, Any]] = {}
+    for fact in case.facts:
+        if fact.kind == "step.awaiting_tool":
+            latest[fact.body["n"]] = fact.body
+        elif fact.kind == "run.awaiting_tool":
+            turns.append([latest[n] for n in fact.body["steps"]])
+    told = [bodies for bodies in turns if sorted(ids) == sorted(call["id"] for one in bodies for call in one["calls"])]
+    if len(told) != 1:
+        yield f"a caller was told of calls {ids}, which no turn ended with"
+    elif hearing.told and not any(json.dumps(hearing.told)[1:-1] in case.texts.get(one["said"], "") for one in told[0]):
+        yield f"a caller was told {hearing.told!r} with its calls, which no step said"
+
+
+def results_go_where_they_were_wanted(case: Case) -> Iterator[str]:
+    """Each step gets what came for its own calls, once; and turns alternate with waits."""
+    wanted: dict[int, list[str]] = {}
+    turns, waits = 0, False
+    for fact in case.facts:
+        body = fact.body
+        if fact.kind == "step.awaiting_tool":
+            wanted[body["n"]] = [call["id"] for call in body["calls"]]
+        elif fact.kind == "step.tool_results":
+            ids = wanted.pop(body["n"], [])
+            came = set(TOKEN.findall(case.texts.get(body["results"], "")))
+            true = {token for id_ in ids for token in TOKEN.findall(case.world.results.get(id_, ""))}
+            if ids != body["ids"] or (came != true and not (case.erased and body["results"] not in case.texts)):
+                yield f"step {body['n']} wanted results of {ids} and got {sorted(came)} for {body['ids']}"
+        elif fact.kind in ("run.awaiting_tool", "run.resumed"):
+            turns += fact.kind == "run.resumed"
+            if waits is (fact.kind == "run.awaiting_tool") or body["turn"] != turns:
+                yield f"{fact.kind} in turn {turns}"
+            waits = not waits
+
+
+def an_abandoned_wait_expires(case: Case) -> Iterator[str]:
+    """Who never comes back ends the run, not before the wait is over and soon after."""
+    waits = [fact.body["until"] - EPOCH for fact in case.facts if fact.kind == "run.awaiting_tool"]
+    if case.end is None or case.end.body.get("error") != ABANDONED or not waits:
+        return
+    if any(site.startswith("process.clock") for site in case.world.faults.hits):
+        return
+    late = case.end.at - max(waits[-1], case.world.healed if not case.only(*OTHERS) else 0.0)
+    if case.end.at < waits[-1] - 1.0 or late > PROMPTLY * case.world.lease + QUIESCE:
+        yield f"its wait was over at {waits[-1]:.1f} s, and it ended at {case.end.at:.1f} s"
+
+
+def nothing_widens_inside(case: Case) -> Iterator[str]:
+    """A nested step may see what its parent may, and steps of its own plan; and nothing is nested too deep."""
+    steps = {body["n"]: body for body in case.bodies("plan.step")}
+    depths: dict[int | None, int] = {None: 0}
+    for n, body in sorted(steps.items()):
+        parent = body.get("parent")
+        depths[n] = depths[parent] + 1
+        if parent is None:
+            continue
+        if depths[parent] > case.facts[0].body["limits"]["depth"] or steps[parent]["worker"] != OPENS:
+            yield f"step {n} is nested in step {parent}, {depths[parent]} deep"
+        own = {m for m, other in steps.items() if other["proposal"] == body["proposal"] and m < n}
+        if wider := set(body["access"]) - own - set(steps[parent]["access"]):
+            yield f"step {n} may see {sorted(map(str, wider))}, which step {parent} may not"
+
+
+def the_receiver_is_told(case: Case) -> Iterator[str]:
+    """The end of each turn in the background reaches the operator's receiver, in the right words."""
+    if not case.world.setting.notifies:
+        return
+    wanted: dict[str, tuple[str, float]] = {}
+    name, wants = "", False
+    for fact in case.facts:
+        if fact.kind in ("run.admitted", "run.resumed"):
+            turn = fact.body.get("turn", 0)
+            name, wants = f"{case.run}_{turn}" if turn else case.run, bool(fact.body["wire"].get("background"))
+        elif wants and (fact.kind in ENDINGS or fact.kind == "run.awaiting_tool"):
+            wanted[f"resp_{name}"], wants = (_word(fact), fact.at), False
+    told = [one for one in case.world.receiver.deliveries if one.response.startswith(f"resp_{case.run}")]
+    for response, (word, at) in wanted.items():
+        came = [one for one in told if one.response == response]
+        if not any(one.taken for one in came):
+            yield f"the end of {response} was told {len(came)} times, and never taken"
+        if wrong := [one for one in came if one.kind != f"response.{word}" or one.at < at]:
+            yield f"{response} is {word} since {at:.2f} s, and {wrong[0].kind} was told at {wrong[0].at:.2f} s"
+    if unknown := {one.response for one in told} - wanted.keys():
+        yield f"{sorted(unknown)} was told, and nobody wanted that"
+
+
+def _word(fact: Fact) -> str:
+    if fact.kind == "run.succeeded":
+        return "incomplete" if fact.body.get("finish") in ("length", "content_filter") else "completed"
+    return {"run.awaiting_tool": "completed", "run.cancelled": "cancelled"}.get(fact.kind, "failed")
+
+
+def what_is_erased_is_gone(case: Case) -> Iterator[str]:
+    """Once its caller was told so, nothing of a run's words is kept, then or later; the journal never had any."""
+    if not case.erased and any(one.over and not one.refused for one in case.world.erasures if one.run == case.run):
+        yield "its caller was told that it is erased, and its salt is there"
+    if case.erased and case.row["contents"]:
+        yield f"it is erased, and {len(case.row['contents'])} contents are there"
+    for fact in case.facts if case.erased else ():
+        if TOKEN.search(json.dumps(fact.body)):
+            yield f"event {fact.seq} of the journal has words of its content"
 
 
 def no_ticket_is_left(case: Case) -> Iterator[str]:
@@ -295,6 +394,11 @@ CHECKS: tuple[Check, ...] = (
     answers_are_the_workers,
     the_caller_is_told_the_truth,
     it_is_told_again,
+    results_go_where_they_were_wanted,
+    an_abandoned_wait_expires,
+    nothing_widens_inside,
+    the_receiver_is_told,
+    what_is_erased_is_gone,
     a_wish_is_heard,
     no_run_is_forgotten,
     an_outcome_is_lost_only_with_its_process,
@@ -309,7 +413,10 @@ def _strangers(world: World, cases: list[Case]) -> Iterator[str]:
         yield "the events that are stored are not those that were committed"
     for visit in world.visits:
         runs = {hearing.run for hearing in visit.hearings if hearing.run}
-        if len(runs) > 1 and visit.order.once is not None:
+        keys = {
+            (hearing.order.once.id, hearing.run) for hearing in visit.hearings if hearing.order.once and hearing.run
+        }
+        if len({key for key, _ in keys}) < len(keys):
             yield f"one request with one key began {sorted(runs)}"
         for run in sorted(runs - {case.run for case in cases}):
             yield f"{run} was accepted and is not there"

@@ -24,6 +24,8 @@ def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], 
     if hit("conductor.too_many_steps"):
         count = len(places) + chance.randint(1, 2)
     steps = [_step(place, chance.randrange(workers), f"<sub:{call}.{place}>", chance) for place in range(count)]
+    for step in steps if "tools" in places[0]["properties"] else ():
+        step["tools"] = chance.random() < 0.4
     for step in steps if further else ():
         step["access"] += ["previous"] if chance.random() < 0.5 else []
     victim = chance.choice(steps)
@@ -37,7 +39,8 @@ def plan_text(schema: Mapping[str, Any], call: int, hit: Callable[[str], bool], 
 def callers_plan(names: tuple[str, ...], mark: str, most: int, chance: Random) -> dict[str, Any]:
     """A plan that comes with the request: right in form and in fact."""
     count = chance.randint(1, most)
-    return {"steps": [_step(place, chance.choice(names), f"<sub:{mark}.{place}>", chance) for place in range(count)]}
+    steps = [_step(place, chance.choice(names), f"<sub:{mark}.{place}>", chance) for place in range(count)]
+    return {"steps": [{**step, "tools": chance.random() < 0.4} for step in steps]}
 
 
 def _step(place: int, worker: object, mark: str, chance: Random) -> dict[str, Any]:

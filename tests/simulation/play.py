@@ -1,9 +1,12 @@
 """Playing a seed and judging it."""
 
+from collections.abc import Iterator
+
 from tests.simulation.audited import contradictions
 from tests.simulation.faults import AS_SEEDED, Weather
-from tests.simulation.oracle import judge
+from tests.simulation.oracle import ABANDONED, judge
 from tests.simulation.report import Report
+from tests.simulation.witness import OPENS
 from tests.simulation.world import World
 
 
@@ -16,4 +19,23 @@ def play(seed: int, weather: Weather = AS_SEEDED, *, keep_trace: bool = False) -
     report.outcomes.update(
         fact.body["outcome"] for facts in world.witness.facts.values() for fact in facts if fact.kind == "call.finished"
     )
+    report.deeds.update(deeds(world))
     return report
+
+
+def deeds(world: World) -> Iterator[str]:
+    """What was done in a world that has more to it than a run which plans, calls and answers."""
+    for facts in world.witness.facts.values():
+        waited = ""
+        for fact in facts:
+            if fact.kind == "run.awaiting_tool":
+                waited = fact.author
+            elif fact.kind == "run.resumed":
+                yield "turn begun elsewhere" if fact.author != waited else "turn begun where it ended"
+            elif fact.kind == "plan.step" and fact.body["worker"] == OPENS:
+                yield "step nested"
+            elif fact.kind == "run.expired" and fact.body.get("error") == ABANDONED:
+                yield "wait abandoned"
+    told = [one.id for one in world.receiver.deliveries]
+    yield from ("notice told again" if one in told[:place] else "notice told" for place, one in enumerate(told))
+    yield from ("content erased" for one in world.erasures if one.over and not one.refused)

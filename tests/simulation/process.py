@@ -8,7 +8,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, cast
+
+from aiohttp import ClientSession
 
 from app.attempt import Means
 from app.clock import Clock
@@ -20,30 +22,37 @@ from app.core.pool import Card, Catalog, ConductorSpec, Limits, Price, ProviderS
 from app.core.snapshot import sealed
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
+from app.errors import BatonError, NotFound
+from app.gateway import cancel
+from app.gateway.gate import Gate
 from app.health import Health
+from app.order import Order
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.store.sql import SqlStore
 from app.telemetry import Telemetry
+from app.webhooks import Target, Webhooks
 from tests.simulation.callers import Hearing, Visit
 from tests.simulation.loop import EPOCH, VirtualLoop
+from tests.simulation.receiver import SECRET, URL, Sender
 from tests.simulation.seam import Seam
 from tests.simulation.workers import PLANNER, SimProvider
 
 DRAIN = 25.0
 POOL = ("ada", "bob", "cyd")
+TARGET = Target(URL, (SECRET,))
 SHAPES = ("single", "chain", "fan_out", "self_consistency")
 
 
 @cache
 def catalog() -> Catalog:
     """Three workers, one that conducts, and a tier for each way to plan."""
-    card = Card(max_output=2_000)
+    card = Card(max_output=2_000, tools=True)
     workers = {
         name: Worker(name, "sim", name, Price(place * 1_000_000, place * 4_000_000, 500_000), card)
         for place, name in enumerate((*POOL, PLANNER), 1)
     }
-    effort = {"medium": Limits(rounds=3)}
+    effort = {"medium": Limits(rounds=3, depth=2)}
     tiers = {name: Tier(name, POOL, ConductorSpec("fixed", shape=name), "bob", effort) for name in SHAPES}
     tiers["model"] = Tier("model", POOL, ConductorSpec("model", worker=PLANNER), "bob", effort)
     endpoint = ProviderSpec("sim", "rehearsal", options={"positional": "true"})
@@ -76,12 +85,14 @@ class Setting:
     lease: float
     chance: Random
     telemetry: Telemetry
+    notifies: bool = False
+    """Whether there is a receiver of webhooks."""
     names: int = 0
 
     def name(self, prefix: str) -> str:
-        """A fresh id."""
+        """A fresh id, in the form of the product's own: ids of tool calls lead back to those of runs."""
         self.names += 1
-        return f"{prefix}_{self.names:05d}"
+        return f"{prefix}_{self.names:031x}" if prefix == "run" else f"{prefix}_{self.names:05d}"
 
 
 def conductor(tier: Tier) -> Conductor:
@@ -127,6 +138,7 @@ def means(setting: Setting, watch: Watch, clock: Clock, store: Store, queue: Ste
         lease=setting.lease,
         code="simulated",
         timed=lambda: clock.set,
+        notifies=setting.notifies,
     )
 
 
@@ -140,6 +152,7 @@ class Process:
     store: SqlStore
     queue: StepQueue
     provider: SimProvider
+    sender: Sender
     gateway: bool
     dispatcher: bool
     slots: int
@@ -189,14 +202,17 @@ class Process:
         await self.clock.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.clock.keep(self.stopping))
-            driving = group.create_task(drivers.run(runs_end))
+            driving = [group.create_task(drivers.run(runs_end))]
+            if self.setting.notifies:
+                webhooks = Webhooks(given, TARGET, session=lambda: cast(ClientSession, self.sender))
+                driving.append(group.create_task(webhooks.run(runs_end)))
             working = group.create_task(dispatcher.run(steps_end)) if self.dispatcher else None
             await self._answer_requests()
             steps_end.set()
             if working is not None:
                 await asyncio.wait([working])
             runs_end.set()
-            await asyncio.wait([driving])
+            await asyncio.wait(driving)
 
     async def _answer_requests(self) -> None:
         """Until the process is told to stop; then requests get the drain time."""
@@ -218,22 +234,45 @@ class Process:
             raise AssertionError(f"{self.name} does not serve")
         return self.drivers
 
-    def take(self, visit: Visit) -> None:
+    def take(self, visit: Visit, order: Order, patience: int = 0) -> None:
         """A request comes in over the wire."""
-        if self._requests is not None:
-            hearing = Hearing(self.name)
+        hearing = Hearing(self.name, order, patience)
+        if self._begin(visit.serve(self, hearing)):
             visit.hearings.append(hearing)
-            work: Coroutine[Any, Any, None] = visit.serve(self, hearing)
-            task = self.seam.machine.context.copy().run(self._requests.create_task, work)
-            self._serving.append(task)
 
     def recall(self, run: str, hearing: Hearing) -> None:
         """Somebody asks for a run that is over."""
-        if self._requests is not None:
-            task = self.seam.machine.context.copy().run(self._requests.create_task, self._tell(run, hearing))
-            self._serving.append(task)
+        self._begin(self._tell(run, hearing))
+
+    def forget(self, hearing: Hearing) -> None:
+        """Somebody wants the content of a run erased."""
+        self._begin(self._erase(hearing))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> bool:
+        if self._requests is None:
+            work.close()
+            return False
+        self._serving.append(self.seam.machine.context.copy().run(self._requests.create_task, work))
+        return True
 
     async def _tell(self, run: str, hearing: Hearing) -> None:
-        driven = await self.running.attach(run)
-        await hearing.listen(driven, 5.0)
+        try:
+            driven = await self.running.attach(run)
+            await hearing.listen(driven, 5.0)
+        except NotFound as error:
+            hearing.refused = type(error).__name__
         hearing.over = True
+
+    async def _erase(self, hearing: Hearing) -> None:
+        """As `DELETE /v1/responses/{id}` does it."""
+        try:
+            row = await self.store.run(hearing.run)
+            await cancel.stop(cast(Gate, self), row)
+            await self.store.erase(hearing.run)
+        except BatonError as error:
+            hearing.refused = type(error).__name__
+        hearing.over = True
+
+    def now(self) -> float:
+        """What a gate says of the time."""
+        return self.clock.now()

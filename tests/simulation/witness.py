@@ -6,7 +6,7 @@ hold in the end, in `oracle.py`.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,14 @@ import orjson
 
 TRIGGERS = """
 CREATE TABLE witness (n INTEGER PRIMARY KEY, what TEXT, run TEXT, seq INTEGER, kind TEXT, body BLOB, who TEXT);
+CREATE TABLE buried (run TEXT, ref TEXT, body BLOB);
+CREATE TRIGGER saw_burial AFTER DELETE ON contents BEGIN
+    INSERT INTO buried (run, ref, body) VALUES (OLD.run, OLD.ref, OLD.body); END;
 CREATE TRIGGER saw_run AFTER INSERT ON runs BEGIN
     INSERT INTO witness (what, run, seq, body, who) VALUES ('run', NEW.id, NEW.epoch, NEW.salt, NEW.driver); END;
 CREATE TRIGGER saw_change AFTER UPDATE ON runs BEGIN
-    INSERT INTO witness (what, run, seq, who) VALUES ('driver', NEW.id, NEW.epoch, NEW.driver); END;
+    INSERT INTO witness (what, run, seq, who)
+    VALUES ('driver', NEW.id, NEW.epoch, COALESCE(NULLIF(NEW.driver, ''), OLD.driver)); END;
 CREATE TRIGGER saw_debt AFTER UPDATE ON runs
     WHEN NEW.held_usd + NEW.spent_usd > NEW.cap_usd OR NEW.held_tokens + NEW.spent_tokens > NEW.cap_tokens
     OR NEW.held_usd < 0 OR NEW.held_tokens < 0 BEGIN
@@ -36,10 +40,17 @@ CREATE TRIGGER saw_ticket AFTER UPDATE ON tickets BEGIN
 CREATE TRIGGER saw_ticket_end AFTER DELETE ON tickets BEGIN
     INSERT INTO witness (what, run, seq, who) VALUES ('ticket', OLD.run, OLD.step, OLD.holder); END;
 """
-DRIVERS_WORDS = frozenset({"plan.opened", "plan.step", "plan.accepted", "plan.rejected", "step.queued"})
+DRIVERS_WORDS = frozenset(
+    {
+        *("plan.opened", "plan.step", "plan.accepted", "plan.rejected", "step.queued", "step.skipped"),
+        *("run.awaiting_tool", "run.resumed", "step.tool_results"),
+    }
+)
+OPENS = "@conductor"
+"""The worker of a step that its driver settles, with what is nested in it."""
 ENDINGS = frozenset({"run.succeeded", "run.failed", "run.cancelled", "run.expired", "run.over_budget"})
 MONEY = "held_usd, held_tokens, spent_usd, spent_tokens"
-DISPATCHERS_WORDS = frozenset({"call.intended", "call.finished", "step.done", "step.failed"})
+DISPATCHERS_WORDS = frozenset({"call.intended", "call.finished", "step.done", "step.failed", "step.awaiting_tool"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class Witness:
     intents: Counter[str] = field(default_factory=Counter)
     """How many intents were committed with this request hash."""
     books: dict[str, Books] = field(default_factory=dict)
+    openers: set[tuple[str, int]] = field(default_factory=set)
+    """Steps that the conductor takes itself."""
 
     def object(self, sentence: str) -> None:
         """Something is wrong."""
@@ -129,6 +142,8 @@ class Witness:
         self.books.setdefault(fact.run, Books()).enter(fact)
         if fact.kind == "call.intended":
             self.intents[fact.body["request"]] += 1
+        elif fact.kind == "plan.step" and fact.body["worker"] == OPENS:
+            self.openers.add((fact.run, fact.body["n"]))
 
     def _check_author(self, fact: Fact, driver: str | None, holder: str | None) -> None:
         """A run is written by the driver of its row, a step by the holder of its ticket, as they are at this commit."""
@@ -136,14 +151,15 @@ class Witness:
         if drives and fact.author != driver:
             self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {driver} drives the run")
         if fact.kind in DISPATCHERS_WORDS:
-            owner, title = (driver, "drives the run") if fact.body.get("n") is None else (holder, "holds the ticket")
+            n = fact.body.get("n")
+            of_driver = n is None or (fact.run, n) in self.openers
+            owner, title = (driver, "drives the run") if of_driver else (holder, "holds the ticket")
             if fact.author != owner:
                 self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {owner} {title}")
 
-    def intent_of(self, body: bytes) -> tuple[str, str] | None:
-        """The run and the hash of a committed intent with exactly these bytes."""
-        for run, salt in self.salts.items():
-            digest = hashlib.sha256(salt + body).hexdigest()
-            if digest in self.intents:
-                return run, digest
-        return None
+    def intent_of(self, body: bytes, made: Mapping[str, int]) -> tuple[str, str] | None:
+        """The run and the hash of a committed intent with exactly these bytes: one for which no call was `made` yet, if
+        there is one, since a conversation that goes on and one that begins anew may be asked in the same words."""
+        digests = ((run, hashlib.sha256(salt + body).hexdigest()) for run, salt in self.salts.items())
+        found = [(run, digest) for run, digest in digests if digest in self.intents]
+        return next((one for one in found if made.get(one[1], 0) < self.intents[one[1]]), found[0] if found else None)

@@ -6,12 +6,12 @@ arrive, whatever becomes of it then; what it truly costs is noted beside it.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 from app import errors
-from app.core.chat import End, Piece, Usage, Words
+from app.core.chat import End, Piece, ToolDelta, Usage, Words
 from app.core.pool import Worker
 from app.errors import BatonError
 from app.providers.protocol import Deadlines, Request
@@ -51,6 +51,13 @@ class Received:
     billed: Usage = Usage()
     text: str = ""
     """What it said, or would have said."""
+    tools: tuple[ToolDelta, ...] = ()
+    """The tools that it calls then, each in two pieces."""
+
+    @property
+    def written(self) -> int:
+        """Characters of all that it says."""
+        return len(self.text) + sum(len(piece.name + piece.arguments) for piece in self.tools)
 
 
 @dataclass
@@ -67,7 +74,7 @@ class Workers:
 
     def receive(self, seam: Seam, worker: Worker, body: bytes) -> Received:
         """A request has arrived: whatever was not journaled by now was not journaled in time (D4)."""
-        found = self.witness.intent_of(body)
+        found = self.witness.intent_of(body, self.counts)
         if found is None:
             self.witness.object(f"{seam.name} called {worker.name} without an intent")
         run, request = found or ("", "")
@@ -90,9 +97,13 @@ class SimProvider:
 
     def render(self, request: Request) -> bytes:
         """JSON of what a worker sees."""
-        messages = [[message.role, message.text] for message in request.messages]
-        schema = request.form.schema if request.form else None
-        return json.dumps([request.worker.model, request.sampling.max_tokens, messages, schema]).encode()
+        messages = [
+            [message.role, message.text, message.call_id, [[one.id, one.name, one.arguments] for one in message.calls]]
+            for message in request.messages
+        ]
+        schema, box = request.form.schema if request.form else None, request.toolbox
+        tools = [[tool.name for tool in box.tools], box.choice]
+        return json.dumps([request.worker.model, request.sampling.max_tokens, messages, schema, tools]).encode()
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """One call, with everything that can happen to it."""
@@ -106,6 +117,7 @@ class SimProvider:
         kind = "conductor" if conducts else "worker"
         self._may_fail(conducts)
         call.text = self._plan(request, call) if conducts else self._answer(call)
+        call.tools = () if conducts else tuple(self._tools(request, call))
         call.billed = Usage(sum(len(message.text) for message in request.messages) // 4)
         slow = 20.0 * seam.chance() if seam.hit(f"{kind}.slow") else 0.0
         hangs = seam.hit("conductor.hangs" if conducts else "worker.hangs_at_first")
@@ -132,13 +144,17 @@ class SimProvider:
             await clock.pause(FAR, deadlines.gap)
         if breaks:
             raise errors.WorkerTruncated()
-        call.billed = Usage(call.billed.input, output=len(text) // 4 + 1)
+        for piece in call.tools if live else ():
+            yield [piece]
+            await clock.pause(0.05 * seam.chance(), deadlines.gap)
+        call.billed = Usage(call.billed.input, output=call.written // 4 + 1)
         told = not seam.hit("worker.tells_no_usage")
         if not told:  # then ours is an estimate: four bytes a token, as the truth is here
-            call.billed = Usage(call.billed.input, output=len(text) // 4)
-        declines = not conducts and seam.hit("worker.declines")
-        end = End("content_filter" if declines else "stop", call.billed if told else None, refused=declines)
-        yield [end] if live or not text else [Words(text), end]
+            call.billed = Usage(call.billed.input, output=call.written // 4)
+        declines = not conducts and not call.tools and seam.hit("worker.declines")
+        finish = "tool_calls" if call.tools else "content_filter" if declines else "stop"
+        end = End(finish, call.billed if told else None, refused=declines)
+        yield [end] if live else [*([Words(text)] if text else []), *call.tools, end]
 
     def _may_fail(self, conducts: bool) -> None:
         if conducts:
@@ -159,6 +175,18 @@ class SimProvider:
         if seam.hit("worker.writes_a_plan"):
             text += json.dumps({"steps": [{"worker": 0, "subtask": f"<evil:{call.number}>", "access": ["user"]}]})
         return text
+
+    def _tools(self, request: Request, call: Received) -> Iterator[ToolDelta]:
+        """Now and then it calls some of the caller's tools, but never without end; or in a way that is none."""
+        seam, box = self._seam, request.toolbox
+        came = sum(message.role == "tool" for message in request.messages)
+        if not box.tools or came > 3 or seam.chance() > (0.15 if came else 0.5):
+            return
+        for index in range(1 + int(2 * seam.chance())):
+            badly = seam.hit("worker.calls_badly")
+            unknown = badly and seam.chance() < 0.5
+            yield ToolDelta(index, "", "nothing" if unknown else box.tools[0].name, '{"about":')
+            yield ToolDelta(index, arguments=" [" if badly else f' "{call.number}.{index}"}}')
 
     def _plan(self, request: Request, call: Received) -> str:
         if self._seam.hit("conductor.always_wrong"):

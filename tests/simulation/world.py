@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 
 from app.errors import BatonError
+from app.order import Order
 from app.stepqueue.protocol import Ticket
 from app.store.sql import SqlStore
 from tests.simulation.bell import Bell, Server
@@ -21,6 +22,7 @@ from tests.simulation.database import Database, SimRunner
 from tests.simulation.faults import AS_SEEDED, Faults, Weather
 from tests.simulation.loop import Machine, Stuck, VirtualLoop
 from tests.simulation.process import Process, Quiet, Setting, Watch, catalog
+from tests.simulation.receiver import Receiver, Sender
 from tests.simulation.report import Report
 from tests.simulation.seam import Seam
 from tests.simulation.stage import Log, alone
@@ -33,6 +35,9 @@ PATIENCE = 60.0
 STOPPING = 90.0
 """Seconds in which a healthy process must have stopped."""
 TURNS = 15_000
+NOTIFYING = 0.22
+"""Share of the worlds in which there is a receiver of webhooks."""
+FOR_THE_MOMENT = ("StoreUnavailable", "RunUndecided", "Overloaded")
 LAYOUTS = (
     ((True, True),),
     ((True, True), (True, True)),
@@ -58,10 +63,15 @@ class World:
         self.workers = Workers(self.witness, random.Random(f"workers {seed}"), self.loop.time)
         self.lease = self.chance.choice((2.0, 3.0, 5.0))
         self.queue = Server(self.loop, self.lease)
-        self.setting = Setting(self.loop, catalog(), self.lease, self.chance, Quiet())
+        self.setting = Setting(self.loop, catalog(), self.lease, self.chance, Quiet(), self.chance.random() < NOTIFYING)
+        self.receiver = Receiver(self.witness)
         self.visits: list[Visit] = []
         self.recalls: dict[str, Hearing] = {}
         """Who asked for each run once more in the end."""
+        self.results: dict[str, str] = {}
+        """What came of each tool call that a caller has heard of, by its id."""
+        self.erasures: list[Hearing] = []
+        """Who wanted the content of a run erased, and was refused or told that it is gone."""
         self.processes: list[Process] = []
         self.harmed: set[str] = set()
         """Processes that were killed, frozen, drained or given another time."""
@@ -141,7 +151,16 @@ class World:
         provider = SimProvider(self.workers, seam)
         slots = self.chance.choice((1, 2, 8))
         process = Process(
-            self.setting, seam, watch, store, Bell(self.queue, seam), provider, gateway, dispatcher, slots
+            self.setting,
+            seam,
+            watch,
+            store,
+            Bell(self.queue, seam),
+            provider,
+            Sender(self.receiver, seam),
+            gateway,
+            dispatcher,
+            slots,
         )
         self.processes.append(process)
         self.note("start", machine.name)
@@ -151,22 +170,65 @@ class World:
     async def _callers(self) -> None:
         for number in range(self.chance.randint(1, 4)):
             await asyncio.sleep(1.5 * self.chance.random())
-            guest = visit(number, self.setting.catalog, self.faults, self.chance)
+            guest = visit(number, self.setting.catalog, self.faults, self.chance, notifies=self.setting.notifies)
+            guest.calls, guest.refused = self._called, self._refused
             await self._until(lambda: any(process.serves for process in self.processes))
             process = self.chance.choice([process for process in self.processes if process.serves])
             self.visits.append(guest)
-            self._latest_deadline = max(self._latest_deadline, self.loop.time() + guest.order.limits.seconds)
+            self._expect(guest.order.limits.seconds)
             self.note("visit", number, process.name)
-            process.take(guest)
+            process.take(guest, guest.order)
             if guest.repeats_after is not None:
                 self._later(guest.repeats_after, self._repeat, guest)
+            if guest.erases_after is not None:
+                self._later(guest.erases_after, self._erase, guest)
 
     def _repeat(self, guest: Visit) -> None:
         """The same request again, to whoever serves."""
+        if not self.healed:
+            self._send(guest, guest.order)
+
+    def _send(self, guest: Visit, order: Order, patience: int = 0) -> None:
+        """A request, to whoever serves; once more a little later if nobody does."""
+        self._expect(order.limits.seconds)
         serving = [process for process in self.processes if process.serves]
-        if serving and not self.healed:
-            self._latest_deadline = max(self._latest_deadline, self.loop.time() + guest.order.limits.seconds)
-            self.chance.choice(serving).take(guest)
+        if serving:
+            self.chance.choice(serving).take(guest, order, patience)
+        elif patience:
+            self._later(1.0, self._send, guest, order, patience - 1)
+
+    def _expect(self, seconds: float) -> None:
+        self._latest_deadline = max(self._latest_deadline, self.loop.time() + seconds)
+
+    def _called(self, guest: Visit, hearing: Hearing) -> None:
+        """A caller was told to call its tools: it comes back with what they say, once or twice or never."""
+        ended, order = hearing.ended[-1], hearing.order
+        ids = tuple(call.id for call in ended.calls)
+        self._expect(order.limits.tool_wait)
+        if ids in guest.answered or hearing.left:
+            return
+        guest.answered.add(ids)
+        if self.faults.hit("caller.abandons"):
+            return
+        self.results |= {id_: f"<tool:{guest.number}.{len(self.results) + n}> so." for n, id_ in enumerate(ids)}
+        again, late = guest.goes_on(ended, self.results, order), 0.1 + 1.5 * self.chance.random()
+        self._later(late, self._send, guest, again, 3)
+        if self.faults.hit("caller.repeats"):
+            self._later(late + self.chance.random(), self._send, guest, again)
+
+    def _refused(self, guest: Visit, hearing: Hearing) -> None:
+        if hearing.patience and hearing.refused in FOR_THE_MOMENT:
+            self._later(1.0, self._send, guest, hearing.order, hearing.patience - 1)
+
+    def _erase(self, guest: Visit) -> None:
+        """Its caller wants the content gone, by way of whoever serves."""
+        runs = sorted({hearing.run for hearing in guest.hearings if hearing.run})
+        serving = [process for process in self.processes if process.serves]
+        if runs and serving and not self.healed:
+            self.note("erase", runs[0])
+            process = self.chance.choice(serving)
+            self.erasures.append(Hearing(process.name, guest.order, run=runs[0]))
+            process.forget(self.erasures[-1])
 
     def _later(self, seconds: float, act: Callable[..., object], *given: object) -> None:
         self.loop.call_later(seconds, act, *given, context=self.loop.outside.context.copy())
@@ -179,10 +241,11 @@ class World:
         rows = self.database.rows
         if rows("SELECT 1 FROM runs WHERE ended_at IS NULL OR held_usd + held_tokens > 0 LIMIT 1"):
             return True
-        if rows("SELECT 1 FROM tickets LIMIT 1"):
+        if rows("SELECT 1 FROM tickets LIMIT 1") or (self.setting.notifies and rows("SELECT 1 FROM notices LIMIT 1")):
             return True
         up = {process.name for process in self.living()}
-        return any(one.place in up and not one.over for guest in self.visits for one in guest.hearings)
+        asked = (*self.erasures, *(one for guest in self.visits for one in guest.hearings))
+        return any(one.place in up and not one.over for one in asked)
 
     async def _recall(self) -> None:
         """Every run is asked for once more, anywhere."""
@@ -191,7 +254,7 @@ class World:
         for (run,) in self.database.rows("SELECT id FROM runs WHERE ended_at IS NOT NULL ORDER BY id"):
             if serving:
                 process = self.chance.choice(serving)
-                self.recalls[run] = Hearing(process.name)
+                self.recalls[run] = Hearing(process.name, self.visits[0].order)
                 process.recall(run, self.recalls[run])
         await self._until(lambda: all(one.over for one in self.recalls.values()), self.loop.time() + PATIENCE)
 

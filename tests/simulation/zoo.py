@@ -10,12 +10,13 @@ from typing import Any
 
 import orjson
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, delete, update
 
-from app import conduct, dispatch
+from app import conduct, dispatch, planner, view
 from app.attempt import Attempt
 from app.audience import Audience
 from app.candidates import Candidates
+from app.core import drafts, notices
 from app.core.journal import Event
 from app.core.pool import Deadlines
 from app.core.state import RunState
@@ -25,11 +26,12 @@ from app.dispatcher import Dispatcher
 from app.errors import LeaseLost, RunOverBudget
 from app.orphans import Orphans
 from app.outcomes import Outcomes
-from app.store import commit, lanes, runs
+from app.store import commit, content, lanes, runs
 from app.store.commit import pack
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.sql import SqlStore
-from app.store.tables import RUNS
+from app.store.tables import CONTENTS, RUNS
+from app.webhooks import Heard, Webhooks
 
 Patch = pytest.MonkeyPatch
 CALM: Mapping[str, float] = {}
@@ -46,6 +48,11 @@ ERRORS = {"worker.unavailable": 0.6}
 OUTAGES = {"store.outage": 0.3}
 HANGS = {"worker.hangs_at_first": 0.5}
 DEADLY = {"crash at worker.received": 1.0}
+ABANDONED = {"caller.abandons": 0.9}
+DELIVERIES = {"crash at webhook.sent": 0.9}
+REFUSALS = {"receiver.refuses": 0.5}
+ERASURES = {"caller.erases": 0.9}
+LATE_WORDS = {"caller.erases": 1.0, "freeze at worker.received": 0.6, "worker.slow": 0.9}
 LOST_RINGS = {"queue.ring.lost": 0.9}
 
 
@@ -317,6 +324,73 @@ def go_on_with_other_words(patch: Patch) -> None:
     patch.setattr(Audience, "_objection", lambda *_: None)
 
 
+# -- turns, nesting, notices, erasure
+
+
+def wait_for_results_without_end(patch: Patch) -> None:
+    decide = conduct.decide
+
+    def patient(state: RunState, now: float) -> Any:
+        return () if state.state == "awaiting_tool" and not state.cancel_asked else decide(state, now)
+
+    patch.setattr(conduct, "decide", patient)
+
+
+def forget_what_tools_said(patch: Patch) -> None:
+    use = view._use
+    patch.setattr(view, "_use", lambda exchange, texts: replace(use(exchange, texts), came=()))
+
+
+def widen_the_view_inside(patch: Patch) -> None:
+    granted = drafts.granted
+    patch.setattr(drafts, "granted", lambda *given: replace(granted(*given), user=True))
+
+
+def nest_without_end(patch: Patch) -> None:
+    patch.setattr(planner, "may_nest", lambda *_: True)
+
+
+def end_without_a_notice(patch: Patch) -> None:
+    patch.setattr(commit._Desk, "_watch", lambda *_: None)
+
+
+def forget_a_notice_with_its_process(patch: Patch) -> None:
+    deliver = Webhooks._deliver
+
+    async def hasty(self: Webhooks, session: Any, target: Any, notice: Any) -> None:
+        await self._means.store.close_notice(notice)
+        await deliver(self, session, target, notice)
+
+    patch.setattr(Webhooks, "_deliver", hasty)
+
+
+def take_a_refusal_for_a_delivery(patch: Patch) -> None:
+    patch.setattr(Heard, "delivered", property(lambda heard: heard.status > 0))
+
+
+def sign_other_words(patch: Patch) -> None:
+    headers = notices.headers
+    patch.setattr(notices, "headers", lambda secrets, name, body, now: headers(secrets, name, body + b" ", now))
+
+
+def erase_the_words_and_not_the_salt(patch: Patch) -> None:
+    def halfway(conn: Connection, run: str) -> bool:
+        conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
+        return True
+
+    patch.setattr(content, "erase", halfway)
+
+
+def write_after_the_erasure(patch: Patch) -> None:
+    file = commit._Desk._file
+
+    def late(desk: Any, run: Any, entry: Entry) -> Any:
+        run.salt = b""
+        return file(desk, run, entry)
+
+    patch.setattr(commit._Desk, "_file", late)
+
+
 def log_in_vain(patch: Patch) -> None:
     """Something breaks in a driver; the next one repairs it, and nobody else would notice."""
     ring = conduct.Driver.ring
@@ -366,6 +440,16 @@ BUGS = (
     Bug("drop the last words", drop_the_last_words, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("tell a reply twice", tell_a_reply_twice, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("go on with other words", go_on_with_other_words, TORN, ("oracle.the_caller_is_told_the_truth",)),
+    Bug("wait for results without end", wait_for_results_without_end, ABANDONED, ("oracle.it_ends_once",)),
+    Bug("forget what tools said", forget_what_tools_said, CALM, ("oracle.steps_see_what_is_granted",)),
+    Bug("widen the view inside", widen_the_view_inside, CALM, ("oracle.nothing_widens_inside",)),
+    Bug("nest without end", nest_without_end, CALM, ("oracle.nothing_widens_inside",)),
+    Bug("end without a notice", end_without_a_notice, CALM, ("oracle.the_receiver_is_told",)),
+    Bug("forget a notice", forget_a_notice_with_its_process, DELIVERIES, ("oracle.the_receiver_is_told",)),
+    Bug("take a refusal", take_a_refusal_for_a_delivery, REFUSALS, ("oracle.the_receiver_is_told",)),
+    Bug("sign other words", sign_other_words, CALM, ("witness",)),
+    Bug("erase half", erase_the_words_and_not_the_salt, ERASURES, ("oracle.what_is_erased_is_gone",)),
+    Bug("write after the erasure", write_after_the_erasure, LATE_WORDS, ("oracle.what_is_erased_is_gone",)),
     Bug("break and be mended", log_in_vain, CALM, ("witness",)),
 )
 """All of them."""

@@ -1,0 +1,108 @@
+"""The operator's receiver of webhooks: it checks each signature by itself, and refuses, hangs or answers in vain."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from tests.simulation.loop import EPOCH
+from tests.simulation.seam import Seam
+from tests.simulation.witness import Witness
+
+SECRET = bytes(range(32))
+URL = "https://receiver.invalid/baton"
+HANGS = 15.0
+"""Seconds after which whoever delivers gives up."""
+DRIFT = 400.0
+"""Seconds by which a sender's clock may be wrong in any weather."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One that came in, with its true signature. `taken`: the receiver has kept it, whether or not its sender knows."""
+
+    id: str
+    kind: str
+    response: str
+    at: float
+    taken: bool
+
+
+@dataclass
+class Receiver:
+    """All deliveries of a world."""
+
+    witness: Witness
+    deliveries: list[Delivery] = field(default_factory=list)
+    bodies: dict[str, bytes] = field(default_factory=dict)
+
+    def take(self, seam: Seam, body: bytes, headers: Mapping[str, str], taken: bool) -> None:
+        """Something has come; what is not signed as the specification wants is a forgery."""
+        name, stamp = headers["webhook-id"], headers["webhook-timestamp"]
+        digest = hmac.new(SECRET, f"{name}.{stamp}.".encode() + body, hashlib.sha256).digest()
+        if f"v1,{base64.b64encode(digest).decode()}" not in headers["webhook-signature"].split(" "):
+            self.witness.object(f"{seam.name} sent {name} with a wrong signature")
+        if abs(int(stamp) - EPOCH - seam.time()) > DRIFT:
+            self.witness.object(f"{seam.name} signed {name} for another time")
+        if self.bodies.setdefault(name, body) != body:
+            self.witness.object(f"{name} says something else than before")
+        said = json.loads(body)
+        self.witness.note(seam.name, "webhook", name, said["type"], taken)
+        self.deliveries.append(Delivery(name, said["type"], said["data"]["id"], seam.time(), taken))
+
+
+@dataclass
+class Sender:
+    """What one process posts with: as much of an HTTP client as deliveries need."""
+
+    receiver: Receiver
+    seam: Seam
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
+        return
+
+    def post(self, url: str, *, data: bytes, headers: Mapping[str, str], allow_redirects: bool) -> "Post":
+        """One request."""
+        if url != URL or allow_redirects:
+            self.receiver.witness.object(f"{self.seam.name} posted to {url}, redirects: {allow_redirects}")
+        return Post(self, data, headers)
+
+
+@dataclass
+class Post:
+    """A request, and its reply once it is entered."""
+
+    sender: Sender
+    body: bytes
+    signed: Mapping[str, str]
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def __aenter__(self) -> Self:
+        seam = self.sender.seam
+        await seam.strike("webhook.sent")
+        await seam.lag(0.01)
+        if seam.hit("receiver.hangs"):
+            await asyncio.sleep(HANGS)
+            raise TimeoutError
+        if seam.hit("receiver.refuses"):
+            self.status = 503
+        elif seam.hit("receiver.asks_to_wait"):
+            self.status, self.headers = 429, {"retry-after": "3"}
+        self.sender.receiver.take(seam, self.body, self.signed, self.status == 200)
+        await seam.strike("webhook.received")
+        if seam.hit("receiver.reply_lost"):
+            raise ConnectionResetError
+        await seam.lag(0.01)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
+        return
