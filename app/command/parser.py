@@ -176,6 +176,8 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
     builtin.add_argument("--warm-steps", type=_count, help="steps of imitating the best of drawn plans")
     builtin.add_argument("--lessons", type=_count, default=1_000, help="held-out tasks of each comparison")
     builtin.add_argument("--gap", type=float, help="exit 1 unless this share of the gap is closed on held-out tasks")
+    builtin.add_argument("--rounds", type=int, choices=[1, 2], default=1, help="2: learn a second round, from --from")
+    builtin.add_argument("--from", dest="checkpoint", metavar="FOLDER", help="of a training run, or of its export")
     _chat_model(train)
 
 

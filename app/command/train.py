@@ -14,7 +14,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     """0; 1 if `--gap` asks for more than was reached."""
     if asked.backend == "builtin":
         rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
-        return 0 if _found("app.learn.train:run")(asked, _say, rollouts) else 1
+        trainer = "app.learn.train:run" if asked.rounds == 1 else "app.learn.train_rounds:run"
+        return 0 if _found(trainer)(asked, _say, rollouts) else 1
     _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
     return 0
 

@@ -76,14 +76,15 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
     return parts, yields[-1] == "answer"
 
 
-def _parts(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
+def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
+    """What each step of a plan depends on, and whether the plan answers at all."""
     return _layout(tuple([step[1:] for step in plan]))
 
 
 @lru_cache(20_000)
 def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
     """The chance that the plan's answer is right."""
-    parts, answers = _parts(plan)
+    parts, answers = parts_of(plan)
     if not answers:
         return 0.0
     return sum([_right(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
@@ -91,7 +92,7 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
 
 def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
     """The same for tasks of one trait."""
-    parts, answers = _parts(plan)
+    parts, answers = parts_of(plan)
     return _right(plan, parts, kind, trait, pool) if answers else 0.0
 
 
@@ -129,7 +130,7 @@ def bill(plan: Plan, level: int, pool: tuple[Profile, ...]) -> tuple[float, floa
     """Dollars of all calls, and seconds on the critical path to the last step."""
     ends: list[float] = []
     dollars = 0.0
-    for step, part in zip(plan, _parts(plan)[0], strict=True):
+    for step, part in zip(plan, parts_of(plan)[0], strict=True):
         worker = pool[step.worker]
         read = part.read + (QUESTION + PER_LEVEL * level if part.user else 0)
         dollars += world.usd(worker, read, part.written)

@@ -86,6 +86,23 @@ def legal(place: int, workers: int) -> tuple[int, int] | tuple[int, ...]:
     return (1, 2) if step + 1 < STEPS else (2,)
 
 
+FURTHER = STEPS - 1
+"""Steps of a plan of a second round: the answer of the first takes the place of one."""
+
+
+def legal_again(place: int, workers: int) -> tuple[int, ...]:
+    """The same for a plan of a second round: it may end at once, which takes the answer for final, and in its access
+    lists 0 is that answer, so that its own steps are counted from 1."""
+    if place == 1:
+        return (2, *legal(1, workers))
+    if place > 4 * FURTHER:
+        return (2,)
+    step, part = divmod(place - 1, 4)
+    return (
+        legal(place, workers) if part < 2 else legal(place + 4, workers) if part == 2 else (1, 2)[step == FURTHER - 1 :]
+    )
+
+
 def to_tokens(plan: Plan) -> list[int]:
     """A plan's tokens."""
     tokens = [0]

@@ -85,7 +85,7 @@ def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
         walk.through(shape)
     points: list[list[Point]] = [[] for _ in CLASSES]
     for (plan, good), second in product(walk.plans, _seconds(len(setting.pool))):
-        wrote = _hands(plan)
+        wrote = writers(plan)
         if second.solver in wrote:  # it would say the same again
             continue
         for place, point in enumerate(_points(setting.pool, plan, good, conductor, second, wrote)):
@@ -96,7 +96,7 @@ def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
 def policy(setting: Setting, plan: Plan, judge: int, second: Second) -> list[Point]:
     """For each class, what one first plan, one conductor and one second plan come to."""
     good = [right_for(plan, kind, trait, setting.pool) for kind, trait in CONTEXTS]
-    return list(_points(setting.pool, plan, good, judge, second, _hands(plan)))
+    return list(_points(setting.pool, plan, good, judge, second, writers(plan)))
 
 
 class _Firsts(Walk):
@@ -123,7 +123,7 @@ def _seconds(workers: int) -> list[Second]:
     return [*alone, *anew, *both]
 
 
-def _hands(plan: Plan) -> frozenset[int]:
+def writers(plan: Plan) -> frozenset[int]:
     """The workers that had a hand in a plan's answer."""
     yields = kinds(plan)
     had = hands([step.sees for step in plan], yields, len(plan) - 1)

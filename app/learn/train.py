@@ -57,7 +57,7 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
     torch.set_num_threads(order.threads)
     order.out.mkdir(parents=True, exist_ok=True)
     trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
-    rows = _restored(order, trainer, say)
+    rows = restored(order, trainer, say)
     standard, pools = exam("held-out tasks", VALIDATION, -1), _over_pools(VALIDATION)
     while trainer.step < trainer.total:
         measured = trainer.advance()
@@ -66,9 +66,9 @@ def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
             halves = [_validated(*each, order.weights) for each in zip((standard, pools), chosen, strict=True)]
             row = {"step": trainer.step, "plans": trainer.executed, **_joined(*halves)}
             rows.append(row | {name: round(value, 4) for name, value in measured.items()})
-            _save(order, trainer, rows)
+            save(order, trainer, rows)
             say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
-    _choose(order, trainer)
+    choose(order, trainer)
     return _examined(order, trainer, rows, say)
 
 
@@ -102,7 +102,8 @@ def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, fl
     }
 
 
-def _restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The rows of the folder's checkpoint, with which the trainer goes on; none without one."""
     place = order.out / "checkpoint.pt"
     if not place.exists():
         return []
@@ -112,7 +113,7 @@ def _restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> lis
     return list(saved["rows"])
 
 
-def _save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+def save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
     """The state, and apart the weights if no validation was better; written aside first, so that a kill is harmless."""
     if rows[-1]["validation"] >= max(row["validation"] for row in rows):
         _written(order.out / "model.pt", trainer.state()["averaged"])
@@ -125,7 +126,7 @@ def _written(place: Path, value: Any) -> None:
     aside.replace(place)
 
 
-def _choose(order: Order, trainer: Trainer) -> None:
+def choose(order: Order, trainer: Trainer) -> None:
     """The weights of the best validation."""
     chosen = torch.load(order.out / "model.pt", weights_only=True)
     with torch.no_grad():

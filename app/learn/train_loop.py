@@ -62,12 +62,12 @@ class Recipe:
     """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """The different plans that one prompt led to."""
 
     prompt: list[int]
     workers: int
-    plans: list[tuple[tuple[int, ...], float, int]]
+    plans: list[tuple[tuple[int, ...], float, float]]
     """Tokens, advantage, and how often it was sampled."""
 
 
@@ -187,16 +187,16 @@ class Trainer:
         with torch.no_grad():
             read = self.conductor.read(self._prompts(lessons), prompt.pad())
             written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
-        kept: list[_Group] = []
+        kept: list[Group] = []
         rewards: list[float] = []
         for one, asked, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
-            found = {plan: self._reward(one, from_tokens(_ended(plan)), weights) for plan in counted}
+            found = {plan: self._reward(one, from_tokens(ended(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
-                scored = [(plan, found[plan] - mean, count) for plan, count in counted.items()]
-                kept.append(_Group(asked, len(one.pool), scored))
+                scored = [(plan, found[plan] - mean, float(count)) for plan, count in counted.items()]
+                kept.append(Group(asked, len(one.pool), scored))
         measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
         if not kept:
             return measured | {"entropy": 0.0}
@@ -205,7 +205,7 @@ class Trainer:
         self._update(loss, recipe.rate * slope)
         return measured | {"entropy": entropy}
 
-    def _objective(self, kept: Sequence["_Group"], bonus: float) -> tuple[Tensor, float]:
+    def _objective(self, kept: Sequence["Group"], bonus: float) -> tuple[Tensor, float]:
         """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
 
         The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
@@ -277,12 +277,13 @@ def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
             read = conductor.read([one.prompt() for one in some], prompt.pad())
             written = conductor.write(read, workers, 1, None)[:, 0].tolist()
         plans += [
-            prompt.placed(from_tokens(_ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
+            prompt.placed(from_tokens(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
         ]
     return plans
 
 
-def _ended(tokens: Sequence[int]) -> list[int]:
+def ended(tokens: Sequence[int]) -> list[int]:
+    """A written plan without what follows its end."""
     return list(tokens[: list(tokens).index(2) + 1])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from app.learn.plans import LONGEST, SLOTS, TOKENS, legal
+from app.learn.plans import LONGEST, SLOTS, TOKENS, legal, legal_again
 
 Tensor = Any
 Weights = dict[str, Tensor]
@@ -81,11 +81,13 @@ def _look_back(shape: Shape, weights: Weights) -> None:
 
 
 def masks() -> Tensor:
-    """By the number of workers and the place in a plan, which tokens are legal: [SLOTS + 1, LONGEST, TOKENS]."""
-    table = torch.zeros(SLOTS + 1, LONGEST, TOKENS, dtype=torch.bool)
+    """By the number of workers and the place in a plan, which tokens are legal: [2 * SLOTS + 1, LONGEST, TOKENS]. Of
+    a second round's plan, by SLOTS more than there are workers."""
+    table = torch.zeros(2 * SLOTS + 1, LONGEST, TOKENS, dtype=torch.bool)
     for workers in range(1, SLOTS + 1):
         for place in range(LONGEST):
             table[workers, place, list(legal(place, workers))] = True
+            table[SLOTS + workers, place, list(legal_again(place, workers))] = True
     return table
 
 

@@ -1,0 +1,119 @@
+"""Fine-tuning on two rounds: second plans keep their grammar, a checkpoint goes on, and doubt is told from trust.
+
+Needs torch, which is no dependency of Baton: `make learn` runs these before it trains.
+"""
+
+import json
+from argparse import Namespace
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from app.errors import ConfigInvalid  # noqa: E402
+from app.learn import again, prompt, tensors, train_rounds  # noqa: E402
+from app.learn.again import DOUBT, TAKE, TRUST  # noqa: E402
+from app.learn.lessons import lesson  # noqa: E402
+from app.learn.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
+from app.learn.train_loop import Recipe, Trainer, ended, greedy  # noqa: E402
+from app.learn.train_model import masks  # noqa: E402
+from app.learn.train_rounds import Rounds, both_rounds  # noqa: E402
+from app.learn.world import Weights  # noqa: E402
+
+TRAINED = Path(__file__).parents[1] / "vllm" / "trained"
+TINY = Recipe(hidden=32, layers=2, heads=1, drill_steps=0, warm_steps=3, steps=3, warm_lessons=8, lessons=4, group=4)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def begun(recipe: Recipe = TINY) -> Rounds:
+    return Rounds(recipe, Weights(), Trainer(recipe, Weights()).conductor.weights)
+
+
+def test_second_plans_have_a_grammar_of_their_own() -> None:
+    table, random, trainer = masks(), Random(1), begun()
+    for workers in range(1, SLOTS + 1):
+        for place in range(1, LONGEST):
+            allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
+            assert allowed == set(legal_again(place, workers))
+    lessons = [lesson(random, "train") for _ in range(8)]
+    prompts = [again.shown(one.prompt(), one, (again.BEFORE,), DOUBT) for one in lessons]
+    sizes = torch.tensor([len(one.pool) + SLOTS for one in lessons])
+    with torch.no_grad():
+        read = trainer.conductor.read(prompts, prompt.pad())
+        written = trainer.conductor.write(read, sizes, 20, torch.Generator().manual_seed(1)).tolist()
+    plans = [again.understood(ended(tokens)) for group in written for tokens in group]
+    assert len(set(plans)) > 20
+
+
+def test_it_begins_with_the_checkpoint_and_goes_on_where_it_was_interrupted() -> None:
+    trainer = begun()
+    for name, tensor in trainer.base.weights.items():
+        assert torch.equal(tensor, trainer.conductor.weights[name])
+    parts = [begun(), begun()]
+    for _ in range(trainer.total):
+        trainer.advance()
+    for _ in range(4):
+        parts[0].advance()
+    parts[1].restore(parts[0].state())
+    for _ in range(2):
+        parts[1].advance()
+    assert parts[1].executed == trainer.executed > 0
+    changed = 0
+    for name, tensor in trainer.conductor.weights.items():
+        assert torch.equal(tensor, parts[1].conductor.weights[name])
+        changed += not torch.equal(tensor, trainer.base.weights[name])
+    assert changed > 5
+
+
+@pytest.mark.timeout(180)
+def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_doubted() -> None:
+    """From a checkpoint whose answers are mostly right: of a fresh model nothing is worth taking."""
+    kept = Recipe(**json.loads((TRAINED / "card.json").read_text())["recipe"])
+    recipe = replace(kept, drill_steps=0, warm_steps=30, steps=0, warm_lessons=32, warm_draws=12, warm_rate=1e-3)
+    weights = {name: one.float() for name, one in tensors.read(TRAINED / "model.safetensors").items()}
+    trainer = Rounds(recipe, Weights(), {name: weights[name] for name in Trainer(recipe, Weights()).conductor.weights})
+    while trainer.step < trainer.total:
+        trainer.advance()
+    lessons = [lesson(Random(n), "held-out tasks") for n in range(80)]
+    chosen = both_rounds(trainer.conductor, lessons)
+    taken = {sign: sum(seconds[place] == TAKE for _, seconds in chosen) for place, sign in enumerate(again.SIGNS)}
+    assert taken[TRUST] > taken[DOUBT] + 10
+    for (first, seconds), one in zip(chosen, lessons, strict=True):
+        assert all(step.worker < len(one.pool) for plan in (first, *seconds) for step in plan)
+
+
+@pytest.mark.timeout(180)
+def test_the_command_goes_on_from_a_folder_and_compares(tmp_path: Path) -> None:
+    base = Trainer(TINY, Weights())
+    card = {"recipe": asdict(TINY), "weights": asdict(Weights()), "model_sha256": "0" * 64}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    torch.save(dict(base.state()["weights"]), tmp_path / "model.pt")
+    options = Namespace(
+        checkpoint=str(tmp_path), out=str(tmp_path / "out"), seed=2, warm_steps=2, steps=2, lessons=24, threads=1
+    )
+    said: list[str] = []
+    assert train_rounds.run(options, said.append)
+    made = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert (made["rounds"], made["from"], made["recipe"]["seed"]) == (2, "0" * 64, 2)
+    table = made["tables"]["held-out tasks"]
+    lessons = train_rounds.exam("held-out tasks", 24, 1)
+    plans = greedy(base.conductor, lessons)
+    worth = [
+        train_rounds.outcome(plan, one.problem.kind, train_rounds.Setting(one.pool)).reward
+        for plan, one in zip(plans, lessons, strict=True)
+    ]
+    assert table["arms"][train_rounds.BEFORE]["reward"] == pytest.approx(sum(worth) / 24)
+    both = table["arms"][train_rounds.BOTH]
+    assert table["ahead"]["reward"]["value"] == pytest.approx(both["reward"] - sum(worth) / 24)
+    assert (tmp_path / "out" / "report.txt").read_text().count("two rounds are ahead of the checkpoint: reward") == 4
+    with pytest.raises(ConfigInvalid, match="--from"):
+        train_rounds.run(Namespace(**{**vars(options), "checkpoint": str(tmp_path / "absent")}), said.append)
+    with pytest.raises(ConfigInvalid, match="--from"):
+        train_rounds.run(Namespace(**{**vars(options), "checkpoint": None}), said.append)
