@@ -14,15 +14,18 @@ from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.core import visibility
 from app.core.chat import Message, Task, Text, Tool, Toolbox
+from app.core.features import asked, viewed
 from app.core.pool import Card, Limits, Measured, Price, Worker
 from app.core.visibility import Seen
 from app.core.workflow import CONDUCTOR
+from app.planner import EMBEDS
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
 TASK = Task(CONVERSATION)
 CALIBRATED = "51f46fdb15546a07ea3d2c95aa9aac100f083ee6cc307b7ec48cbbf2ec56d9dd"
 """Of `plan-1` with what was measured on the cards, which there was nothing of at first."""
 MADE = {
+    "features-1": "845af8e6b92990a5881181bbff2ac45ad28631824b9c565e61ae18dead9ed985",
     "compact-1": "74ce3c066e193a3194a4e0d0a1e84d828d04aadd5ed9caee33bace255b24ece2",
     "step-1": "4c8396b52481f039fde1c9f91d97689312c5069cb19c60f5340a9b6b09f09ce6",
     "further-1": "d0abeab3f8bc8da97d33ce90a9c0dcf6174f58b6d32f35f2b680f5e944e8d24c",
@@ -92,10 +95,17 @@ def calibrated_plans() -> str:
     return digest(prompt.messages(Brief(TASK, workers, Limits(), 7)))
 
 
+def looks() -> str:
+    """What an embedder is shown."""
+    long = Task((*CONVERSATION, Message("assistant", (Text("4"),)), Message("user", (Text("1234567890" * 900),))))
+    texts = [viewed(asked(task.messages)) for task in (TASK, long, Task(CONVERSATION[:1]))]
+    return digest(*((Message("user", (Text(text),)),) for text in texts))
+
+
 def test_a_template_is_what_it_was() -> None:
     made = {visibility.TEMPLATE: steps(), prompt.TEMPLATE: plans(), prompt.FURTHER: further_plans()}
     made |= {visibility.NESTED: nested_steps(), prompt.NESTING: plans(nests=True)}
-    made |= {prompt.NESTING_FURTHER: further_plans(nests=True), compact.TEMPLATE: compact_plans()}
+    made |= {prompt.NESTING_FURTHER: further_plans(nests=True), compact.TEMPLATE: compact_plans(), EMBEDS: looks()}
     assert made == MADE
     assert calibrated_plans() == CALIBRATED
 
