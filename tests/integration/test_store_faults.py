@@ -192,7 +192,7 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch, given_up: str
 ) -> None:
     """The BEGIN of what was given up reaches the database later, on a connection that is in use again."""
-    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.5,))
+    monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (1.5,))
     async with behind(proxy, postgres_url, connections=1) as store:
         await store.append(admitted("run"))
         proxy.freeze()
