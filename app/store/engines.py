@@ -15,9 +15,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 import asyncpg
 from sqlalchemy import Connection, Dialect, Engine, Transaction, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.errors import ConfigInvalid
 
@@ -117,6 +118,9 @@ class Postgres:
             connect_args={"timeout": CONNECT_SECONDS, "server_settings": settings},
         )
         self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+        self._losses = 0
+        event.listen(self._writing.sync_engine, "connect", self._opened)
+        event.listen(self._writing.sync_engine, "checkout", self._taken)
         self._seconds = work_seconds
         self.dialect = self._writing.dialect
 
@@ -133,7 +137,7 @@ class Postgres:
             async with asyncio.timeout(self._seconds), self._reading.connect() as conn:
                 return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
-            raise await self._fault(error) from error
+            raise self._fault(error) from error
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         transaction = _Transaction(work)
@@ -142,19 +146,28 @@ class Postgres:
                 await conn.run_sync(transaction.run)
         except self._faults as error:
             if transaction.phase == "work":
-                raise await self._fault(error) from error
+                raise self._fault(error) from error
             if transaction.phase == "commit":
-                raise await self._fault(error, transaction.result) from error
+                raise self._fault(error, transaction.result) from error
         result: T = transaction.result
         return result
 
     async def close(self) -> None:
         await self._writing.dispose()
 
-    async def _fault(self, error: Exception, unanswered: object = None) -> Fault:
+    def _opened(self, _connection: object, record: ConnectionPoolEntry) -> None:
+        record.info["losses"] = self._losses
+
+    def _taken(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
+        """A connection from before a loss is replaced when it is taken next. To dispose of the pool would be another
+        way, but what was in use then, or waited for, would keep its place in the server until the collector came."""
+        if record.info["losses"] != self._losses:
+            raise DisconnectionError
+
+    def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = _reason(error, self.dialect)
         if reason == "lost":  # then the others in the pool are dead too, or will not take writes any more
-            await self._writing.dispose()
+            self._losses += 1
         if unanswered is not None and not _sqlstate(error).startswith(NEVER_COMMITTED):
             return Fault("undecided", unanswered)
         return Fault(reason)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
 from app.core.journal import Draft, Kind
@@ -235,6 +237,30 @@ async def test_pool_exhaustion_is_unavailable_not_a_hang(
             with pytest.raises(StoreUnavailable):
                 await store.append(admitted("run"))
         await store.append(admitted("run"))
+
+
+async def test_connections_in_use_when_the_pool_is_given_up_do_not_keep_their_places(postgres_url: str) -> None:
+    """The server told one of them that it shuts down, and then did not: the others are given back to no pool."""
+    runner = engines.Postgres(engines.parse_url(postgres_url), connections=3)
+
+    def told_to_go(conn: Connection) -> None:
+        conn.execute(text("DO $$ BEGIN PERFORM pg_sleep(0.05); RAISE SQLSTATE '57P01'; END $$"))
+
+    def busy(conn: Connection) -> None:
+        conn.execute(text("SELECT pg_sleep(0.15)"))
+
+    def places(conn: Connection) -> int:
+        counted = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        return int(conn.execute(counted).scalar_one())
+
+    gc.disable()  # it would close them some time
+    try:
+        for _ in range(3):
+            await asyncio.gather(*map(runner.read, (busy, busy, told_to_go)), return_exceptions=True)
+        assert await runner.read(places) <= 3
+    finally:
+        gc.enable()
+        await runner.close()
 
 
 @pytest.mark.parametrize("mood", ["cut before commit", "cut after commit"])
