@@ -40,7 +40,6 @@ from app.errors import (
     Conflict,
     LeaseLost,
     NotFound,
-    PlanRejected,
     QueueUnavailable,
     RunEnded,
     StoreUnavailable,
@@ -409,20 +408,11 @@ class Driver:
             self.state = changed(self.state)  # another one, so that whatever waited for an embedding goes on
             return
         current = self.state.steps_of(proposal)
-        if planned.step is not None:
-            if found := faults(self.state, planned.step, place := len(current)):
-                await self._planner.stop()
-                return await self._reject(found, outage=False)
-            draft, contents = self._planner.step(self.state, proposal, place, planned.step)
-        elif isinstance(planned.error, PlanRejected):
-            return await self._reject(planned.error.reasons, outage=False)
-        elif planned.error is not None:
+        if found := faults(self.state, proposal, planned):
             await self._planner.stop()  # it may be others who say so
-            return await self._reject([planned.error.public_code or "conductor_failed"], outage=True)
-        elif current and not current[-1].answers:
-            return await self._reject(["the plan has no answering step"], outage=False)
-        elif not current and (proposal.round == 1 or proposal.parent is not None):
-            return await self._reject(["the plan has no steps"], outage=False)
+            return await self._reject(found, outage=planned.outage)
+        if planned.step is not None:
+            draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
             inputs = [[n - proposal.base for n in step.access.steps if n >= proposal.base] for step in current]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()

@@ -28,7 +28,7 @@ from app.core.journal import Draft
 from app.core.nesting import may_nest
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
-from app.core.state import Proposal, RunState
+from app.core.state import Proposal, RunState, StepState
 from app.core.workflow import CONDUCTOR, PREVIOUS, Access, Step
 from app.errors import BatonError, NotFound, PlanRejected, WorkerUnavailable
 from app.outage import patiently
@@ -52,6 +52,11 @@ class Planned:
     proposal: int
     step: Step | None = None
     error: BatonError | None = None
+
+    @property
+    def outage(self) -> bool:
+        """Whether the conductor failed, as opposed to having planned badly."""
+        return self.error is not None and not isinstance(self.error, PlanRejected)
 
 
 Contents = tuple[tuple[str, bytes], ...]
@@ -413,11 +418,26 @@ def _told(embedder: str | None, sight: Sight) -> Mapping[str, str]:
     return {"embedder": embedder} | ({"blind": sight.blind} if sight.blind else {})
 
 
-def faults(state: RunState, step: Step, place: int) -> list[str]:
-    """Why a proposed step cannot be executed in this run. Its form was checked by the plan's reader."""
-    proposal = state.unmade
-    parent, most = (proposal.parent, proposal.room) if proposal is not None else (None, 0)
-    most, current = most or state.admitted.limits.steps, state.steps_of(proposal) if proposal is not None else ()
+def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[str]:
+    """Why the open proposal cannot go on, or end, with what its planner tells. A step's form was checked by the plan's
+    reader."""
+    steps = state.steps_of(proposal)
+    if planned.step is not None:
+        return _misplaced(state, proposal, planned.step, steps)
+    if isinstance(planned.error, PlanRejected) and planned.error.reasons:
+        return planned.error.reasons
+    if planned.error is not None:
+        return [planned.error.public_code or "conductor_failed"]
+    if steps and not steps[-1].answers:
+        return ["the plan has no answering step"]
+    if not steps and (proposal.round == 1 or proposal.parent is not None):
+        return ["the plan has no steps"]
+    return []
+
+
+def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequence[StepState]) -> list[str]:
+    """Why this cannot be the next step."""
+    parent, place, most = proposal.parent, len(earlier), proposal.room or state.admitted.limits.steps
     found = []
     if step.worker not in state.admitted.pool and not (step.worker == CONDUCTOR and may_nest(state, parent)):
         found.append(f"step {place}: worker is not an eligible worker")
@@ -427,7 +447,7 @@ def faults(state: RunState, step: Step, place: int) -> list[str]:
         found.append(f"step {place}: access lists a previous answer, and there is none")
     if place >= most:
         found.append(f"the plan has more than {most} steps")
-    if place and current[-1].answers:
+    if place and earlier[-1].answers:
         found.append(f"step {place}: comes after the answering step")
     return found
 

@@ -17,7 +17,7 @@ from app.core.progress import Propose, fold
 from app.core.state import DRIVER_LOST
 from app.core.workflow import Access, Step
 from app.gateway.openai_reply import extension
-from app.planner import faults
+from app.planner import Planned, faults
 from app.wiring import House
 from tests.api.house import (
     Outcome,
@@ -379,9 +379,10 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
 def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     """Whoever proposes it: the model conductor's reader would not let it pass."""
     state = fold(numbered(admission(), drafts.opened(Propose(0, 0, "first"), "model", ["ada"], instant=False)))
-    seen = Step("ada", "Mend it", Access(False, (), previous=True))
-    assert faults(state, seen, 0) == ["step 0: access lists a previous answer, and there is none"]
-    assert faults(state, replace(seen, access=Access()), 0) == []
+    seen, proposal = Step("ada", "Mend it", Access(False, (), previous=True)), state.proposals[-1]
+    told = faults(state, proposal, Planned(0, seen))
+    assert told == ["step 0: access lists a previous answer, and there is none"]
+    assert faults(state, proposal, Planned(0, replace(seen, access=Access()))) == []
 
 
 async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: House) -> None:
