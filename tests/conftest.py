@@ -145,7 +145,7 @@ def postgres_server_url() -> Iterator[str]:
     """The server that all tests share; use `postgres_url`."""
     given = os.environ.get("BATON_TEST_DATABASE_URL")
     if given:
-        yield make_url(given).set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+        yield make_url(given).set(drivername="postgresql").render_as_string(hide_password=False)
         return
     with servers.postgres() as server:
         yield server.url
@@ -164,10 +164,10 @@ def redis_server_url() -> Iterator[str]:
 
 @pytest.fixture
 async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
-    """An async SQLAlchemy URL of an empty database of the test's own; dropped afterwards, open connections or not."""
+    """The URL of an empty database of the test's own; dropped afterwards, open connections or not."""
     server = make_url(postgres_server_url)
     name = f"baton_test_{uuid.uuid4().hex}"
-    admin = await asyncpg.connect(server.set(drivername="postgresql").render_as_string(hide_password=False))
+    admin = await asyncpg.connect(server.render_as_string(hide_password=False))
     try:
         await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
         yield server.set(database=name).render_as_string(hide_password=False)
@@ -188,7 +188,7 @@ def postgres_shelf(postgres_server_url: str) -> Iterator[tuple[str, str]]:
 
 
 async def _execute(server: URL, *statements: str) -> None:
-    connection = await asyncpg.connect(server.set(drivername="postgresql").render_as_string(hide_password=False))
+    connection = await asyncpg.connect(server.render_as_string(hide_password=False))
     try:
         for statement in statements:
             await connection.execute(statement)

@@ -120,7 +120,7 @@ def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[S
             argv=[str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(directory), *options],
             directory=directory,
             port=port,
-            url=f"postgresql+asyncpg://postgres@127.0.0.1:{port}/postgres",
+            url=f"postgresql://postgres@127.0.0.1:{port}/postgres",
             user=user,
             stop_signal=signal.SIGQUIT,
             is_ready=lambda pid: _postmaster_is_ready(data / "postmaster.pid", pid),

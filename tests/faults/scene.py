@@ -16,7 +16,6 @@ from typing import Any, Final
 import asyncpg
 import httpx
 import openai
-from sqlalchemy.engine import make_url
 
 from tests import servers
 from tests.faults.fate import Orders, Taken
@@ -181,8 +180,7 @@ class Scene:
 
 async def execute(url: str, statement: str, *, script: bool = False) -> list[Any]:
     """One statement of SQL and its rows, or a script of several."""
-    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-    connection = await asyncpg.connect(plain, timeout=10)
+    connection = await asyncpg.connect(url, timeout=10)
     try:
         if script:
             await connection.execute(statement)

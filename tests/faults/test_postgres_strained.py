@@ -10,7 +10,6 @@ import asyncpg
 import httpx
 import openai
 import pytest
-from sqlalchemy.engine import make_url
 
 from tests.faults.accounts import accounts, settle
 from tests.faults.line import Delay, Mode, Slow
@@ -133,14 +132,13 @@ def test_no_connection_left(house: Scene, record_property: Record) -> None:
 
 async def exhausted(house: Scene, record_property: Record) -> None:
     """Take every connection there is, once the service's own were closed under it."""
-    url = make_url(house.database).set(drivername="postgresql")
     async with AsyncExitStack() as stack:
         house.to_postgres.reset()
         taken = 0
         until = time.monotonic() + 4
         while time.monotonic() < until:  # also those that the service opens, and loses again, meanwhile
             with suppress(asyncpg.PostgresError, OSError, TimeoutError):
-                opened = await asyncpg.connect(url.render_as_string(hide_password=False), timeout=2)
+                opened = await asyncpg.connect(house.database, timeout=2)
                 stack.push_async_callback(opened.close)
                 taken += 1
                 continue

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
-from sqlalchemy.engine import make_url
 
 from tests.processes import KEY, Process, environment, running, within
 from tests.stubs import KEYS, plan_reply
@@ -86,7 +85,7 @@ class House:
 
 async def execute(url: str, statement: str) -> list[Any]:
     """One statement of SQL."""
-    connection = await asyncpg.connect(make_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
+    connection = await asyncpg.connect(url)
     try:
         return list(await connection.fetch(statement))
     finally:

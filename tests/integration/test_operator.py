@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sqlalchemy.engine import make_url
 
 from tests.test_commands import HARD, KEY, apart, baton, environment, started
 
@@ -63,9 +62,8 @@ def play(folder: Path, environ: dict[str, str]) -> None:
 
 @pytest.mark.timeout(120)
 async def test_from_an_empty_database_to_an_explained_answer(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
-    url = make_url(postgres_url).set(drivername="postgresql").render_as_string(hide_password=False)
     environ = {
-        "BATON_DATABASE_URL": url,
+        "BATON_DATABASE_URL": postgres_url,
         "BATON_REDIS_URL": redis_url,
         "BATON_PEPPER": "p" * 40,
         "BATON_PORT": "0",

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from app.store.engines import parse_url
 from tests import servers
 from tests.conftest import NetworkBlocked
 
@@ -28,7 +29,7 @@ with servers.redis() as server:
 
 
 async def _execute(url: str, *statements: str) -> list[object]:
-    engine = create_async_engine(url)
+    engine = create_async_engine(parse_url(url))
     try:
         async with engine.begin() as connection:
             results = [await connection.execute(text(statement)) for statement in statements]
