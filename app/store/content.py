@@ -7,10 +7,11 @@ its address; with it, a body proves that it is the one the journal speaks of.
 import hashlib
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store import feedback
+from app.store.statements import Statements
 from app.store.tables import CATALOGS, CONTENTS, RUNS
 
 
@@ -19,10 +20,9 @@ def address(salt: bytes, body: bytes) -> str:
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def read(conn: Connection, run: str, refs: Sequence[str]) -> dict[str, bytes]:
+def read(conn: Connection, statements: Statements, run: str, refs: Sequence[str]) -> dict[str, bytes]:
     """Those of the bodies that are still stored."""
-    query = select(CONTENTS.c.ref, CONTENTS.c.body).where(CONTENTS.c.run == run, CONTENTS.c.ref.in_(list(refs)))
-    return {ref: body for ref, body in conn.execute(query)}
+    return {ref: bytes(body) for ref, body in statements.contents.fetch(conn, run, statements.values(refs))}
 
 
 def erase(conn: Connection, run: str) -> bool:

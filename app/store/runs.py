@@ -25,7 +25,7 @@ from app.core.journal import Event, Kind
 from app.errors import NotFound
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
 from app.store.statements import Statements
-from app.store.tables import EVENTS, PULSE, RUNS, TAGS, TICKETS
+from app.store.tables import PULSE, RUNS, TAGS, TICKETS
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
@@ -49,16 +49,13 @@ def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
 
 
-def journal(conn: Connection, name: str, after: int) -> Journal:
+def journal(conn: Connection, statements: Statements, name: str, after: int) -> Journal:
     """A run's salt and its events after a seq, or `NotFound`."""
-    found = conn.execute(select(RUNS.c.salt).where(RUNS.c.id == name)).one_or_none()
-    if found is None:
+    rows = statements.journal.fetch(conn, after, name)
+    if not rows:
         raise NotFound
-    columns = (EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
-    query = select(*columns).where(EVENTS.c.run == name, EVENTS.c.seq > after).order_by(EVENTS.c.seq)
-    rows = conn.execute(query).all()
-    events = tuple([Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in rows])
-    return Journal(found.salt or b"", events)
+    named = [(seq, _KINDS[kind], at, orjson.loads(body)) for _, seq, kind, at, body in rows if seq is not None]
+    return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
 
 
 def renew(

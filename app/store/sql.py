@@ -96,7 +96,7 @@ class SqlStore:
         if known and upto is not None and known >= upto:
             return kept
         # What is kept is a true prefix, so only what follows it is read.
-        read = await self._read(partial(runs.journal, name=run, after=max(after, known)))
+        read = await self._read(partial(runs.journal, statements=self._statements, name=run, after=max(after, known)))
         if not read.salt:  # erased by another process: what this one still has of its words is told to nobody
             self._recent.forget(run)
         self._recent.extend(run, read.events)
@@ -106,7 +106,7 @@ class SqlStore:
         found = self._recent.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
-            found |= await self._read(partial(content.read, run=run, refs=missing))
+            found |= await self._read(partial(content.read, statements=self._statements, run=run, refs=missing))
         return found
 
     async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:

@@ -1,5 +1,5 @@
-"""The statements of the append path, of renewals and of a run's row: written in Core, compiled once per dialect, run on
-the driver's own cursor.
+"""The statements of the append path, of renewals, and of what a step reads: written in Core, compiled once per dialect,
+run on the driver's own cursor.
 
 Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
 cost more than the rest of a small batch. Everything off this path uses Core as usual.
@@ -98,6 +98,14 @@ class Statements:
         self._renewals(dialect)
         self.runs = Lookup(self, dialect, RUNS, ["id"], "id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
+        self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
+        self.contents = Prepared(
+            select(CONTENTS.c.ref, CONTENTS.c.body).where(
+                CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
+            ),
+            dialect,
+            ["its_run", "ids"],
+        )
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self.new_run = Prepared(insert(RUNS), dialect, [*BORN, *LIVE])
         self.change_run = Prepared(
@@ -184,3 +192,11 @@ class Statements:
         if self.arrays:
             return postgresql.insert(table).on_conflict_do_nothing()
         return sqlite.insert(table).on_conflict_do_nothing()
+
+
+def _journal() -> Executable:
+    """A run's salt beside each of its events after a seq; beside nothing if there are none."""
+    of_it = (EVENTS.c.run == RUNS.c.id) & (EVENTS.c.seq > bindparam("its_seq"))
+    columns = (RUNS.c.salt, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
+    its_run = RUNS.c.id == bindparam("its_id")
+    return select(*columns).select_from(RUNS.outerjoin(EVENTS, of_it)).where(its_run).order_by(EVENTS.c.seq)
