@@ -118,7 +118,7 @@ class StepQueue(Protocol):
         ...
 
     async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        """Send live messages to an address; lost if nobody hears."""
+        """Send live messages to an address, in order; lost if nobody hears, or if the server goes away with them."""
         ...
 
     def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:

@@ -107,7 +107,7 @@ class RedisQueue:
         if fault is not None:
             await self.__aexit__()
             raise QueueUnavailable(fault, code=MAY_EVICT)
-        self._readers.add(self._tasks.create_task(self._fuse.watch()))
+        self._readers |= {self._tasks.create_task(self._fuse.watch()), self._tasks.create_task(self._speak())}
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -148,10 +148,18 @@ class RedisQueue:
                 await self._streams.delete(tickets)
 
     async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        """One round trip for any number of messages, and a shared one for calls that meet."""
-        async with self._bounded():
-            if messages:
-                await self._voice.say(self._keys.live(address), messages)
+        """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them."""
+        if self._closed or self._fuse.blown:
+            raise QueueUnavailable
+        if messages:
+            self._voice.say(self._keys.live(address), messages)
+
+    async def _speak(self) -> None:
+        while not self._closed:
+            said = await self._voice.breath()
+            with suppress(QueueUnavailable):
+                async with self._bounded():
+                    await self._voice.publish(said)
 
     @asynccontextmanager
     async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
@@ -195,6 +203,9 @@ class RedisQueue:
             return
         with suppress(QueueUnavailable):
             await self._forget_consumers(leaving=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_UP_SECONDS):
+                await self._voice.silent.wait()
         self._closed = True
         self._fuse.close()
         for ear in self._ears:

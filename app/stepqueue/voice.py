@@ -1,56 +1,58 @@
 """Telling over Redis: many steps stream at once, and what they say while one publish is under way shares the next.
 
-A publish costs some 150 microseconds of processor time whatever it carries, a delta in it only a few.
+A publish costs some 150 microseconds of processor time whatever it carries, a delta in it only a few. Nobody waits for
+it either: to wait for one's turn, under a time limit, cost as much again for each delta.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+from app.errors import QueueUnavailable
 from app.stepqueue.protocol import Live
 from app.stepqueue.wire import pack_live
 
-
-@dataclass(slots=True)
-class _Breath:
-    """What one pipeline will carry, by channel; it is closed once somebody has begun to send it."""
-
-    said: dict[str, list[Live]] = field(default_factory=dict)
-    begun: bool = False
-    fault: Exception | None = None
+BREATH: Final = 20_000
+"""Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
 
 
 class Voice:
-    """Publishes in the order of the calls. Raises redis-py's errors, to each of those whose messages were lost."""
+    """Publishes in the order of the calls. One task takes a `breath` and `publish`es it, again and again."""
 
     def __init__(self, commands: Any) -> None:
         """`commands` is a redis-py client, untyped as its commands are."""
         self._commands = commands
-        self._turn = asyncio.Lock()
-        self._next = _Breath()
+        self._next: dict[str, list[Live]] = {}
+        self._waiting = 0
+        self._said = asyncio.Event()
+        self.silent = asyncio.Event()
+        """Set while there is nothing to be published, nor on its way."""
+        self.silent.set()
         self.unencodable = 0
 
-    async def say(self, channel: str, messages: Sequence[Live]) -> None:
-        """Returns when Redis has the messages. A caller that is cancelled may be heard all the same."""
-        breath = self._next
-        breath.said.setdefault(channel, []).extend(messages)
-        async with self._turn:
-            if breath.begun:
-                if breath.fault is not None:
-                    raise breath.fault
-                return
-            breath.begun, self._next = True, _Breath()
-            try:
-                await self._publish(breath)
-            except BaseException as fault:
-                # Whoever shares the breath of a caller that is cancelled has lost its words too, but is not cancelled.
-                breath.fault = fault if isinstance(fault, Exception) else TimeoutError("the publish was broken off")
-                raise
+    def say(self, channel: str, messages: Sequence[Live]) -> None:
+        """Have it published soon; `QueueUnavailable` if too much waits already."""
+        self._waiting += len(messages)
+        if self._waiting > BREATH:
+            self._waiting -= len(messages)
+            raise QueueUnavailable("More is told than the step queue carries away.")
+        self._next.setdefault(channel, []).extend(messages)
+        self._said.set()
+        self.silent.clear()
 
-    async def _publish(self, breath: _Breath) -> None:
+    async def breath(self) -> Mapping[str, Sequence[Live]]:
+        """Wait until something was said, and take all of it, by channel."""
+        if not self._next:
+            self.silent.set()
+        await self._said.wait()
+        self._said.clear()
+        taken, self._next, self._waiting = self._next, {}, 0
+        return taken
+
+    async def publish(self, said: Mapping[str, Sequence[Live]]) -> None:
+        """One round trip. Raises redis-py's errors; then all of it may be lost."""
         words: list[tuple[str, bytes]] = []
-        for channel, messages in breath.said.items():
+        for channel, messages in said.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
             words += [(channel, payload) for payload in payloads]

@@ -22,6 +22,7 @@ from app.stepqueue.fuse import WATCH_SECONDS
 from app.stepqueue.keys import GROUP, Keys
 from app.stepqueue.protocol import Committed, Live, Stop, Ticket
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
+from app.stepqueue.voice import BREATH
 from tests import servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -197,10 +198,12 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 queue.take(1, 60.0),
                 queue.keep([mine]),
                 queue.done([mine]),
-                *(queue.tell("a", [Stop("lost")]) for _ in range(40)),
                 queue.ready(),
             ]
             began = time.monotonic()
+            for _ in range(40):
+                await queue.tell("a", [Stop("lost")])
+            assert time.monotonic() - began < 0.1
             deaf = asyncio.create_task(_end(_hear_once(queue)))
             ends = await asyncio.gather(*(_end(call) for call in calls), _end(waiting))
             assert [type(end) for end, _ in ends] == [QueueUnavailable] * len(ends)
@@ -237,9 +240,10 @@ async def test_a_frozen_server_is_paid_for_once(server: servers.Server, queue: R
 async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
     server: servers.Server, queue: RedisQueue
 ) -> None:
-    await queue.ready()
+    await queue.ring([ticket(2)])
+    (mine,) = await queue.take(1, 1.0)
     with _frozen(await _pid(server)):
-        first = asyncio.create_task(_end(queue.tell("a", [Stop("run")])))
+        first = asyncio.create_task(_end(queue.keep([mine])))
         await asyncio.sleep(0.8)
         last = asyncio.create_task(_end(queue.ring([ticket(1)])))
         ends = await asyncio.gather(first, last)
@@ -247,16 +251,35 @@ async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
     assert abs(ends[0][1] - ends[1][1]) < 0.4
 
 
-async def test_a_teller_that_leaves_does_not_pretend_to_the_others(server: servers.Server, queue: RedisQueue) -> None:
-    with _frozen(await _pid(server)):
-        first, leading, sharing = (asyncio.create_task(_end(queue.tell("a", [Stop("run")]))) for _ in range(3))
-        await asyncio.sleep(0.1)
-        first.cancel()
-        await asyncio.sleep(0.1)
-        leading.cancel()
-        fault, _ = await sharing
-    assert isinstance(fault, QueueUnavailable)
-    await _again(lambda: queue.tell("a", [Stop("run")]))
+async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
+    heard: list[Live] = []
+    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.hear("a", heard.append):
+        async with RedisQueue(server.url, ["mini"]) as teller, Redis.from_url(server.url) as client:
+            before = await _publishes(client)
+            for step in range(500):
+                await teller.tell("a", [Stop("run", step)])
+            await teller.close()
+            assert await _publishes(client) - before <= 4
+        await _until(lambda: len(heard) == 500)
+    assert heard == [Stop("run", step) for step in range(500)]
+
+
+async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    async with queue.hear("a", heard.append):
+        with _frozen(await _pid(server)):
+            await queue.tell("a", [Stop("lost")])
+            await asyncio.sleep(0.05)  # that one is on its way, and the others wait
+            await queue.tell("a", [Stop("lost")] * BREATH)
+            with pytest.raises(QueueUnavailable):
+                await queue.tell("a", [Stop("lost")])
+        await _until(lambda: queue.sound, 3.0)
+        heard.clear()
+        await _tell_until_heard(queue, heard)
+
+
+async def _publishes(client: Redis) -> int:
+    return int((await client.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"])
 
 
 async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
