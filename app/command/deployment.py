@@ -68,7 +68,7 @@ def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         "--max-model-len": str(min(config["max_position_embeddings"], asked.context)),
         "--structured-outputs-config": STRUCTURED[card.grammar],
     }
-    if card.prompt == "compact":  # trained here, in full precision; it is small
+    if card.prompt != "general":  # trained here, in full precision; it is small
         flags["--dtype"] = "float32"
     words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
     words += ["--served-model-name", asked.name, card.name]

@@ -172,6 +172,12 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
     train.add_argument("--threads", type=_count, default=1, help="of torch")
     train.add_argument("--dear", action="store_true", help="weigh cost by 0.60 and wait by 0.35, not 0.30 and 0.10")
     builtin = train.add_argument_group("--backend builtin")
+    builtin.add_argument(
+        "--recipe",
+        choices=["roles", "words", "words-large"],
+        default="roles",
+        help="how plans are written, and what is trained: subtasks by role; in words; in words, at a size for a GPU",
+    )
     builtin.add_argument("--drill-steps", type=_count, help="steps of learning to read cards (default: the recipe's)")
     builtin.add_argument("--warm-steps", type=_count, help="steps of imitating the best of drawn plans")
     builtin.add_argument("--lessons", type=_count, default=1_000, help="held-out tasks of each comparison")
@@ -248,7 +254,7 @@ def _describe(verbs: "Commands[argparse.ArgumentParser]") -> None:
     describe.add_argument("folder", help="of weights, or of a LoRA adapter as peft saves it")
     describe.add_argument("--base", help="the described folder of the adapter's base (default: it is a whole model)")
     describe.add_argument("--title", help="the version's name, before the hash of its weights (default: conductor)")
-    describe.add_argument("--prompt", choices=["general", "compact"], help="what it reads (default: general)")
+    describe.add_argument("--prompt", choices=["general", "compact", "worded"], help="what it reads (default: general)")
     describe.add_argument("--grammar", choices=["guidance", "xgrammar"], help="its decoder (default: guidance)")
     describe.add_argument("--steps", type=_count, help="of the longest plan (default: the base's, else 5)")
     describe.add_argument("--workers", type=_count, help="of the largest pool (default: the base's, else 8)")

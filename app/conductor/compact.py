@@ -24,8 +24,9 @@ PRICES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 POOL = "<pool>"
 SUBTASK_CHARS = 120
 """Of the longest subtask that such a model was taught, and some. (Six hundred stop xgrammar 0.2.8 from compiling.)"""
-TOKENS_PER_STEP, MARGIN = 4, 8
-"""A step is four tokens of such a model: worker, subtask, access list, and what comes after."""
+TOKENS_PER_STEP, WORDED_PER_STEP, MARGIN = 4, 24, 8
+"""A step is four tokens of such a model: worker, subtask, access list, and what comes after; of one that writes its
+subtasks word by word up to 16, and some."""
 
 
 def words(question: str) -> list[str]:
@@ -59,6 +60,11 @@ def messages(brief: Brief) -> tuple[Message, ...]:
 def answer_tokens(steps: int) -> int:
     """The most that a plan of so many steps may take."""
     return MARGIN + TOKENS_PER_STEP * steps
+
+
+def worded_tokens(steps: int) -> int:
+    """The same of a model that writes its subtasks word by word."""
+    return MARGIN + WORDED_PER_STEP * steps
 
 
 def _card(worker: Worker) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """The prompts that a model conductor can be asked with, by the name that the pool file has for them.
 
-`general` explains everything in words, for any chat model; `compact` is for models that were trained on it. Executor
-and auditor both take a style from here, so that a planning request can be made again from its brief.
+`general` explains everything in words, for any chat model; `compact` and `worded` are for models that were trained on
+it, to write a subtask as one token or word by word. Executor and auditor both take a style from here, so that a
+planning request can be made again from its brief.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,6 +56,14 @@ STYLES: Mapping[str, Style] = {
         lambda _: compact.TEMPLATE,
         (compact.TEMPLATE,),
         compact.answer_tokens,
+        compact.SUBTASK_CHARS,
+        offers_tools=False,
+    ),
+    "worded": Style(
+        compact.messages,
+        lambda _: compact.TEMPLATE,
+        (compact.TEMPLATE,),
+        compact.worded_tokens,
         compact.SUBTASK_CHARS,
         offers_tools=False,
     ),

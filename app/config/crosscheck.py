@@ -145,8 +145,8 @@ def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """A fixed conductor takes its first answer unless it says `again`, which needs a second round; the compact prompt
-    tells nothing of a round before."""
+    """A fixed conductor takes its first answer unless it says `again`, which needs a second round; the prompts of
+    small conductors tell nothing of a round before."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
@@ -158,11 +158,12 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
                 ("tiers", name, *place, "rounds"),
                 f"is of no use to a {conductor.kind} conductor, which takes the first answer; {remedy}",
             )
-    if conductor.prompt == "compact":
+    if conductor.prompt != "general":
         for place in several:
             yield (
                 ("tiers", name, *place, "rounds"),
-                'is of no use with prompt = "compact", which knows one round; remove it, or remove the prompt',
+                f'is of no use with prompt = "{conductor.prompt}", which knows one round; '
+                "remove it, or remove the prompt",
             )
     if conductor.again and not several:
         yield ("tiers", name, "conductor", "again"), "needs a second round; set rounds = 2 in the tier's limits"

@@ -223,7 +223,7 @@ class ConductorEntry(Entry):
     width: Annotated[int, Field(ge=1, le=16)] = 3
     again: bool = False
     temperature: Annotated[Number, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
-    prompt: Literal["general", "compact"] = "general"
+    prompt: Literal["general", "compact", "worded"] = "general"
     share: Annotated[Number, Field(gt=0, le=1, allow_inf_nan=False)] = 0.4
     probe: Annotated[Number, Field(ge=0, le=60, allow_inf_nan=False)] = 2.5
     templates: Annotated[list[Template], AfterValidator(_distinct), Field(min_length=1)] = list(CHOICES.templates)

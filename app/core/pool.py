@@ -190,7 +190,7 @@ class ConductorSpec:
     again: bool = False
     """Whether a fixed conductor has the answer checked in as many further rounds as there may be."""
     temperature: float = 0.0
-    prompt: Literal["general", "compact"] = "general"
+    prompt: Literal["general", "compact", "worded"] = "general"
     """How a model is asked: in words that any chat model understands, or as one that was trained here reads it."""
     share: float = 0.4
     """Of a run's time, for all plans of the first round together; in a further round, of what was left when its plan

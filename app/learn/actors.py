@@ -1,8 +1,9 @@
 """The workers of a world as the executor meets them: messages in, an answer and its tokens out.
 
-A worker knows only its messages. It reads the question if it was granted, and of the earlier steps what they say: a
-plan for the wrong kind of task is a bad one, an answer is right if it is what the question comes to, and whose hand an
-answer has been through shows in its words. The dice are hashes: the same call under the same seed gets the same answer.
+A worker knows only its messages. It reads the question if it was granted, its subtask (`wording.py`), and of the
+earlier steps what they say: a plan for the wrong kind of task is a bad one, an answer is right if it is what the
+question comes to, and whose hand an answer has been through shows in its words. The dice are hashes: the same call
+under the same seed gets the same answer.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from app.core.chat import Message
 from app.learn import world
 from app.learn.families import DOMAINS, Problem, read
+from app.learn.wording import role_of, shift
 from app.learn.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile
 
 METHODS: Mapping[str, str] = {
@@ -58,9 +60,10 @@ class _Shown:
 
 def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
     """This worker's answer to these messages."""
-    problem, role, shown = _read(messages)
+    problem, role, told, shown = _read(messages)
     read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[one.role] for one in shown)
-    text = _answer(worker, problem, role, shown, seed) if problem else CANNOT_KNOW
+    heard = world.told(worker, shift(told, problem.domain)) if problem else worker
+    text = _answer(heard, problem, role, shown, seed) if problem else CANNOT_KNOW
     return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
 
 
@@ -70,29 +73,16 @@ def final(text: str) -> str:
     return match.group("answer") if match else ""
 
 
-def role_of(subtask: str) -> str:
-    """What a subtask asks for, by its words."""
-    words = subtask.casefold()
-    for role, mark in (
-        ("combine", r"\bweigh\b|\bcombine\b"),
-        ("check", r"\bcheck\b|\bverify\b"),
-        ("reason", r"step by step|following the plan|by the plan"),
-        ("plan", r"\bplan\b|\boutline\b"),
-    ):
-        if re.search(mark, words):
-            return role
-    return "solve"
-
-
-def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, list[_Shown]]:
+def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_Shown]]:
+    """The task if it was granted, the role that is asked for and the words that ask for it, and the earlier steps."""
     asked = [message.text for message in messages if message.role == "user"]
     last = asked[-1] if asked else ""
     steps = list(STEP.finditer(last))
     assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
     if assigned is None:
-        return read(last), "solve", []
+        return read(last), "solve", "", []
     problem = read(asked[-2]) if len(asked) > 1 else None
-    return problem, role_of(assigned.group(1)), [_shown(step) for step in steps]
+    return problem, role_of(assigned.group(1)), assigned.group(1), [_shown(step) for step in steps]
 
 
 def _shown(step: re.Match[str]) -> _Shown:

@@ -2,7 +2,8 @@
 
 The fixed arms are chosen by exhaustion for each pool, with knowledge that no operator has; that makes them strong. The
 best fixed plan is the best of all plans of at most four steps, so no constant plan that a trained conductor ends up
-with can be better. The optimum is the best plan for each class of tasks: a ceiling that nothing passes.
+with can be better. The optimum is the best plan for each class of tasks: a ceiling that nothing passes. Fixed plans
+have the subtasks of `plans.SUBTASKS`; of a conductor that writes words the optimum names each kind of task rightly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +11,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
-from app.learn import search
+from app.learn import search, world
+from app.learn.forms import ROLES, WORDS, Form
 from app.learn.lessons import Lesson, sensible
-from app.learn.plans import Plan, from_tokens, legal
+from app.learn.plans import Plan
+from app.learn.wording import NAMED, PHRASES, SUBJECTS
 from app.learn.world import CLASSES, Setting, Weights
 
 FIXED, OPTIMUM = "best fixed plan", "searched optimum"
+UNWORDED = "searched optimum in fixed words"
 ARMS = (
     "random plan", "random sensible plan", "best single worker", "best planner-executor-checker", "mixture of agents",
     FIXED, OPTIMUM,
 )  # fmt: skip
+
+
+def arms(form: Form) -> tuple[str, ...]:
+    """What a conductor of this form is held against."""
+    return ARMS if form is not WORDS else (*ARMS[:-1], UNWORDED, OPTIMUM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,18 @@ def bests(setting: Setting) -> Bests:
     return Bests(found | {FIXED: everything.fixed}, everything.best, everything.tried)
 
 
+@lru_cache(256)
+def named(setting: Setting) -> tuple[Plan, ...]:
+    """The best plan for each class where every step is told rightly what kind of task it is about."""
+    pool = tuple(world.told(worker, NAMED) for worker in setting.pool)
+    found = search.search(Setting(pool, setting.weights)).best
+    return tuple(_named(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
+
+
+def _named(plan: Plan, domain: int) -> Plan:
+    return tuple(step._replace(text=PHRASES[step.role][0].format(it=SUBJECTS[domain][0])) for step in plan)
+
+
 def _single(shape: search.Shape) -> bool:
     return len(shape) == 1
 
@@ -56,22 +77,24 @@ def _mixture(shape: search.Shape) -> bool:
     return role == "combine" and alone and len(seen) == len(before)
 
 
-def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int) -> list[Plan]:
+def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
     """The arm's plan for each lesson, over places of its pool."""
     random = Random(seed)
     if arm == "random plan":
-        return [_any(random, len(one.pool)) for one in lessons]
+        return [_any(random, len(one.pool), form) for one in lessons]
     if arm == "random sensible plan":
         return [sensible(random, len(one.pool)) for one in lessons]
-    found = [bests(Setting(one.pool, weights)) for one in lessons]
-    if arm == OPTIMUM:
-        return [best.optimum[CLASSES.index(one.problem.kind)] for one, best in zip(lessons, found, strict=True)]
-    return [best.fixed[arm] for best in found]
+    settings = [Setting(one.pool, weights) for one in lessons]
+    if arm in (OPTIMUM, UNWORDED):
+        best = [named(one) if arm == OPTIMUM and form is WORDS else bests(one).optimum for one in settings]
+        return [found[CLASSES.index(one.problem.kind)] for one, found in zip(lessons, best, strict=True)]
+    return [bests(one).fixed[arm] for one in settings]
 
 
-def _any(random: Random, workers: int) -> Plan:
+def _any(random: Random, workers: int, form: Form) -> Plan:
     """A plan of the grammar, each token by chance."""
-    tokens = [0]
+    tokens, state = [0], form.follow(0, 0)
     while tokens[-1] != 2:
-        tokens.append(random.choice(legal(len(tokens), workers)))
-    return from_tokens(tokens)
+        tokens.append(random.choice(form.legal(state, workers)))
+        state = form.follow(state, tokens[-1])
+    return form.decode(tokens)

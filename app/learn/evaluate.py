@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from app.learn.baselines import ARMS, FIXED, OPTIMUM, plans
+from app.learn.baselines import FIXED, OPTIMUM, arms, plans
+from app.learn.forms import ROLES, WORDS, Form
 from app.learn.lessons import Lesson, Split, lesson
 from app.learn.outcome import Outcome, outcome
 from app.learn.paired import Interval, interval, resampled
@@ -17,7 +18,7 @@ from app.learn.plans import Plan
 from app.learn.search import mean_reward
 from app.learn.world import Pool, Setting, Weights, draw_pool
 
-TRAINED = "trained conductor"
+TRAINED, UNSAID = "trained conductor", "its plans in fixed words"
 RESAMPLES = 2_000
 POOLS = 16
 """Different pools among the lessons over random ones, at least `PER_POOL` for each; all are searched whole."""
@@ -73,9 +74,14 @@ def _over(random: Random, one: Lesson, pool: Pool) -> Lesson:
     return Lesson(one.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
 
 
-def compare(split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> Table:
+def compare(
+    split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int, form: Form = ROLES
+) -> Table:
     """The whole table of one split; `trained` holds the conductor's plan for each lesson."""
-    chosen = {arm: plans(arm, lessons, weights, seed) for arm in ARMS} | {TRAINED: list(trained)}
+    chosen = {arm: plans(arm, lessons, weights, seed, form) for arm in arms(form)}
+    if form is WORDS:
+        chosen[UNSAID] = [tuple(step._replace(text="") for step in plan) for plan in trained]
+    chosen[TRAINED] = list(trained)
     found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
     rewards = {arm: [one.reward for one in outcomes] for arm, outcomes in found.items()}
     means = resampled(rewards, Random(seed), RESAMPLES)

@@ -18,11 +18,12 @@ from app.conductor import compact
 from app.errors import ConfigInvalid
 from app.learn import manifest, prompt, record, reward, tensors, tokenizer, world
 from app.learn.evaluate import exam
+from app.learn.forms import FORMS, Form
 from app.learn.lessons import SPLITS, Lesson
 from app.learn.manifest import Golden, Manifest
 from app.learn.outcome import outcome
-from app.learn.plans import SLOTS, STEPS, Plan, to_text, to_tokens
-from app.learn.train_loop import Recipe, greedy
+from app.learn.plans import SLOTS, STEPS, Plan
+from app.learn.train_loop import Recipe, greedy, shape_of
 from app.learn.train_model import CONTEXT, NORM, Conductor, Shape, Tensor
 from app.learn.world import Setting, Weights
 
@@ -30,6 +31,8 @@ TASKS, TASKS_SEED = 1_000, 2
 """Of each split, drawn apart from those of the training's own tables."""
 GOLDEN, GOLDEN_SEED = 24, 3
 SERVED = "served"
+STYLE = {"roles": "compact", "words": "worded"}
+"""The prompt that a form is asked with, by the name that the service has for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def trained(folder: Path) -> Trained:
     """What lies in the folder of a training run."""
     try:
         words = (folder / "card.json").read_text()
-        weights = torch.load(folder / "model.pt", weights_only=True)
+        weights = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
     except FileNotFoundError as error:
         raise ConfigInvalid([f"{error.filename}: there is no such file; `baton train` leaves it at its end"]) from None
     card = json.loads(words)
@@ -62,9 +65,11 @@ def export(source: Trained, folder: Path, title: str) -> Manifest:
     place = folder / manifest.WEIGHTS["model"]
     tensors.write(place, shipped)
     (folder / "card.json").write_text(source.card)
-    _write(folder, "config.json", _config(shape))
-    _write(folder, "generation_config.json", {"eos_token_id": prompt.pad(), "pad_token_id": prompt.pad()})
-    _write(folder, "tokenizer.json", tokenizer.tokenizer())
+    form = FORMS[source.recipe.form]
+    ends = {"eos_token_id": prompt.pad(form), "pad_token_id": prompt.pad(form)}
+    _write(folder, "config.json", _config(shape) | ends)
+    _write(folder, "generation_config.json", ends)
+    _write(folder, "tokenizer.json", tokenizer.tokenizer(form))
     _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
@@ -93,7 +98,7 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
     tensors.write(place, parts)
     _write(folder, "adapter_config.json", _adapter_config(card.name, rank))
     (folder / "card.json").write_text(source.card)
-    conductor = Conductor(under.shape, {**under.weights, **merged})
+    conductor = Conductor(under.shape, {**under.weights, **merged}, under.form)
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, conductor, tokens=base, kind="adapter", name=name, base=card.name)
 
@@ -131,7 +136,8 @@ def _adapter_config(base: str, rank: int) -> dict[str, Any]:
 
 
 def loaded(folder: Path) -> Conductor:
-    """The model of an exported folder, in full precision, as the trainer runs it."""
+    """The model of an exported folder, in full precision, as the trainer runs it; its form is told by the card."""
+    recipe = Recipe(**json.loads((folder / "card.json").read_text())["recipe"])
     config = json.loads((folder / "config.json").read_text())
     shape = Shape(
         config["vocab_size"],
@@ -143,17 +149,12 @@ def loaded(folder: Path) -> Conductor:
     )
     weights = tensors.read(folder / manifest.WEIGHTS["model"])
     kept = weights.keys() - _no_biases(shape).keys()
-    return Conductor(shape, {name: weights[name].float() for name in sorted(kept)})
+    return Conductor(shape, {name: weights[name].float() for name in sorted(kept)}, FORMS[recipe.form])
 
 
 def _no_biases(shape: Shape) -> dict[str, Tensor]:
     """What a Llama has and Qwen2 has not."""
     return {f"model.layers.{n}.self_attn.o_proj.bias": torch.zeros(shape.hidden) for n in range(shape.layers)}
-
-
-def shape_of(recipe: Recipe) -> Shape:
-    """The sizes of the model that a recipe trains."""
-    return Shape(prompt.size(), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
 
 
 def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: Path, **facts: Any) -> Manifest:
@@ -162,7 +163,7 @@ def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: P
         folder,
         _golden(conductor),
         tokenizer_sha256=manifest.tokenizer_sha256(tokens),
-        prompt="compact",
+        prompt=STYLE[source.recipe.form],
         template=compact.TEMPLATE,
         grammar="xgrammar",
         steps=STEPS,
@@ -179,17 +180,20 @@ def _golden(conductor: Conductor) -> list[Golden]:
     """Half of them over the standard pool, half over unseen ones; the plans are the likeliest."""
     lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
     plans = greedy(conductor, lessons)
-    return [_expected(one, prompt.ordinals(plan, one.order)) for one, plan in zip(lessons, plans, strict=True)]
+    return [
+        _expected(one, prompt.ordinals(plan, one.order), conductor.form)
+        for one, plan in zip(lessons, plans, strict=True)
+    ]
 
 
-def _expected(one: Lesson, plan: Plan) -> Golden:
+def _expected(one: Lesson, plan: Plan, form: Form) -> Golden:
     asked = prompt.as_text(one.problem.text, one.pool, one.order)
     return Golden(
         messages=[{"role": "user", "content": asked}],
         workers=len(one.pool),
         steps=STEPS,
-        tokens=one.prompt(),
-        plan=to_text(to_tokens(plan)),
+        tokens=one.prompt(form=form),
+        plan=form.text(form.encode(plan)),
     )
 
 
@@ -223,8 +227,6 @@ def _config(shape: Shape) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
         "tie_word_embeddings": True,
         "bos_token_id": None,
-        "eos_token_id": prompt.pad(),
-        "pad_token_id": prompt.pad(),
         "torch_dtype": "bfloat16",
     }
 

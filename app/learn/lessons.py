@@ -7,6 +7,7 @@ from typing import Literal
 
 from app.learn import prompt, search
 from app.learn.families import FAMILIES, LEVELS, Family, Problem, write
+from app.learn.forms import ROLES, Form
 from app.learn.plans import Plan, PlanStep
 from app.learn.world import Pool, draw_pool, standard_pool
 
@@ -24,9 +25,9 @@ class Lesson:
     pool: Pool
     order: tuple[int, ...]
 
-    def prompt(self, noise: Random | None = None, share: float = 0.0) -> list[int]:
+    def prompt(self, noise: Random | None = None, share: float = 0.0, form: Form = ROLES) -> list[int]:
         """What the conductor reads."""
-        return prompt.tokens(self.problem.text, self.pool, self.order, noise, share)
+        return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
 
     def shuffled(self, random: Random) -> "Lesson":
         """The same task before the same pool, which is shown in another order."""

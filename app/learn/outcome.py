@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from app.learn import world
 from app.learn.plans import Plan, PlanStep, hands, kinds, needs
+from app.learn.wording import shift
 from app.learn.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting
 
 
@@ -78,7 +79,7 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
 
 def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
     """What each step of a plan depends on, and whether the plan answers at all."""
-    return _layout(tuple([step[1:] for step in plan]))
+    return _layout(tuple([step[1:4] for step in plan]))
 
 
 @lru_cache(20_000)
@@ -107,6 +108,8 @@ def _right(
             continue
         own = any([plan[n].worker == step.worker for n in part.hands])
         worker = pool[step.worker]
+        if step.text:
+            worker = world.told(worker, shift(step.text, kind[0]))
         known = {seen: chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
         good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
         odds = [p - g for p, g in zip(odds, good, strict=True)] + good

@@ -5,6 +5,7 @@ published grammar. `legal` is that grammar: after any prefix, exactly the tokens
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -28,12 +29,14 @@ NEXT, END = ",", "]}"
 
 
 class PlanStep(NamedTuple):
-    """A step: the worker's place in the pool, a role, whether it sees the question, which earlier steps it sees."""
+    """A step: the worker's place in the pool, a role, whether it sees the question, which earlier steps it sees, and
+    the subtask in words that ask for this role; empty: the role's in `SUBTASKS`."""
 
     worker: int
     role: str
     user: bool = True
     sees: tuple[int, ...] = ()
+    text: str = ""
 
 
 Plan = tuple[PlanStep, ...]
@@ -44,7 +47,7 @@ def vocabulary() -> tuple[str, ...]:
     """Every token of a plan, as text: JSON without blanks, as servers write it that decode under a schema."""
     workers = [ordinal(number) for number in range(SLOTS)]
     roles = [f'"subtask":"{words}",' for words in SUBTASKS.values()]
-    return (START, NEXT, END, *workers, *roles, *(_access_text(user, sees) for user, sees in accesses()))
+    return (START, NEXT, END, *workers, *roles, *(access_text(user, sees) for user, sees in accesses()))
 
 
 @cache
@@ -56,7 +59,8 @@ def accesses() -> tuple[tuple[bool, tuple[int, ...]], ...]:
     return tuple(lists)
 
 
-def _access_text(user: bool, sees: Sequence[int]) -> str:
+def access_text(user: bool, sees: Sequence[int]) -> str:
+    """An access list as it ends a step."""
     entries = [*(['"user"'] if user else []), *map(str, sees)]
     return f'"access":[{",".join(entries)}]}}'
 
@@ -135,13 +139,8 @@ def to_text(tokens: Sequence[int]) -> str:
 
 def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
     """The plan as the executor knows it, over workers of these names."""
-    last = len(plan) - 1
-    return Workflow(
-        tuple(
-            Step(names[step.worker], SUBTASKS[step.role], Access(step.user, step.sees), answers=place == last)
-            for place, step in enumerate(plan)
-        )
-    )
+    steps = [Step(names[one.worker], one.text or SUBTASKS[one.role], Access(one.user, one.sees)) for one in plan]
+    return Workflow((*steps[:-1], replace(steps[-1], answers=True)))
 
 
 def kinds(plan: Plan) -> list[str]:
@@ -187,4 +186,4 @@ def lean(plan: Plan) -> Plan | None:
         kept |= set(used[place]) if place in kept else set()
     order = sorted(kept)
     moved = {old: new for new, old in enumerate(order)}
-    return tuple(PlanStep(plan[old].worker, plan[old].role, True, tuple(moved[n] for n in used[old])) for old in order)
+    return tuple(plan[old]._replace(user=True, sees=tuple(moved[n] for n in used[old])) for old in order)

@@ -10,6 +10,7 @@ from random import Random
 
 from app.learn.lessons import sensible
 from app.learn.plans import STEPS, Plan, PlanStep, lean
+from app.learn.wording import SUBJECTS, phrase
 
 FRESH = 0.25
 """Of the plans: those drawn by chance, before any is changed."""
@@ -32,6 +33,17 @@ def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: in
         found[plan] = worth(plan)
         leader, most = (plan, found[plan]) if found[plan] > most else (leader, most)
     return leader, most
+
+
+def worded(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
+    """The plan put into words, in so many ways: about that of `wording.SUBJECTS` with which it was worth most."""
+    tried = [worth(_told(random, plan, subject)) for subject in range(len(SUBJECTS))]
+    best = tried.index(max(tried))
+    return [_told(random, plan, best) for _ in range(count)], tried[best]
+
+
+def _told(random: Random, plan: Plan, subject: int) -> Plan:
+    return tuple(step._replace(text=phrase(random, step.role, subject)) for step in plan)
 
 
 def changed(random: Random, plan: Plan, workers: int) -> Plan:

@@ -9,22 +9,32 @@ which ends the text. Tokens are stored in the alphabet of byte-level tokenizers,
 from typing import Any
 
 from app.learn import prompt
-from app.learn.plans import vocabulary
+from app.learn.forms import ROLES, WORDS, Form
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The prompt is one message, and the plan follows it at once."""
 BLANK = "\u0120"
 """A blank in the alphabet of byte-level tokenizers; all other characters here stand for themselves."""
+CARD = r"<(?!\$|pool>)|(?<=[a-z])-(?=[a-z])|(?<=[a-z])(?<!<pool)>"
+BY_BLANK = {"type": "WhitespaceSplit"}
+BY_WORD = {
+    "type": "Sequence",
+    "pretokenizers": [
+        BY_BLANK,
+        {"type": "Split", "pattern": {"Regex": CARD}, "behavior": "Removed", "invert": False},
+    ],
+}
+"""A card's strengths, `<general-large>`, are words of their own where cards are read by the word."""
 
 
-def tokens() -> tuple[str, ...]:
+def tokens(form: Form = ROLES) -> tuple[str, ...]:
     """Every token's text, by its id."""
-    return (*vocabulary(), *prompt.words())
+    return (*form.tokens, *prompt.words(form))
 
 
-def tokenizer() -> dict[str, Any]:
+def tokenizer(form: Form = ROLES) -> dict[str, Any]:
     """`tokenizer.json`."""
-    ids = {text.replace(" ", BLANK): number for number, text in enumerate(tokens())}
+    ids = {text.replace(" ", BLANK): number for number, text in enumerate(tokens(form))}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
@@ -32,7 +42,7 @@ def tokenizer() -> dict[str, Any]:
         "padding": None,
         "added_tokens": [{"id": ids[text], "content": text, **special} for text in (prompt.PAD, prompt.UNKNOWN)],
         "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "pre_tokenizer": BY_WORD if form is WORDS else BY_BLANK,
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {"type": "WordLevel", "vocab": ids, "unk_token": prompt.UNKNOWN},

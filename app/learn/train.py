@@ -9,6 +9,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,17 +18,19 @@ from typing import Any
 
 import torch
 
-from app.learn import prompt, reward, world
+from app.errors import ConfigInvalid
+from app.learn import prompt, reward, specimens, world
 from app.learn.baselines import FIXED, OPTIMUM, bests, plans
 from app.learn.evaluate import Table, compare, drawn, exam
 from app.learn.families import FAMILIES
+from app.learn.forms import FORMS, WORDS, Form
 from app.learn.lessons import SPLITS, Lesson, lesson
 from app.learn.outcome import outcome
 from app.learn.plans import Plan
 from app.learn.record import write_rows
 from app.learn.remembered import Remembered, digest_of, learned_from
 from app.learn.rollouts import Rollout
-from app.learn.train_loop import Recipe, Trainer, greedy
+from app.learn.train_loop import RECIPES, Recipe, Trainer, greedy
 from app.learn.train_remembered import Regressor
 from app.learn.world import Setting, Weights, profiles, standard_pool
 
@@ -137,20 +140,25 @@ def choose(order: Order, trainer: Trainer) -> None:
 def _examined(
     order: Order, trainer: Trainer, rows: list[dict[str, Any]], say: Callable[[str], None]
 ) -> tuple[Table, ...]:
-    tables = []
+    tables: list[Table] = []
+    written: list[tuple[Lesson, Plan]] = []
     for split in SPLITS:
         lessons = exam(split, order.lessons, 1)
         chosen = greedy(trainer.averaged, lessons)
-        tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed))
+        written += zip(lessons, chosen, strict=True)
+        tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed, trainer.form))
         say(f"\n{drawn(tables[-1])}")
-    _curve(order, rows, exam("held-out tasks", VALIDATION, -1))
+    _curve(order, trainer.form, rows, exam("held-out tasks", VALIDATION, -1))
     (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
-    head = f"seed {order.recipe.seed}. {CAVEAT}"
-    (order.out / "report.txt").write_text("\n\n".join([head, *map(drawn, tables)]) + "\n")
+    parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(drawn, tables)]
+    if trainer.form is WORDS:
+        parts.append(specimens.told(trainer.form, written))
+        say(f"\n{parts[-1]}")
+    (order.out / "report.txt").write_text("\n\n".join(parts) + "\n")
     return tuple(tables)
 
 
-def _curve(order: Order, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
+def _curve(order: Order, form: Form, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
     write_rows(order.out / "curve.csv", rows)
     try:
         pyplot = resolve_name("matplotlib.pyplot")
@@ -160,7 +168,7 @@ def _curve(order: Order, rows: list[dict[str, Any]], validation: list[Lesson]) -
     for half in ("standard", "pools"):
         axes.plot([row["step"] for row in rows], [row[half] for row in rows], label=f"trained conductor, {half}")
     for arm in (OPTIMUM, FIXED):
-        worth = _validated(validation, plans(arm, validation, order.weights, 0), order.weights)["reward"]
+        worth = _validated(validation, plans(arm, validation, order.weights, 0, form), order.weights)["reward"]
         axes.axhline(worth, linestyle="--", color="grey")
         axes.annotate(arm, (0, worth), va="bottom")
     axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
@@ -183,7 +191,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "reward": reward.VERSION,
         "model_sha256": hashlib.sha256(model).hexdigest(),
         "parameters": sum(tensor.numel() for tensor in trainer.conductor.weights.values()),
-        "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words()).encode()).hexdigest(),
+        "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
         "tasks_sha256": {
             split: hashlib.sha256(repr(exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
         },
@@ -193,6 +201,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "plans_carried_out": trainer.executed,
         "plans_searched": bests(Setting(standard_pool(), order.weights)).tried,
         "software": {"python": platform.python_version(), "torch": torch.__version__},
+        "device": str(torch.empty(0).device),
         "tables": [table.as_json() for table in tables],
     }
 
@@ -207,15 +216,28 @@ def _leave(out: Path, say: Callable[[str], None]) -> None:
     say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
 
 
+def _accelerated(recipe: Recipe) -> AbstractContextManager[Any]:
+    """On a GPU, if there is one: all new tensors are there, and products of matrices in TF32. Plans by role are small
+    enough for a CPU, and were measured there."""
+    if FORMS[recipe.form] is not WORDS or not torch.cuda.is_available():
+        return nullcontext()
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda")  # type: ignore[no-any-return]
+
+
 def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
     """For the command line; whether every target that was asked for is met."""
     asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
-    recipe = replace(Recipe(seed=options.seed), **{name: steps for name, steps in asked.items() if steps is not None})
+    steps = {name: count for name, count in asked.items() if count is not None}
+    recipe = replace(RECIPES[options.recipe], seed=options.seed, **steps)
+    if rollouts and recipe.form != "roles":
+        raise ConfigInvalid(["--warm-start: journaled plans are imitated by role; remove --recipe, or the file"])
     weights = world.DEAR if options.dear else Weights()
     runs = learned_from(rollouts, weights, options.beta, say) if rollouts else []
     recipe = replace(recipe, remembered=digest_of(runs))
     order = Order(Path(options.out), recipe, weights, options.lessons, options.threads, runs)
     say(CAVEAT)
-    tables = train(order, say)
+    with _accelerated(recipe):
+        tables = train(order, say)
     _leave(order.out, say)
     return not options.gap or tables[0].closed.value >= options.gap

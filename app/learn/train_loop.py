@@ -9,7 +9,7 @@ and groups without any difference are left out. The grammar's mask holds in the 
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from app.learn import prompt, reward, teacher
+from app.learn import prompt, reward, teacher, wording
+from app.learn.forms import FORMS, WORDS
 from app.learn.lessons import Lesson, lesson
 from app.learn.outcome import outcome
-from app.learn.plans import LONGEST, Plan, PlanStep, from_tokens, to_tokens
+from app.learn.plans import Plan, PlanStep
 from app.learn.train_model import Conductor, Shape, Tensor, initial
 from app.learn.world import Setting, Weights
 
@@ -30,6 +31,8 @@ class Recipe:
     """Everything that a training run depends on, beside the code and the world."""
 
     seed: int = 0
+    form: str = "roles"
+    """How plans are written: of `forms.FORMS`."""
     hidden: int = 64
     layers: int = 3
     heads: int = 2
@@ -62,6 +65,22 @@ class Recipe:
     """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
 
 
+RECIPES: Mapping[str, Recipe] = {
+    "roles": Recipe(),
+    "words": Recipe(form="words", warm_steps=700, steps=110, entropy=0.003),
+    "words-large": Recipe(
+        form="words", hidden=512, layers=10, heads=8, drill_rate=3e-4, warm_lessons=256, warm_rate=4e-4, steps=400,
+        group=16, rate=1e-4, entropy=0.003,
+    ),
+}  # fmt: skip
+"""By name: what ships; plans in words at a size for a CPU (0.14 million parameters) and at one for a GPU (26)."""
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """The sizes of the model that a recipe trains."""
+    return Shape(prompt.size(FORMS[recipe.form]), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
+
+
 class Group(NamedTuple):
     """The different plans that one prompt led to."""
 
@@ -75,14 +94,15 @@ class Trainer:
     """One training run; its state can be saved and taken up again after any step."""
 
     def __init__(self, recipe: Recipe, weights: Weights) -> None:
-        self.recipe, self.weights = recipe, weights
-        shape = Shape(prompt.size(), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
-        self.conductor = Conductor(shape, initial(shape, recipe.seed))
+        self.recipe, self.weights, self.form = recipe, weights, FORMS[recipe.form]
+        shape = shape_of(recipe)
+        self.conductor = Conductor(shape, initial(shape, recipe.seed), self.form)
         self._parameters = list(self.conductor.weights.values())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._random = Random(recipe.seed)
-        self._generator = torch.Generator().manual_seed(recipe.seed)
-        self.averaged = Conductor(shape, {name: one.detach().clone() for name, one in self.conductor.weights.items()})
+        self._generator = torch.Generator(torch.empty(0).device).manual_seed(recipe.seed)
+        copied = {name: one.detach().clone() for name, one in self.conductor.weights.items()}
+        self.averaged = Conductor(shape, copied, self.form)
         """Under the moving average of the weights."""
         self.step = 0
         self.executed = 0
@@ -136,8 +156,8 @@ class Trainer:
         """Reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at what."""
         lessons = self._draw(self.recipe.warm_lessons)
         asked = [self._random.randrange(len(one.pool)) for one in lessons]
-        prompts = [prompt.drill(one.pool, one.order, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
-        logprobs = self._imitate(lessons, prompts, [(PlanStep(ordinal, "solve"),) for ordinal in asked])
+        prompts = [self._asked(one, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
+        logprobs = self._imitate(lessons, prompts, [self._alone(ordinal) for ordinal in asked])
         self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
         return {"imitation": float(logprobs.detach().mean())}
 
@@ -153,24 +173,37 @@ class Trainer:
             lessons += orders
             if place % 8 == 0:
                 asked = [self._random.randrange(len(one.pool)) for _ in orders]
-                prompts += [prompt.drill(other.pool, other.order, n) for other, n in zip(orders, asked, strict=True)]
-                plans += [(PlanStep(ordinal, "solve"),) for ordinal in asked]
+                prompts += [self._asked(other, n) for other, n in zip(orders, asked, strict=True)]
+                plans += [self._alone(ordinal) for ordinal in asked]
                 continue
             worth = partial(self._reward, one, weights=weights)
             plan, found = teacher.best(self._random, len(one.pool), worth, recipe.warm_draws)
-            placed = prompt.placed(plan, one.order)
+            told = [plan] * len(orders)
+            if self.form is WORDS:
+                told, found = teacher.worded(self._random, plan, worth, len(orders))
             prompts += self._prompts(orders, hide=True)
-            plans += [prompt.ordinals(placed, other.order) for other in orders]
+            plans += [
+                prompt.ordinals(prompt.placed(plan, one.order), other.order)
+                for plan, other in zip(told, orders, strict=True)
+            ]
             rewards.append(found)
         logprobs = self._imitate(lessons, prompts, plans)
         slope = decayed(self.step - recipe.drill_steps, recipe.warm_steps)
         self._update(-logprobs.mean(), recipe.warm_rate * slope)
         return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
 
+    def _asked(self, one: Lesson, ordinal: int) -> list[int]:
+        return prompt.drill(one.pool, one.order, ordinal, self.form)
+
+    def _alone(self, ordinal: int) -> Plan:
+        """What a drill is answered with."""
+        text = wording.phrase(self._random, "solve", wording.GENERAL) if self.form is WORDS else ""
+        return (PlanStep(ordinal, "solve", text=text),)
+
     def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
         """The log-probability of each lesson's plan."""
         workers = torch.tensor([len(one.pool) for one in lessons])
-        tokens = [to_tokens(plan) for plan in plans]
+        tokens = [self.form.encode(plan) for plan in plans]
         longest = max(map(len, tokens))
         padded = torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in tokens])
         return self._logprobs(prompts, workers, padded)[0][:, 0]
@@ -185,13 +218,13 @@ class Trainer:
         workers = torch.tensor([len(one.pool) for one in lessons])
         prompts = self._prompts(lessons, hide=True)
         with torch.no_grad():
-            read = self.conductor.read(self._prompts(lessons), prompt.pad())
+            read = self.conductor.read(self._prompts(lessons), prompt.pad(self.form))
             written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
         kept: list[Group] = []
         rewards: list[float] = []
         for one, asked, group in zip(lessons, prompts, written, strict=True):
             counted = Counter(map(tuple, group))
-            found = {plan: self._reward(one, from_tokens(ended(plan)), weights) for plan in counted}
+            found = {plan: self._reward(one, self.form.decode(ended(plan)), weights) for plan in counted}
             mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
             rewards.append(mean)
             if len(counted) > 1:
@@ -212,7 +245,7 @@ class Trainer:
         knowing less. (Hiding the same words in both was tried; `deploy/learning.md` has the figures.)
         """
         wide = max(len(group.plans) for group in kept)
-        empty = ((0,) * LONGEST, 0.0, 0)
+        empty = ((0,) * self.form.longest, 0.0, 0)
         filled = [[*group.plans, *[empty] * (wide - len(group.plans))] for group in kept]
         plans = torch.tensor([[plan for plan, _, _ in group] for group in filled])
         counts = torch.tensor([[float(count) for _, _, count in group] for group in filled])
@@ -228,7 +261,7 @@ class Trainer:
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
         """Of each plan the log-probability, and the entropies of its choices summed: both [prompts, group]."""
-        read = self.conductor.read(prompts, prompt.pad())
+        read = self.conductor.read(prompts, prompt.pad(self.form))
         scores = self.conductor.scores(read, plans[:, :, :-1], workers)
         asked = plans[:, :, 1:] != 0
         chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
@@ -255,7 +288,7 @@ class Trainer:
 
     def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
         share = self.recipe.unknown if hide else 0.0
-        return [one.prompt(self._random if hide else None, share) for one in lessons]
+        return [one.prompt(self._random if hide else None, share, self.form) for one in lessons]
 
     def _reward(self, one: Lesson, plan: Plan, weights: Weights) -> float:
         placed = prompt.placed(plan, one.order)
@@ -270,14 +303,15 @@ class Trainer:
 def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
     """The most likely plan of each lesson, over places of its pool."""
     plans: list[Plan] = []
+    form = conductor.form
     for start in range(0, len(lessons), 64):
         some = lessons[start : start + 64]
         workers = torch.tensor([len(one.pool) for one in some])
         with torch.no_grad():
-            read = conductor.read([one.prompt() for one in some], prompt.pad())
+            read = conductor.read([one.prompt(form=form) for one in some], prompt.pad(form))
             written = conductor.write(read, workers, 1, None)[:, 0].tolist()
         plans += [
-            prompt.placed(from_tokens(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
+            prompt.placed(form.decode(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
         ]
     return plans
 

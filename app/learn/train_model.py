@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from app.learn.plans import LONGEST, SLOTS, TOKENS, legal, legal_again
+from app.learn.forms import ROLES, Form
 
 Tensor = Any
 Weights = dict[str, Tensor]
@@ -44,7 +44,7 @@ class Shape:
 
 def initial(shape: Shape, seed: int) -> Weights:
     """Fresh parameters."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(torch.empty(0).device).manual_seed(seed)
 
     def drawn(*size: int, spread: float = 0.02) -> Tensor:
         return torch.randn(size, generator=generator) * spread
@@ -80,15 +80,21 @@ def _look_back(shape: Shape, weights: Weights) -> None:
     key[half : 2 * half] = LOOK_BACK * sharp * (BACK * turns).sin()
 
 
-def masks() -> Tensor:
-    """By the number of workers and the place in a plan, which tokens are legal: [2 * SLOTS + 1, LONGEST, TOKENS]. Of
-    a second round's plan, by SLOTS more than there are workers."""
-    table = torch.zeros(2 * SLOTS + 1, LONGEST, TOKENS, dtype=torch.bool)
-    for workers in range(1, SLOTS + 1):
-        for place in range(LONGEST):
-            table[workers, place, list(legal(place, workers))] = True
-            table[SLOTS + workers, place, list(legal_again(place, workers))] = True
+def masks(form: Form = ROLES) -> Tensor:
+    """By the mask's row (the number of workers; in `roles`, of a second round's plan, SLOTS more) and the grammar's
+    state, which tokens are legal: [rows, states, tokens]."""
+    table = torch.zeros(form.rows, form.states, len(form.tokens), dtype=torch.bool)
+    for row in range(1, form.rows):
+        for state in range(form.states):
+            table[row, state, list(form.legal(state, row))] = True
     return table
+
+
+def follows(form: Form) -> Tensor:
+    """The state after each token in each state: [states, tokens]; of tokens that are illegal there, any."""
+    return torch.tensor(
+        [[form.follow(state, token) for token in range(len(form.tokens))] for state in range(form.states)]
+    )
 
 
 @dataclass(slots=True)
@@ -104,9 +110,9 @@ class Read:
 class Conductor:
     """A model under its parameters. Prompts are padded at their beginnings, plans at their ends."""
 
-    def __init__(self, shape: Shape, weights: Weights) -> None:
-        self.shape, self.weights = shape, weights
-        self._masks = masks()
+    def __init__(self, shape: Shape, weights: Weights, form: Form = ROLES) -> None:
+        self.shape, self.weights, self.form = shape, weights, form
+        self._masks, self._follows = masks(form), follows(form)
         steps = torch.arange(CONTEXT).float()[:, None]
         half = shape.head // 2
         angles = steps * shape.theta ** (-torch.arange(half).float() / half)
@@ -134,8 +140,8 @@ class Conductor:
     def scores(self, read: Read, plans: Tensor, workers: Tensor) -> Tensor:
         """Log-probabilities of the tokens that follow each place of `plans`, under the grammar.
 
-        `plans` is [prompts, group, length] and begins with the start token; `workers` is [prompts]. The result is
-        [prompts, group, length, TOKENS]; illegal tokens have minus infinity.
+        `plans` is [prompts, group, length] and begins with the start token; `workers` is [prompts], the masks' rows.
+        The result is [prompts, group, length, plan tokens]; illegal tokens have minus infinity.
         """
         prompts, group, length = plans.shape
         hidden = self._embedded(plans.reshape(prompts * group, length))
@@ -144,20 +150,24 @@ class Conductor:
             query, key, value = self._heads(n, hidden, read.length)
             seen = self._seen(read, n, query, key, value, causal, group)
             hidden = self._rest(n, hidden, seen)
-        logits = self._logits(hidden).reshape(prompts, group, length, TOKENS)
-        return self._masked(logits, workers, range(1, length + 1))
+        logits = self._logits(hidden).reshape(prompts, group, length, -1)
+        states = [torch.zeros(prompts, group, dtype=torch.long)]
+        for place in range(length):
+            states.append(self._follows[states[-1], plans[:, :, place]])
+        return self._masked(logits, workers, torch.stack(states[1:], -1))
 
     def write(self, read: Read, workers: Tensor, group: int, generator: Tensor | None) -> Tensor:
-        """`group` plans for each prompt, sampled, or the most likely without a generator: [prompts, group, LONGEST].
+        """`group` plans for each prompt, sampled, or the most likely without a generator: [prompts, group, longest].
 
         What follows a plan's end token is 0.
         """
         prompts = len(workers)
-        plans = torch.zeros(prompts, group, LONGEST, dtype=torch.long)
+        plans = torch.zeros(prompts, group, self.form.longest, dtype=torch.long)
+        states = torch.zeros(prompts, group, dtype=torch.long)
         keys: list[Tensor | None] = [None] * self.shape.layers
         values: list[Tensor | None] = [None] * self.shape.layers
         ended = torch.zeros(prompts, group, dtype=torch.bool)
-        for place in range(1, LONGEST):
+        for place in range(1, self.form.longest):
             hidden = self._embedded(plans[:, :, place - 1].reshape(-1, 1))
             for n in range(self.shape.layers):
                 query, key, value = self._heads(n, hidden, read.length + place - 1)
@@ -165,12 +175,13 @@ class Conductor:
                 values[n] = value = value if values[n] is None else torch.cat([values[n], value], 2)
                 open_ = torch.ones(1, place, dtype=torch.bool)
                 hidden = self._rest(n, hidden, self._seen(read, n, query, key, value, open_, group))
-            logits = self._logits(hidden).reshape(prompts, group, 1, TOKENS)
-            scores = self._masked(logits, workers, range(place, place + 1))[:, :, 0]
+            logits = self._logits(hidden).reshape(prompts, group, 1, -1)
+            states = self._follows[states, plans[:, :, place - 1]]
+            scores = self._masked(logits, workers, states[:, :, None])[:, :, 0]
             if generator is None:
                 chosen = scores.argmax(-1)
             else:
-                chosen = torch.multinomial(scores.exp().reshape(-1, TOKENS), 1, generator=generator)
+                chosen = torch.multinomial(scores.exp().flatten(0, 1), 1, generator=generator)
                 chosen = chosen.reshape(prompts, group)
             plans[:, :, place] = chosen.masked_fill(ended, 0)
             ended |= chosen == 2
@@ -201,12 +212,11 @@ class Conductor:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = _normed(hidden, self.weights["model.norm.weight"])
-        return functional.linear(normed, self.weights["model.embed_tokens.weight"][:TOKENS])
+        return functional.linear(normed, self.weights["model.embed_tokens.weight"][: len(self.form.tokens)])
 
-    def _masked(self, logits: Tensor, workers: Tensor, places: range) -> Tensor:
-        """Beyond the last place nothing is asked; its mask is the last one's."""
-        rows = [min(place, LONGEST - 1) for place in places]
-        allowed = self._masks[workers][:, rows][:, None]
+    def _masked(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
+        """Under the grammar, in these states: [prompts, group, length]. After a plan's end nothing is asked."""
+        allowed = self._masks[workers[:, None, None], states]
         return logits.masked_fill(~allowed, float("-inf")).log_softmax(-1)
 
     def _heads(self, n: int, hidden: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -270,6 +270,8 @@ def run(options: Any, say: Callable[[str], None], _rollouts: object = ()) -> boo
     if options.checkpoint is None:
         raise ConfigInvalid(["--rounds 2: name the folder of a training run with --from"])
     recipe, weights, start = checkpoint(Path(options.checkpoint))
+    if recipe.form != "roles":
+        raise ConfigInvalid(["--rounds 2: second plans are written by role; name a run without --recipe"])
     recipe = replace(recipe, drill_steps=0, warm_steps=options.warm_steps or TAUGHT, steps=options.steps or STEPS)
     recipe = replace(recipe, seed=options.seed, warm_lessons=LESSONS, lessons=LESSONS, group=GROUP, warm_draws=DRAWS)
     recipe = replace(recipe, rate=RATE, warm_rate=TEACHING, ramp=0.0)

@@ -9,7 +9,7 @@ so that asking twice is worth less than two independent opinions.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 
 from app.learn.families import DOMAINS, LEVELS
@@ -79,6 +79,16 @@ def profiles() -> Mapping[str, Profile]:
         Profile("heron", "general medium", (1.4, 1.4, 1.4, 1.4), 0.9, 0.8, 2.0, 80),
     )
     return {profile.name: profile for profile in everyone}
+
+
+@lru_cache(10_000)
+def told(worker: Profile, shift: float) -> Profile:
+    """The worker as its subtask's words make it: better or worse by so much, at planning and at every domain."""
+    if not shift:
+        return worker
+    first, second, third, fourth = worker.skills
+    skills = (first + shift, second + shift, third + shift, fourth + shift)
+    return replace(worker, skills=skills, plans=worker.plans + shift)
 
 
 Pool = tuple[Profile, ...]

@@ -61,12 +61,18 @@ def test_its_schema_asks_for_nothing_that_such_a_model_cannot_write() -> None:
     assert pattern.endswith("{1,120}$")
 
 
-@pytest.mark.parametrize("tools", [False, True])
-async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(tmp_path: Path, tools: bool) -> None:
+@pytest.mark.parametrize(("tools", "style"), [(False, "compact"), (True, "compact"), (False, "worded")])
+async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
+    tmp_path: Path, tools: bool, style: str
+) -> None:
     """`open_house` ends with the independent auditor, who recomposes each planning request from the pool's snapshot."""
     box = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}] if tools else []
     async with ProviderStub() as stub:
-        pool = pool_text(stub).replace('worker = "planner" }', 'worker = "planner", prompt = "compact" }', 1)
+        pool = (
+            pool_text(stub)
+            .replace('worker = "planner" }', 'worker = "planner", prompt = "STYLE" }', 1)
+            .replace("STYLE", style)
+        )
         stub.always("planner", Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)))
         async with open_house(tmp_path, pool) as opened, calling(opened) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -79,6 +85,6 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(tm
     (message,) = planned["messages"]
     cards = " ".join(f"<general> <$1.6> {compact.ordinal(n)}" for n in range(3))
     assert message["content"] == f"what is 2 + 2 <pool> {cards}"
-    assert planned["max_tokens"] == compact.answer_tokens(5)
+    assert planned["max_tokens"] == {"compact": compact.answer_tokens, "worded": compact.worded_tokens}[style](5)
     assert "tools" not in planned
     assert '"tools"' not in str(planned["response_format"])

@@ -28,7 +28,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
     torch.set_num_threads(1)
     options = Namespace(
-        out=str(out), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None
+        out=str(out),
+        seed=3,
+        drill_steps=2,
+        warm_steps=2,
+        steps=2,
+        lessons=24,
+        threads=1,
+        dear=False,
+        gap=None,
+        recipe="roles",
     )
     train.run(options, lambda _: None)
     return out

@@ -16,13 +16,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from app.learn import prompt, train  # noqa: E402
+from app.command.parser import parser  # noqa: E402
+from app.core import plan as core_plan  # noqa: E402
+from app.errors import ConfigInvalid  # noqa: E402
+from app.learn import manifest, prompt, train, train_rounds  # noqa: E402
+from app.learn.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
+from app.learn.evaluate import TRAINED, UNSAID  # noqa: E402
+from app.learn.forms import FORMS, ROLES, Form  # noqa: E402
 from app.learn.lessons import SPLITS, lesson  # noqa: E402
 from app.learn.outcome import outcome  # noqa: E402
-from app.learn.plans import LONGEST, TOKENS, PlanStep, from_tokens, legal, to_tokens  # noqa: E402
+from app.learn.plans import PlanStep, to_tokens  # noqa: E402
 from app.learn.remembered import remembered  # noqa: E402
 from app.learn.rollouts import Rollout  # noqa: E402
-from app.learn.train_loop import Recipe, Trainer, greedy  # noqa: E402
+from app.learn.train_loop import RECIPES, Recipe, Trainer, greedy, shape_of  # noqa: E402
 from app.learn.train_model import Conductor, Shape, initial  # noqa: E402
 from app.learn.train_remembered import Regressor  # noqa: E402
 from app.learn.world import Setting, Weights  # noqa: E402
@@ -37,32 +43,36 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def conductor(seed: int = 0) -> Conductor:
+def conductor(seed: int = 0, form: Form = ROLES) -> Conductor:
     """A small one with fresh weights."""
-    shape = Shape(prompt.size(), 32, 2, 2, 64)
-    return Conductor(shape, initial(shape, seed))
+    shape = Shape(prompt.size(form), 32, 2, 2, 64)
+    return Conductor(shape, initial(shape, seed), form)
 
 
 def read(model: Conductor, count: int) -> tuple[Any, Any]:
     """Prompts of different lengths and pools, as the model has read them, and the sizes of the pools."""
     random = Random(count)
     lessons = [lesson(random, "train", standard=0.3) for _ in range(count)]
-    return model.read([one.prompt() for one in lessons], prompt.pad()), torch.tensor([len(one.pool) for one in lessons])
+    seen = model.read([one.prompt(form=model.form) for one in lessons], prompt.pad(model.form))
+    return seen, torch.tensor([len(one.pool) for one in lessons])
 
 
-def test_every_sampled_plan_is_valid_whatever_the_weights() -> None:
-    model = conductor()
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_every_sampled_plan_is_valid_whatever_the_weights(form: Form) -> None:
+    model = conductor(form=form)
     with torch.no_grad():
         seen, workers = read(model, 12)
         written = model.write(seen, workers, 20, torch.Generator().manual_seed(1)).tolist()
     for group, size in zip(written, workers.tolist(), strict=True):
         for tokens in group:
-            plan = from_tokens(tokens[: tokens.index(2) + 1])
+            plan = form.decode(tokens[: tokens.index(2) + 1])
             assert all(step.worker < size for step in plan)
+            assert form.encode(plan) == tokens[: tokens.index(2) + 1]
 
 
-def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout() -> None:
-    model = conductor()
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout(form: Form) -> None:
+    model = conductor(form=form)
     with torch.no_grad():
         seen, workers = read(model, 6)
         plans = model.write(seen, workers, 4, torch.Generator().manual_seed(2))
@@ -70,9 +80,12 @@ def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout() -> None:
         scores = model.scores(seen, plans[:, :, :-1], workers)
         again = model.scores(seen, likeliest[:, :, :-1], workers)
     for n, size in enumerate(workers.tolist()):
-        for place in range(1, LONGEST):
-            allowed = set(legal(place, size))
-            assert {token for token in range(TOKENS) if scores[n, 0, place - 1, token] > -math.inf} == allowed
+        for group in range(4):
+            state = 0
+            for place in range(plans.shape[2] - 1):
+                state = form.follow(state, int(plans[n, group, place]))
+                allowed = {token for token, score in enumerate(scores[n, group, place]) if score > -math.inf}
+                assert allowed == set(form.legal(state, size))
     assert torch.allclose(scores.exp().sum(-1), torch.ones(scores.shape[:-1]), atol=1e-5)
     written = likeliest[:, :, 1:] != 0
     assert bool((again.argmax(-1) == likeliest[:, :, 1:])[written].all())
@@ -159,7 +172,16 @@ def test_it_learns_to_read_cards() -> None:
 @pytest.mark.timeout(180)
 def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
     options = Namespace(
-        out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None
+        out=str(tmp_path),
+        seed=3,
+        drill_steps=2,
+        warm_steps=2,
+        steps=2,
+        lessons=24,
+        threads=1,
+        dear=False,
+        gap=None,
+        recipe="roles",
     )
     said: list[str] = []
     assert train.run(options, said.append)
@@ -173,6 +195,39 @@ def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
     assert train.CAVEAT in (tmp_path / "report.txt").read_text()
     assert not train.run(Namespace(**{**vars(options), "gap": 2.0}), said.append)
     assert any("going on from step 6" in line for line in said)
+
+
+@pytest.mark.timeout(600)  # it searches twice, with words and without
+def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_command(tmp_path: Path) -> None:
+    options = Namespace(
+        out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=16, threads=1, dear=False, gap=None,
+        recipe="words",
+    )  # fmt: skip
+    assert train.run(options, lambda words: None)
+    table = json.loads((tmp_path / "card.json").read_text())["tables"][0]
+    arms = {row["arm"]: row["reward"] for row in table["rows"]}
+    assert arms[OPTIMUM] > arms[UNWORDED] > arms[FIXED]
+    assert {TRAINED, UNSAID} <= arms.keys()
+    report = (tmp_path / "report.txt").read_text()
+    assert "valid plans: 64 of 64, with" in report
+    for trainer, faults in ((train.run, "--warm-start: "), (train_rounds.run, "--rounds 2: ")):
+        with pytest.raises(ConfigInvalid) as refused:
+            trainer(Namespace(**vars(options), checkpoint=str(tmp_path)), lambda words: None, journaled(runs=2))
+        assert refused.value.faults[0].startswith(faults)
+    card, golden = manifest.read(tmp_path / "served")
+    assert card.prompt == "worded"
+    reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(golden[0].workers)]), golden[0].steps)
+    steps = (*reader.feed(golden[0].plan or ""), *reader.finish())
+    assert all(step.subtask.startswith("Please ") for step in steps)
+
+
+def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> None:
+    shapes = {name: shape_of(recipe) for name, recipe in RECIPES.items()}
+    counts = {name: sum(tensor.numel() for tensor in initial(shape, 0).values()) for name, shape in shapes.items()}
+    assert counts["roles"] < 200_000 > counts["words"]
+    assert 25_000_000 < counts["words-large"] < 30_000_000
+    assert shapes["words-large"].head == 64
+    assert [parser().parse_args(["train", "--recipe", name]).recipe for name in RECIPES] == list(RECIPES)
 
 
 def test_greedy_plans_name_workers_of_the_pool() -> None:
@@ -222,7 +277,7 @@ def test_good_journaled_plans_beat_a_fresh_model_and_the_weights_say_which_are_g
 def test_a_run_from_the_journal_goes_on_with_policy_gradients_and_says_so(tmp_path: Path) -> None:
     options = Namespace(
         out=str(tmp_path), seed=3, drill_steps=2, warm_steps=2, steps=2, lessons=24, threads=1, dear=False, gap=None,
-        beta=0.3,
+        beta=0.3, recipe="roles",
     )  # fmt: skip
     said: list[str] = []
     foreign = replace(journaled(runs=2)[0], completion="{}")
