@@ -18,6 +18,10 @@ FAULTS = 8
 FAULT_CHARS = 200
 BACKTRACKS = 100_000
 """Steps after which a pattern counts as not matching."""
+OPEN: Final = frozenset(
+    {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
+)
+"""What OpenAI's strict mode does not take at all."""
 
 
 def _no_constant(_name: str) -> NoReturn:
@@ -43,6 +47,24 @@ def schema_fault(schema: Mapping[str, Any]) -> str | None:
     except (ValidationError, ValueError):
         return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
     return None
+
+
+def is_closed(schema: object) -> bool:
+    """Whether OpenAI's strict mode takes a schema: its objects have all the fields that they name, and no others.
+
+    Its endpoint refuses a request with any other schema that is called strict.
+    """
+    if not isinstance(schema, Mapping) or schema.keys() & OPEN:
+        return False
+    named = schema.get("properties", {})
+    if schema.get("type") == "object" or named:
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or not isinstance(named, Mapping):
+            return False
+        if not isinstance(required, list | tuple) or set(map(str, required)) != set(named):
+            return False
+    inner = [*named.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
+    return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
 
 
 def faults(form: Form, text: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import orjson
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.chat import NO_TOOLS, Form, Image, Message, Part, Sampling, Task, Text, Tool, Toolbox, ToolCall
+from app.core.form import is_closed
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import check
@@ -355,4 +356,4 @@ def _form(asked: Asked) -> Form | None:
         return None
     schema = asked.output_config.format.form
     check(schema, "output_config.format.schema")
-    return Form(schema, strict=True)
+    return Form(schema, strict=is_closed(schema))

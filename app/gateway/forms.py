@@ -8,7 +8,7 @@ import orjson
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.chat import Form
-from app.core.form import schema_fault
+from app.core.form import is_closed, schema_fault
 from app.errors import InvalidRequest
 from app.gateway.asked import Wire
 
@@ -18,11 +18,6 @@ SCHEMA_DEPTH: Final = 16
 KEPT: Final = 512
 KEPT_BYTES: Final = 8 * 1024
 """Schemas whose faults are remembered, and how long one may be."""
-
-OPEN: Final = frozenset(
-    {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
-)
-"""What strict mode does not take at all."""
 
 
 class FreeText(Wire):
@@ -67,7 +62,7 @@ def schema_form(named: NamedSchema, param: str) -> Form:
     """The form that a schema stands for; without one, any JSON object."""
     if named.form is not None:
         check(named.form, param)
-    return Form(named.form, named.name, named.description or "", named.strict or False)
+    return Form(named.form, named.name, named.description or "", bool(named.strict) and is_closed(named.form))
 
 
 def check(schema: dict[str, Any], param: str) -> None:
@@ -91,21 +86,6 @@ def _fault(schema: dict[str, Any]) -> str | None:
     if _deeper(schema, SCHEMA_DEPTH):
         return f"it is nested deeper than {SCHEMA_DEPTH} levels"
     return schema_fault(schema)
-
-
-def is_closed(schema: object) -> bool:
-    """Whether OpenAI's strict mode takes a schema: its objects have all the fields that they name, and no others."""
-    if not isinstance(schema, dict) or schema.keys() & OPEN:
-        return False
-    named = schema.get("properties", {})
-    if schema.get("type") == "object" or named:
-        required = schema.get("required")
-        if schema.get("additionalProperties") is not False or not isinstance(named, dict):
-            return False
-        if not isinstance(required, list) or set(map(str, required)) != set(named):
-            return False
-    inner = [*named.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
-    return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
 
 
 def _deeper(value: object, levels: int) -> bool:

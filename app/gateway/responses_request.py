@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.chat import NO_TOOLS, Form, Message, Sampling, Task, Text, Tool, Toolbox
+from app.core.form import is_closed
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
-from app.gateway.forms import NamedSchema, check, is_closed, schema_form
+from app.gateway.forms import NamedSchema, check, schema_form
 from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, refusal, unknown

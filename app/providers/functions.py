@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from app.core.chat import Finish, Message, Piece, Tool, Toolbox, ToolCall, ToolDelta
+from app.core.form import is_closed
 from app.providers.document import words
 from app.providers.faults import malformed
 
@@ -78,7 +79,10 @@ def object_of(arguments: str) -> dict[str, Any]:
 
 
 def for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`; `strict` says whether the endpoint constrains decoding."""
+    """`tools`, `tool_choice` and `parallel_tool_calls`; `strict` says whether the endpoint constrains decoding.
+
+    It would refuse a strict tool that has optional arguments: such a one is offered as any other.
+    """
     if not toolbox.tools:
         return {}
     tools = [{"type": "function", "function": _function(tool, strict)} for tool in toolbox.tools]
@@ -93,7 +97,8 @@ def for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
 def _function(tool: Tool, strict: bool) -> dict[str, Any]:
     described = {"description": tool.description} if tool.description else {}
     typed = {"parameters": tool.parameters} if tool.parameters is not None else {}
-    return {"name": tool.name, **described, **typed, **({"strict": True} if strict and tool.strict else {})}
+    constrained = strict and tool.strict and is_closed(tool.parameters or {})
+    return {"name": tool.name, **described, **typed, **({"strict": True} if constrained else {})}
 
 
 def openai_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Any
 CHAT, RESPONSES, MESSAGES, LEGACY = "/v1/chat/completions", "/v1/responses", "/v1/messages?beta=true", "/v1/completions"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 CLOSED = SCHEMA | {"additionalProperties": False, "$schema": "http://json-schema.org/draft-07/schema#"}
+OPTIONAL = {"type": "object", "properties": SCHEMA["properties"], "additionalProperties": False}
 FUNCTION = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"q": "x"}'}}
 HI = {"role": "user", "content": "Hi"}
@@ -64,6 +65,33 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
             "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
             "truncation": "auto",
             "store": False,
+        },
+    ),
+    # LangChain: ChatAnthropic. What is optional is in no strict schema of OpenAI's, which Anthropic's are.
+    "langchain, anthropic's structured": (
+        MESSAGES,
+        {
+            "max_tokens": 4096,
+            "messages": [HI],
+            "output_config": {"format": {"type": "json_schema", "schema": OPTIONAL | {"title": "Place"}}},
+        },
+    ),
+    "langchain, anthropic's strict tools": (
+        MESSAGES,
+        {
+            "max_tokens": 4096,
+            "messages": [HI],
+            "tools": [{"name": "look", "description": "Looks.", "input_schema": OPTIONAL, "strict": True}],
+        },
+    ),
+    "strict, with what is optional": (
+        CHAT,
+        {
+            "messages": [HI],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "answer", "schema": OPTIONAL, "strict": True},
+            },
         },
     ),
     # LlamaIndex: OpenAILike.
