@@ -64,7 +64,11 @@ class Dispatcher:
         self._freed = asyncio.Event()
         self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
-        means.telemetry.watch("baton_steps_running", lambda: len(self._works))
+        means.telemetry.watch("baton_steps_running", self.__len__)
+
+    def __len__(self) -> int:
+        """Steps that are being worked on."""
+        return len(self._works)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""

@@ -8,7 +8,6 @@ SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from functools import partial
 
 import uvicorn
 
+from app import collector
 from app.config import Loaded, reload
 from app.errors import OursError
 from app.gateway.app import create_app, create_probes
@@ -63,7 +63,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     check_roles(loaded, alone=roles.alone)
     stopping = asyncio.Event()
     steps_end, runs_end = asyncio.Event(), asyncio.Event()
-    _settle_memory()
+    collector.settle()
     async with house(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
         await opened.clock.look()
@@ -76,6 +76,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(opened.learner.run(stopping))
         group.create_task(opened.pulse.run(stopping))  # whoever only dispatches conducts background runs
         group.create_task(_follow_calibration(opened, stopping))
+        group.create_task(collector.keep(lambda: bool(len(opened.drivers) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
@@ -99,20 +100,6 @@ async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(CALIBRATION_SECONDS):
                 await stopping.wait()
-
-
-def _settle_memory() -> None:
-    """What was imported stays for good: the collector need not walk it again and again while requests are served.
-
-    A run that has ended is freed by its reference counts (`tests/api/test_memory.py`), so that the collector is for
-    accidents. It stops the event loop for about half a microsecond per object, a second for all of a busy gateway
-    (1,000 runs, 2,000 streams), which is why that is to be rare. The young are to be looked at often: the first
-    threshold counts what was made less what was freed, so that where each wait replaces an older one it is hardly ever
-    reached, and all that waits has become young by then (93,000 objects at a threshold of 2,000: 50 ms).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200, 4, 50_000)
 
 
 async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
