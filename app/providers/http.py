@@ -7,6 +7,7 @@ closes what it builds.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, Self
 
@@ -185,6 +186,8 @@ class Call:
         patience = deadlines.first if streams else max(deadlines.first, WHOLE_SHARE * deadlines.total)
         self._first = started + patience
         self._begun = False
+        self._until = math.inf
+        self._alarm: asyncio.TimerHandle | None = None
         self.whole = not streams
 
     async def __aenter__(self) -> Self:
@@ -207,6 +210,8 @@ class Call:
 
     async def __aexit__(self, *failure: object) -> None:
         """Unless the body was read to its end, this closes the connection: the provider stops writing, and billing."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._response.close()
 
     async def read(self, *, answered: bool = False) -> bytes:
@@ -217,14 +222,36 @@ class Call:
         try:
             if now >= self._end:
                 raise TimeoutError
-            async with asyncio.timeout_at(limit):
-                read = await self._readany()
+            read = await self._read_until(limit)
         except _FAILURES as error:
             if answered:
                 return b""
             raise self._fault(error, WorkerTruncated) from None
         self._begun = True
         return read
+
+    async def _read_until(self, limit: float) -> bytes:
+        """One read, or TimeoutError. `asyncio.timeout_at` sets a timer and cancels it for each read, which cost as much
+        as all the rest of a delta; this one is set anew when it rings, mostly once in a call."""
+        if self._alarm is None or limit < self._alarm.when():
+            self._set_alarm(limit)
+        self._until = limit
+        try:
+            return await self._readany()
+        finally:
+            self._until = math.inf
+
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = asyncio.get_running_loop().call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._clock() >= self._until:
+            self._response.content.set_exception(TimeoutError())  # wakes whoever reads
+        elif self._until < math.inf:
+            self._set_alarm(self._until)
 
     async def rest(self, limit: int = EVENT_BYTES) -> bytes:
         """All that is left; raises WorkerMalformed beyond `limit` bytes."""
