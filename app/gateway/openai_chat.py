@@ -96,6 +96,8 @@ class WireMessage(Wire):
     # Earlier thinking, as other servers tell it: only the model that thought it could use it, so it is left out.
     reasoning_content: str | None = None
     reasoning: str | None = None
+    # What LiteLLM has found in a reply beside OpenAI's own fields, and whoever builds on it sends back.
+    provider_specific_fields: Any = None
 
 
 class StreamOptions(Wire):

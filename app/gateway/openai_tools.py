@@ -68,6 +68,7 @@ class Called(Wire):
     name: FunctionName
     arguments: str
     parsed_arguments: Any = None
+    provider_specific_fields: Any = None
 
 
 class Call(Wire):
@@ -78,6 +79,8 @@ class Call(Wire):
     function: Called
     index: int | None = None
     """Of a stream's piece; some clients send it back."""
+    provider_specific_fields: Any = None
+    """LiteLLM's, as in a message."""
 
 
 Tools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)]

@@ -9,6 +9,7 @@ CLOSED = SCHEMA | {"additionalProperties": False, "$schema": "http://json-schema
 OPTIONAL = {"type": "object", "properties": SCHEMA["properties"], "additionalProperties": False}
 FUNCTION = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"q": "x"}'}}
+BESIDE = {"provider_specific_fields": {"refusal": None}}
 HI = {"role": "user", "content": "Hi"}
 MARK = {"type": "ephemeral"}
 
@@ -267,6 +268,23 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
                 HI,
                 {"role": "assistant", "content": "", "tool_calls": [CALL | {"index": 0}], "function_call": None},
                 {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": [text("found")]},
+            ],
+            "tools": [FUNCTION],
+        },
+    ),
+    "litellm, what it was told": (
+        CHAT,
+        {
+            "messages": [
+                HI,
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        CALL | {"function": dict(CALL["function"]) | {"provider_specific_fields": {}}} | BESIDE,
+                    ],
+                    **BESIDE,
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "found"},
             ],
             "tools": [FUNCTION],
         },
