@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
 	--custom-compile-command "make lock" --extra build
 
-.PHONY: run test faults fuzz simulate lint soak bench learn test-vllm lock
+.PHONY: run test faults fuzz simulate lint soak bench learn test-vllm test-clients lock
 
 run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Redis needed.
 	$(BIN)/baton serve
@@ -47,6 +47,9 @@ learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compar
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run
+
+test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote; builds environments of its own.
+	tests/frameworks/run
 
 lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
 	$(COMPILE) $(UPGRADE) --output-file requirements.txt pyproject.toml > /dev/null

@@ -1,0 +1,84 @@
+"""A service over scripted workers on a real port, and the programs that drive it in environments of their own.
+
+Nothing here is collected unless `tests/frameworks/run` says so: `make test` needs no package of theirs.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from app.gateway.app import create_app
+from app.gateway.auth import mint
+from tests.api.house import open_house, plan_text, pool_text
+from tests.api.stand_ins import serving
+from tests.clients.conftest import BROKEN, Address
+from tests.frameworks.obliging import worker
+from tests.stubs import Fail, ProviderStub, Reply, Truncate
+
+collect_ignore_glob = [] if os.environ.get("BATON_TEST_CLIENTS") else ["test_*.py"]
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+DRIVES: Final = Path(__file__).parent / "drives"
+RUN_SECONDS: Final = 150.0
+SIGHTED: Final = 'tools = true\nmodalities = ["text", "image"]'
+QUIET: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "ANONYMIZED_TELEMETRY": "False", "LANGSMITH_TRACING": "false"}
+"""They would ask the network for prices and tell it what they do."""
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    """Two obliging workers, one that breaks off, and a conductor that has one think and the other answer."""
+    plan = plan_text(("beta", "Think.", ["user"]), ("alpha", "Answer.", ["user", 0]))
+    async with ProviderStub() as running:
+        running.always("alpha", worker)
+        running.always("beta", worker)
+        running.always("gamma", _break_off)
+        running.always("planner", Reply(chunks=(plan,)))
+        yield running
+
+
+def _break_off(received: object) -> Reply | Fail:
+    streaming = getattr(received, "streaming", False)
+    return Reply(chunks=("Fo", "ur"), gap=0.05, fault=Truncate(after=1)) if streaming else Fail(status=400)
+
+
+@pytest.fixture
+async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
+    """The service, whose journal is audited when it has closed."""
+    pool = pool_text(stub).replace("tools = true", SIGHTED) + BROKEN
+    async with open_house(tmp_path, pool) as opened:
+        key, row = mint(opened.gate.pepper, tenant="acme", name="client", scopes=["runs:write", "runs:read"], now=0.0)
+        await opened.gate.store.add_key(row)
+        async with serving(create_app(opened.gate)) as url:
+            yield Address(url, key)
+
+
+Drive = Callable[[str, str], Awaitable[dict[str, Any]]]
+
+
+@pytest.fixture
+def drive(address: Address, tmp_path: Path) -> Drive:
+    """Runs a program in an environment, by their names, and gives its report."""
+
+    async def run(program: str, venv: str) -> dict[str, Any]:
+        process = await asyncio.create_subprocess_exec(
+            str(ROOT / f".venv-clients-{venv}" / "bin" / "python"),
+            str(DRIVES / f"by_{program}.py"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "BATON_URL": address.url}
+            | {"BATON_API_KEY": address.key, **QUIET},
+        )
+        async with asyncio.timeout(RUN_SECONDS):
+            out, err = await process.communicate()
+        assert process.returncode == 0, err.decode()[-2000:]
+        report: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return report
+
+    return run

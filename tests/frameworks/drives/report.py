@@ -1,0 +1,60 @@
+"""What all programs share: where the service is, what is asked of it, and how a report is told."""
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+URL, KEY = os.environ["BATON_URL"], os.environ["BATON_API_KEY"]
+V1 = f"{URL}/v1"
+MINI, ULTRA, NOTHING, BROKEN = "baton-mini", "baton-ultra", "nothing", "baton-broken"
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="  # a PNG of one
+)
+
+
+class Place(BaseModel):
+    """A place, and how warm it is there."""
+
+    city: str
+    degrees: int
+    note: str | None = None
+
+
+def weather(city: str) -> str:
+    """Tells the weather.
+
+    Args:
+        city: Where.
+    """
+    return f"Sunny in {city}."
+
+
+def clock(zone: str) -> str:
+    """Tells the time.
+
+    Args:
+        zone: Where.
+    """
+    return f"Noon in {zone}."
+
+
+async def told(cases: Mapping[str, Callable[[], Awaitable[Any]]]) -> dict[str, Any]:
+    """What came of each case; of one that failed, the error."""
+    return {name: await _outcome(case) for name, case in cases.items()}
+
+
+async def _outcome(case: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        found = await case()
+    except Exception as error:
+        return {"error": type(error).__name__, "says": str(error)[:400]}
+    return found.model_dump() if isinstance(found, BaseModel) else found
+
+
+def tell(report: Mapping[str, Any]) -> None:
+    """Print the report, the last line of the output."""
+    sys.stdout.write("\n" + json.dumps(report) + "\n")

@@ -1,0 +1,104 @@
+"""What each client shows its user, on each route that it speaks: the same on all of them, streamed or not."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
+
+from tests.frameworks.conftest import Drive
+
+pytestmark = pytest.mark.timeout(200)
+
+SAID, TOOLS, TOTAL = "Heard: Hi", "Sunny in Oslo. Noon in Oslo.", 49
+OBJECT = {"city": "Oslo", "degrees": 7, "note": "Oslo"}
+BY_PROMPT = OBJECT | {"note": None}
+WORDS = '{"city": "Oslo", "degrees": 7, "note": "Oslo"}'
+COMMON: Final[dict[str, Any]] = {
+    "text": SAID,
+    "ultra": SAID,
+    "streamed": SAID,
+    "tools": TOOLS,
+    "tools streamed": TOOLS,
+    "tools over a workflow": TOOLS,
+    "memory": "Heard: weather one | two",
+    "object": OBJECT,
+    "image": "Heard: see<image>",
+}
+MODES = {
+    "chat": ("tool_call", "tools_strict", "json_mode", "json_schema_mode", "markdown_json_mode"),
+    "responses": ("responses_tools",),
+    "messages": ("anthropic_tools", "anthropic_json"),
+}
+ROUTES = {"openai": ("chat", "responses"), "all": ("chat", "responses", "messages")}
+
+
+def alike(routes: Iterable[str], cases: dict[str, Any]) -> dict[str, Any]:
+    """The same on each route."""
+    return {route: cases for route in routes}
+
+
+def without_errors(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The report without the two cases that must fail: an unknown model, and a worker that breaks off in its answer.
+
+    The first must be told as what it is. LlamaIndex and its like say nothing of the other on the newer route.
+    """
+    for route, cases in report.items():
+        unknown, broken = cases.pop("unknown"), cases.pop("broken")
+        assert "404" in unknown["says"] or "does not exist" in unknown["says"], (route, unknown)
+        assert broken is None or "No eligible worker" in broken["says"], (route, broken)
+    return report
+
+
+async def test_langchain(drive: Drive) -> None:
+    report = without_errors(await drive("langchain", "recent"))
+    both = {"objects": [OBJECT, OBJECT], "objects by tools": [OBJECT, OBJECT], "object of an agent": OBJECT}
+    forced = {"forced": [["weather", {"city": "Oslo"}]], "usage": [TOTAL, TOTAL]}
+    expected = {name: said for name, said in COMMON.items() if name != "object"} | both | forced
+    assert report == alike(ROUTES["all"], expected)
+
+
+async def test_agents_sdk(drive: Drive) -> None:
+    report = without_errors(await drive("agents_sdk", "recent"))
+    expected = COMMON | {
+        "usage": TOTAL,
+        "streamed": [SAID, SAID, TOTAL],
+        "tools streamed": [TOOLS, TOOLS, 2 * TOTAL],
+        "object streamed": [OBJECT, WORDS, TOTAL],
+        "object behind tools": OBJECT,
+        "handoff": ["Other", "str"],
+    }
+    assert report == {"chat": expected, "responses": expected | {"followed up": COMMON["memory"]}}
+
+
+async def test_pydantic_ai(drive: Drive) -> None:
+    report = without_errors(await drive("pydantic_ai", "recent"))
+    streamed = {"usage": [TOTAL, TOTAL], "object streamed": OBJECT, "object behind tools": OBJECT}
+    by_schema = {"object by schema": OBJECT, "object by schema, streamed": OBJECT}
+    expected = COMMON | streamed
+    prompted = {route: {"object by prompt": report[route].pop("object by prompt")["city"]} for route in report}
+    assert report == alike(ROUTES["openai"], expected | by_schema) | {"messages": expected}
+    assert prompted == alike(ROUTES["all"], {"object by prompt": "Oslo"})
+
+
+async def test_instructor(drive: Drive) -> None:
+    report = await drive("instructor", "older")
+    for route, modes in MODES.items():
+        for mode in modes:
+            expected = BY_PROMPT if mode == "json_mode" else OBJECT
+            assert report[route].pop(mode) == report[route].pop(f"{mode} in parts") == expected, mode
+    assert report == alike(MODES, {"objected": OBJECT})
+
+
+async def test_llama_index(drive: Drive) -> None:
+    report = without_errors(await drive("llama_index", "older"))
+    assert report == alike(ROUTES["openai"], COMMON | {"forced": [["weather", {"city": "Oslo"}]]})
+
+
+async def test_litellm(drive: Drive) -> None:
+    report = without_errors(await drive("litellm", "older"))
+    # Of a stream of its provider for vLLM it shows an estimate of its own.
+    assert [report[route].pop("usage") for route in ("chat", "messages")] == [[TOTAL, TOTAL]] * 2
+    assert report["like"].pop("usage")[0] == TOTAL
+    assert report == alike(
+        ("chat", "like", "messages"), {name: said for name, said in COMMON.items() if name != "memory"}
+    )
