@@ -18,4 +18,5 @@ simulate` plays ten thousand.
     playing     play.py       one seed                                   crowd.py     many seeds, on all cores
                 report.py     what came of one
     the zoo     zoo.py        bugs put in on purpose, which must be found
+                handing.py    those in how runs go from one process to another
 """

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from app.core import notices
 from app.core.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool import Catalog, Limits
 from app.errors import BatonError, Conflict
@@ -81,6 +80,8 @@ class Visit:
 
     number: int
     order: Order
+    unheard: bool = False
+    """Whether it begins in the background, and nobody stays to hear it."""
     cancels_after: float | None = None
     leaves_after: float | None = None
     repeats_after: float | None = None
@@ -119,11 +120,6 @@ class Visit:
         if hearing.ended and hearing.ended[-1].calls:
             self.calls(self, hearing)
 
-    @property
-    def unheard(self) -> bool:
-        """Whether it begins in the background, and nobody stays to hear it."""
-        return notices.wanted(self.order.wire) and not self.order.task.toolbox.tools
-
     async def _begin(self, process: "Process", order: Order) -> Driven:
         """As `gateway/once.py` does it."""
         once, store, drivers = order.once, process.store, process.running
@@ -154,7 +150,7 @@ class Visit:
         try:
             row = await process.store.run(hearing.run)
             await ask(process.store, process.queue, row, "caller", process.clock.now())
-            if not row.driver:
+            if not row.driver or row.lease_until <= process.clock.now():
                 process.running.sweep_soon()
         except BatonError:
             return  # a 503: this caller does not insist
@@ -177,7 +173,8 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
     """One more request, as varied as callers are; `notifies`: ends of those in the background are told."""
     tier = catalog.tiers[chance.choice(TIERS)]
     tools = chance.random() < 0.25
-    background = notifies and chance.random() < 0.6
+    background = chance.random() < (0.6 if notifies else 0.2)
+    streams = chance.random() < 0.5
     limits = Limits(
         steps=chance.randint(1, 5),
         fan_out=chance.randint(1, 4),
@@ -200,7 +197,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         tenant="tenant",
         key="key",
         plan=callers_plan(tier.pool, f"c{number}", limits.steps, chance) if chance.random() < 0.15 else None,
-        streams=chance.random() < 0.5,
+        streams=streams or background,
         stream_steps=chance.random() < 0.3,
         preview=chance.random() < 0.04,
         on_disconnect="finish" if background else None,
@@ -210,6 +207,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
     return Visit(
         number,
         order,
+        unheard=background and not streams and not tools,
         cancels_after=4.0 * chance.random() if faults.hit("caller.cancels") else None,
         leaves_after=4.0 * chance.random() if faults.hit("caller.leaves") else None,
         repeats_after=repeats,

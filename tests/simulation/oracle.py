@@ -23,6 +23,8 @@ from tests.simulation.world import PATIENCE, World
 OTHERS = ("caller.", "worker.", "conductor.", "receiver.")
 """Faults of others than us."""
 HARM = ("process.", "crash at ", "freeze at ")
+CALLED = 0.5
+"""Seconds within which somebody who was called for a run, and is well, drives it."""
 PROMPTLY, QUIESCE = 3.0, 6.0
 """In leases, and in seconds beyond: how soon anything that is to happen happens once nothing is broken."""
 ABANDONED = "tool_results_missing"
@@ -254,13 +256,51 @@ def no_run_is_forgotten(case: Case) -> Iterator[str]:
 
 
 def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
-    """While only the database is away, or the queue, what is known of a call is kept until it can be written."""
+    """While only the database is away, or the queue, what is known of a call is kept until it can be written, unless
+    the process has to stop meanwhile."""
     if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", "receiver.", *HARM):
         return
+    excused = case.world.harmed | (case.world.drained if case.world.faults.hits["store.outage"] else set())
     authors = {fact.body["call"]: fact.author for fact in case.facts if fact.kind == "call.intended"}
     for call, outcome in case.outcomes.items():
-        if outcome["outcome"] == "unknown" and authors.get(call) not in case.world.harmed:
+        if outcome["outcome"] == "unknown" and authors.get(call) not in excused:
             yield f"{call} is unknown, and nothing ever happened to {authors.get(call)}"
+
+
+def what_is_handed_over_is_driven_elsewhere(case: Case) -> Iterator[str]:
+    """A turn in the background that begins at a gateway which takes no tickets is driven by others, at once."""
+    if not case.only(*OTHERS):
+        return
+    gateways = {process.name for process in case.world.processes if process.hands_over}
+    begun: Fact | None = None
+    waits = False
+    for fact in case.facts:
+        if fact.kind in ("run.admitted", "run.resumed"):
+            wanted = fact.author in gateways and fact.body["wire"].get("background") and fact.at > CALLED
+            begun, waits = fact if wanted else None, True
+        elif begun is not None and fact.at > begun.at and fact.kind != "run.cancel_asked":
+            if fact.author == begun.author:
+                yield f"{fact.author} handed it over, and wrote {fact.kind}"
+            if waits and fact.at > begun.at + CALLED:
+                yield f"{fact.author} took it up {fact.at - begun.at:.1f} s after it was handed over"
+            waits = False
+
+
+def what_is_given_up_is_taken_up(case: Case) -> Iterator[str]:
+    """At once, where a dispatcher is there that is about to stay."""
+    world = case.world
+    if not case.only(*OTHERS, "process.drained"):
+        return
+    there = [one.since for one in world.processes if one.dispatcher and one.name not in world.drained]
+    for gift in world.witness.gifts:
+        taken = min(gift.taken, case.end.at if case.end is not None else gift.taken)
+        if gift.run == case.run and taken - gift.at > CALLED and any(since < gift.at - CALLED for since in there):
+            yield f"{gift.giver} gave it up at {gift.at:.1f} s, and it was taken up at {taken:.1f} s"
+
+
+def who_stops_leaves_nothing_behind(case: Case) -> Iterator[str]:
+    if case.only(*OTHERS, "process.drained"):
+        yield from (f"{process} has stopped and {what} it" for process, what, run in case.world.left if run == case.run)
 
 
 def _told_of_calls(case: Case, hearing: Hearing, ended: Ended) -> Iterator[str]:
@@ -402,6 +442,9 @@ CHECKS: tuple[Check, ...] = (
     a_wish_is_heard,
     no_run_is_forgotten,
     an_outcome_is_lost_only_with_its_process,
+    what_is_handed_over_is_driven_elsewhere,
+    what_is_given_up_is_taken_up,
+    who_stops_leaves_nothing_behind,
     no_ticket_is_left,
     nothing_is_degraded_without_a_fault,
 )

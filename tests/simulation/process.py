@@ -38,7 +38,8 @@ from tests.simulation.receiver import SECRET, URL, Sender
 from tests.simulation.seam import Seam
 from tests.simulation.workers import PLANNER, SimProvider
 
-DRAIN = 25.0
+DRAINS = (0.5, 3.0, 25.0)
+"""Seconds that what is going on gets when a process is told to stop."""
 POOL = ("ada", "bob", "cyd")
 TARGET = Target(URL, (SECRET,))
 SHAPES = ("single", "chain", "fan_out", "self_consistency")
@@ -156,6 +157,9 @@ class Process:
     gateway: bool
     dispatcher: bool
     slots: int
+    grace: float
+    since: float
+    """When it was started, in the world's time."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     drivers: Drivers | None = None
     broke: BaseException | None = None
@@ -171,6 +175,11 @@ class Process:
     def name(self) -> str:
         """Its address, which no other process ever had."""
         return self.seam.name
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether background runs that it admits are for others to drive."""
+        return self.gateway and not self.dispatcher
 
     @property
     def serves(self) -> bool:
@@ -196,7 +205,9 @@ class Process:
     async def _serve(self) -> None:
         given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
-        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=DRAIN, known=drivers.known)
+        drivers.hands_over = self.hands_over
+        known, free = drivers.known, drivers.sweep_soon
+        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=self.grace, known=known, free=free)
         drivers.beside = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.look()
@@ -223,7 +234,7 @@ class Process:
             finally:
                 self._requests = None
             if self._serving:
-                await asyncio.wait(self._serving, timeout=DRAIN)
+                await asyncio.wait(self._serving, timeout=self.grace)
             for task in self._serving:
                 task.cancel()
 

@@ -5,12 +5,15 @@ hold in the end, in `oracle.py`.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+
+from tests.simulation.loop import EPOCH
 
 TRIGGERS = """
 CREATE TABLE witness (n INTEGER PRIMARY KEY, what TEXT, run TEXT, seq INTEGER, kind TEXT, body BLOB, who TEXT);
@@ -22,6 +25,12 @@ CREATE TRIGGER saw_run AFTER INSERT ON runs BEGIN
 CREATE TRIGGER saw_change AFTER UPDATE ON runs BEGIN
     INSERT INTO witness (what, run, seq, who)
     VALUES ('driver', NEW.id, NEW.epoch, COALESCE(NULLIF(NEW.driver, ''), OLD.driver)); END;
+CREATE TRIGGER saw_lease AFTER UPDATE OF lease_until ON runs
+    WHEN NEW.epoch = OLD.epoch AND NEW.driver <> '' AND NEW.lease_until NOT BETWEEN OLD.lease_until - 0.4
+    AND OLD.lease_until BEGIN
+    INSERT INTO witness (what, run, seq, body, who)
+    VALUES (CASE WHEN NEW.lease_until < OLD.lease_until THEN 'lowered' ELSE 'raised' END, NEW.id, NEW.epoch,
+    NEW.lease_until, NEW.driver); END;
 CREATE TRIGGER saw_debt AFTER UPDATE ON runs
     WHEN NEW.held_usd + NEW.spent_usd > NEW.cap_usd OR NEW.held_tokens + NEW.spent_tokens > NEW.cap_tokens
     OR NEW.held_usd < 0 OR NEW.held_tokens < 0 BEGIN
@@ -49,6 +58,8 @@ DRIVERS_WORDS = frozenset(
 OPENS = "@conductor"
 """The worker of a step that its driver settles, with what is nested in it."""
 ENDINGS = frozenset({"run.succeeded", "run.failed", "run.cancelled", "run.expired", "run.over_budget"})
+IN_FLIGHT = 2
+"""Entries that were on their way when a run was given up, at most: its driver's, and a planning call's."""
 MONEY = "held_usd, held_tokens, spent_usd, spent_tokens"
 DISPATCHERS_WORDS = frozenset({"call.intended", "call.finished", "step.done", "step.failed", "step.awaiting_tool"})
 
@@ -63,6 +74,20 @@ class Fact:
     body: dict[str, Any]
     author: str
     at: float
+
+
+@dataclass
+class Gift:
+    """A run that its driver has left to others under this epoch: since when, and who took it up and when."""
+
+    run: str
+    epoch: int
+    giver: str
+    at: float
+    taker: str = ""
+    taken: float = math.inf
+    written: set[float] = field(default_factory=set)
+    """When its giver still wrote in it meanwhile."""
 
 
 @dataclass
@@ -102,8 +127,14 @@ class Witness:
     intents: Counter[str] = field(default_factory=Counter)
     """How many intents were committed with this request hash."""
     books: dict[str, Books] = field(default_factory=dict)
+    gifts: list[Gift] = field(default_factory=list)
     openers: set[tuple[str, int]] = field(default_factory=set)
     """Steps that the conductor takes itself."""
+
+    _leads: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Who drives each run, under which epoch."""
+    _free: dict[str, Gift] = field(default_factory=dict)
+    """By run, those that nobody has taken up."""
 
     def object(self, sentence: str) -> None:
         """Something is wrong."""
@@ -116,15 +147,18 @@ class Witness:
             return
         rows("DELETE FROM witness")
         settling = set()
-        drivers = {run: who for what, run, _, _, _, who in found if what in ("run", "driver")}
+        leads = {run: (who, epoch) for what, run, epoch, _, _, who in found if what in ("run", "driver")}
+        self._check_epochs(leads)
         holders = {(run, seq): who for what, run, seq, _, _, who in found if what == "ticket"}
-        for what, run, seq, kind, body, _ in found:
+        for what, run, seq, kind, body, who in found:
             if what == "run":
                 self.salts[run] = body
+            elif what in ("driver", "lowered", "raised"):
+                self._see_driver(what, run, seq, body, who)
             elif what == "event":
                 fact = Fact(run, seq, kind, orjson.loads(body), author, self.time())
                 self._take(fact)
-                self._check_author(fact, drivers.get(run), holders.get((run, fact.body.get("n"))))
+                self._check_author(fact, leads.get(run, ("", 0))[0], holders.get((run, fact.body.get("n"))))
                 if kind in ("call.intended", "call.finished"):
                     settling.add(run)
             elif what == "debt":
@@ -132,9 +166,11 @@ class Witness:
             elif what == "rewritten":
                 self.object(f"{run}: event {seq} was changed after its commit")
         for run in sorted(settling):
-            row, books = rows(f"SELECT {MONEY} FROM runs WHERE id = ?", run)[0], self.books[run].row
-            if row != books:
-                self.object(f"{run}: its row has {MONEY} as {row}, its calls as {books}")
+            self._check_books(run, rows(f"SELECT {MONEY} FROM runs WHERE id = ?", run)[0])
+
+    def _check_books(self, run: str, row: tuple[int, ...]) -> None:
+        if row != (books := self.books[run].row):
+            self.object(f"{run}: its row has {MONEY} as {row}, its calls as {books}")
 
     def _take(self, fact: Fact) -> None:
         self.facts.setdefault(fact.run, []).append(fact)
@@ -145,11 +181,37 @@ class Witness:
         elif fact.kind == "plan.step" and fact.body["worker"] == OPENS:
             self.openers.add((fact.run, fact.body["n"]))
 
+    def _check_epochs(self, leads: Mapping[str, tuple[str, int]]) -> None:
+        """Nobody drives a run of another's without a higher epoch: the old one could not be told apart."""
+        for run, (who, epoch) in leads.items():
+            before, under = self._leads.get(run, (who, 0))
+            if who != before and epoch <= under:
+                self.object(f"{run}: {who} took it from {before} and left the epoch at {under}")
+        self._leads |= leads
+
+    def _see_driver(self, what: str, run: str, epoch: int, until: float, who: str) -> None:
+        """A lease that has lapsed as it is written is given up: from then on the run is free for whoever comes."""
+        gift = self._free.get(run)
+        if what == "lowered" and until <= EPOCH + self.time() and gift is None:
+            self._free[run] = gift = Gift(run, epoch, who, self.time())
+            self.gifts.append(gift)
+            self.note(who, run, "given up")
+        elif gift is not None and epoch > gift.epoch:
+            gift.taker, gift.taken = who, self.time()
+            del self._free[run]
+        elif gift is not None and what == "raised":
+            self.object(f"{run}: {who} prolonged the lease that it had given up")
+
     def _check_author(self, fact: Fact, driver: str | None, holder: str | None) -> None:
         """A run is written by the driver of its row, a step by the holder of its ticket, as they are at this commit."""
         drives = fact.kind in DRIVERS_WORDS or fact.kind in ENDINGS
         if drives and fact.author != driver:
             self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {driver} drives the run")
+        if drives and fact.run in self._free:
+            written = self._free[fact.run].written
+            written.add(fact.at)
+            if len(written) > IN_FLIGHT:
+                self.object(f"{fact.run}: {fact.author} wrote {fact.kind} in a run that it had given up")
         if fact.kind in DISPATCHERS_WORDS:
             n = fact.body.get("n")
             of_driver = n is None or (fact.run, n) in self.openers

@@ -20,8 +20,8 @@ from tests.simulation.bell import Bell, Server
 from tests.simulation.callers import Hearing, Visit, visit
 from tests.simulation.database import Database, SimRunner
 from tests.simulation.faults import AS_SEEDED, Faults, Weather
-from tests.simulation.loop import Machine, Stuck, VirtualLoop
-from tests.simulation.process import Process, Quiet, Setting, Watch, catalog
+from tests.simulation.loop import EPOCH, Machine, Stuck, VirtualLoop
+from tests.simulation.process import DRAINS, Process, Quiet, Setting, Watch, catalog
 from tests.simulation.receiver import Receiver, Sender
 from tests.simulation.report import Report
 from tests.simulation.seam import Seam
@@ -38,6 +38,10 @@ TURNS = 15_000
 NOTIFYING = 0.22
 """Share of the worlds in which there is a receiver of webhooks."""
 FOR_THE_MOMENT = ("StoreUnavailable", "RunUndecided", "Overloaded")
+LEFT = (
+    ("leads", "SELECT id FROM runs WHERE driver = ? AND lease_until > ? AND ended_at IS NULL ORDER BY id"),
+    ("holds a step of", "SELECT run FROM tickets WHERE holder = ? AND until > ? ORDER BY run"),
+)
 LAYOUTS = (
     ((True, True),),
     ((True, True), (True, True)),
@@ -74,7 +78,11 @@ class World:
         """Who wanted the content of a run erased, and was refused or told that it is gone."""
         self.processes: list[Process] = []
         self.harmed: set[str] = set()
-        """Processes that were killed, frozen, drained or given another time."""
+        """Processes that were killed or frozen."""
+        self.drained: set[str] = set()
+        """Those that were told to stop in the midst of their work."""
+        self.left: list[tuple[str, str, str]] = []
+        """A process that has stopped in good order, and a run or a ticket's run that is still its own."""
         self.healed = 0.0
         self._replaced: set[str] = set()
         self._frozen: dict[str, tuple[float, bool]] = {}
@@ -161,11 +169,19 @@ class World:
             gateway,
             dispatcher,
             slots,
+            self.chance.choice(DRAINS),
+            self.loop.time(),
         )
         self.processes.append(process)
         self.note("start", machine.name)
-        self.loop.spawn(machine, process.run())
+        self.loop.spawn(machine, self._life(process))
         return process
+
+    async def _life(self, process: Process) -> None:
+        await process.run()
+        now = EPOCH + self.loop.time()
+        for what, query in LEFT:
+            self.left += [(process.name, what, run) for (run,) in self.database.rows(query, process.name, now)]
 
     async def _callers(self) -> None:
         for number in range(self.chance.randint(1, 4)):
@@ -304,7 +320,8 @@ class World:
         elif self.faults.hit("process.frozen"):
             self.freeze(process.seam.machine)
         elif self.faults.hit("process.drained"):
-            self.harmed.add(process.name)
+            self.drained.add(process.name)
+            self.note("drain", process.name)
             process.stopping.set()
             self._replace(process)
 

@@ -32,6 +32,7 @@ from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.sql import SqlStore
 from app.store.tables import CONTENTS, RUNS
 from app.webhooks import Heard, Webhooks
+from tests.simulation import handing
 
 Patch = pytest.MonkeyPatch
 CALM: Mapping[str, float] = {}
@@ -54,6 +55,9 @@ REFUSALS = {"receiver.refuses": 0.5}
 ERASURES = {"caller.erases": 0.9}
 LATE_WORDS = {"caller.erases": 1.0, "freeze at worker.received": 0.6, "worker.slow": 0.9}
 LOST_RINGS = {"queue.ring.lost": 0.9}
+DRAINS = {"process.drained": 0.5, "worker.slow": 0.3}
+DEAF = {"queue.tell.lost": 0.9}
+HANDED_OVER, TAKEN_UP = "oracle.what_is_handed_over_is_driven_elsewhere", "oracle.what_is_given_up_is_taken_up"
 
 
 @dataclass(frozen=True)
@@ -440,6 +444,23 @@ BUGS = (
     Bug("drop the last words", drop_the_last_words, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("tell a reply twice", tell_a_reply_twice, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("go on with other words", go_on_with_other_words, TORN, ("oracle.the_caller_is_told_the_truth",)),
+    Bug("hand over and keep the lease", handing.hand_over_without_giving_the_lease_up, CALM, (HANDED_OVER,)),
+    Bug("hand over without a word", handing.hand_over_without_a_word, CALM, (HANDED_OVER, TAKEN_UP)),
+    Bug("hear of no free run", handing.hear_of_no_free_run, CALM, (HANDED_OVER, TAKEN_UP)),
+    Bug("hand over and drive on", handing.hand_over_and_drive_on, CALM, (HANDED_OVER,)),
+    Bug("hand over and renew", handing.hand_over_and_renew, DEAF, ("witness",)),
+    Bug("hand over and forget the caller", handing.hand_over_and_forget_the_caller, CALM, ("oracle.liveness",)),
+    Bug("admit and leave nobody to drive", handing.admit_and_leave_nobody_to_drive, CALM, (HANDED_OVER,)),
+    Bug("drive what was to be handed over", handing.drive_what_was_to_be_handed_over, CALM, (HANDED_OVER,)),
+    Bug("hand back without a word", handing.hand_over_without_a_word, DRAINS, (TAKEN_UP,)),
+    Bug("take up without raising the epoch", take_over_without_raising_the_epoch, CALM, ("witness",)),
+    Bug(
+        "stop without handing back",
+        handing.stop_without_handing_back,
+        DRAINS,
+        ("oracle.who_stops_leaves_nothing_behind",),
+    ),
+    Bug("drain in silence", handing.drain_in_silence, DRAINS, ("oracle.an_outcome_is_lost_only_with_its_process",)),
     Bug("wait for results without end", wait_for_results_without_end, ABANDONED, ("oracle.it_ends_once",)),
     Bug("forget what tools said", forget_what_tools_said, CALM, ("oracle.steps_see_what_is_granted",)),
     Bug("widen the view inside", widen_the_view_inside, CALM, ("oracle.nothing_widens_inside",)),
