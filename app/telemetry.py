@@ -54,6 +54,7 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_outcomes_waiting": ("Ends of steps that this process keeps while the database is away.", ()),
     "baton_outcomes_waiting_bytes": ("Bytes of these.", ()),
     "baton_queue_sound": ("0 while tickets and messages may not get through; dispatchers look into the outbox.", ()),
+    "baton_messages_forged": ("Live messages dropped because no process with our pepper had sent them.", ()),
     "baton_orphans_stranded": ("Runs without a driver that this process cannot drive.", ()),
     "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),

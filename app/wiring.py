@@ -177,7 +177,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     chance = random.Random(fresh.bytes(16)).random
     standings = Standings()
     pool = Pool(loaded, Health(telemetry, tick=time.monotonic, chance=chance), standings)
-    async with open_store(settings.database_url, grace=settings.lease_seconds) as store, _queue(loaded) as queue:
+    opening = open_store(settings.database_url, grace=settings.lease_seconds)
+    async with opening as store, _queue(loaded, key, telemetry) as queue:
         clock = Clock(now, time.monotonic, store.clock)
         succession = Succession(store, telemetry, time.monotonic)
         means = Means(
@@ -217,8 +218,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             conducts=pool.conducts,
         )
         pulse = Pulse(means, out=drivers.give_up_plans)
-        slots = settings.concurrent_steps
-        free = drivers.sweep_soon
+        slots, free = settings.concurrent_steps, drivers.sweep_soon
         dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known, free=free)
         drivers.beside = dispatcher
         try:
@@ -230,14 +230,16 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
 
 
 @asynccontextmanager
-async def _queue(loaded: Loaded) -> AsyncIterator[StepQueue]:
+async def _queue(loaded: Loaded, pepper: SecretStr, telemetry: Telemetry) -> AsyncIterator[StepQueue]:
     settings = loaded.settings
     tiers = tuple(loaded.catalog.tiers)
     if settings.redis_url is None:
         async with MemoryQueue(tiers, lease=settings.lease_seconds) as memory:
             yield memory
     else:
-        async with RedisQueue(settings.redis_url, tiers, lease=settings.lease_seconds) as redis:
+        seal = hashlib.blake2b(pepper.get_secret_value().encode(), person=b"baton live").digest()
+        async with RedisQueue(settings.redis_url, tiers, lease=settings.lease_seconds, key=seal) as redis:
+            telemetry.watch("baton_messages_forged", lambda: redis.forged)
             yield redis
 
 

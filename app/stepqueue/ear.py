@@ -9,7 +9,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from app.stepqueue.broken import FAULTS
 from app.stepqueue.protocol import Live
-from app.stepqueue.wire import Undecodable, unpack_live
+from app.stepqueue.wire import Forged, Undecodable, unpack_live, unsealed
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +23,20 @@ class Losses(Protocol):
     """Where an ear counts what it had to drop."""
 
     undecodable: int
+    forged: int
     sink_failures: int
 
 
 class Ear:
     """`open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening."""
 
-    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses) -> None:
-        """`pool` is redis-py's, untyped as its methods are."""
+    def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, key: bytes) -> None:
+        """`pool` is redis-py's, untyped as its methods are; what is not sealed with `key` is not believed."""
         self._pool = pool
         self._channel = channel
         self._sink = sink
         self._losses = losses
+        self._key = key
         self._connection: Any = None
         self._subscribed = False
         self._stopping = False
@@ -95,8 +97,10 @@ class Ear:
 
     def _deliver(self, payload: bytes) -> None:
         try:
-            for message in unpack_live(payload):
+            for message in unpack_live(unsealed(payload, self._channel, self._key)):
                 self._hand_over(message)
+        except Forged:
+            self._losses.forged += 1
         except Undecodable:
             self._losses.undecodable += 1
 

@@ -56,9 +56,21 @@ class RedisQueue:
     """
 
     def __init__(
-        self, url: str, tiers: Sequence[str], lease: float = LEASE_SECONDS, prefix: str = "baton", *, bound: int = BOUND
+        self,
+        url: str,
+        tiers: Sequence[str],
+        lease: float = LEASE_SECONDS,
+        prefix: str = "baton",
+        *,
+        bound: int = BOUND,
+        key: bytes = b"",
     ) -> None:
-        """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here."""
+        """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here.
+
+        `key`, at most 64 bytes and the same in all processes, seals live messages: without one, whoever can write to
+        Redis is believed.
+        """
+        self._key = key
         self._keys = Keys(prefix)
         # Blocking reads hold their connections; ringing must never wait for one of them.
         self._commands = _client(url)
@@ -67,7 +79,7 @@ class RedisQueue:
         lanes = {tier: self._keys.tickets(tier) for tier in tiers}
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
-        self._voice = Voice(self._commands)
+        self._voice = Voice(self._commands, key)
         self._probing = _client(url, connections=2)
         self._fuse = Fuse(self._probing, self._keys.pulse, self._warn)
         self._ears: set[Ear] = set()
@@ -79,6 +91,8 @@ class RedisQueue:
         self._closed = False
         self.undecodable = 0
         """Payloads of live messages that were dropped because they could not be read."""
+        self.forged = 0
+        """Payloads of live messages that were dropped because nobody who has the key wrote them."""
         self.sink_failures = 0
         """How many messages a sink met with an exception."""
 
@@ -167,7 +181,7 @@ class RedisQueue:
 
         Each hearer has a connection of its own.
         """
-        ear = Ear(self._hearing, self._keys.live(address), sink, self)
+        ear = Ear(self._hearing, self._keys.live(address), sink, self, self._key)
         try:
             async with self._bounded():
                 await ear.open()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import Live
-from app.stepqueue.wire import pack_live
+from app.stepqueue.wire import pack_live, sealed
 
 BREATH: Final = 20_000
 """Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
@@ -19,9 +19,10 @@ BREATH: Final = 20_000
 class Voice:
     """Publishes in the order of the calls. One task takes a `breath` and `publish`es it, again and again."""
 
-    def __init__(self, commands: Any) -> None:
-        """`commands` is a redis-py client, untyped as its commands are."""
+    def __init__(self, commands: Any, key: bytes) -> None:
+        """`commands` is a redis-py client, untyped as its commands are; `key` seals what is said."""
         self._commands = commands
+        self._key = key
         self._next: dict[str, list[Live]] = {}
         self._waiting = 0
         self._said = asyncio.Event()
@@ -55,7 +56,7 @@ class Voice:
         for channel, messages in said.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
-            words += [(channel, payload) for payload in payloads]
+            words += [(channel, sealed(payload, channel, self._key)) for payload in payloads]
         if len(words) == 1:
             await self._commands.execute_command("PUBLISH", *words[0])
             return

@@ -4,6 +4,8 @@ Arrays with a tag in front instead of objects: deltas are the bulk of the traffi
 their text. What comes in is not believed: Redis may hold what another version, or somebody else, has written.
 """
 
+import hashlib
+import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, assert_never
 
@@ -16,11 +18,37 @@ from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop, Ticket
 BATCH: Final = 256
 """Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
 
+SEAL: Final = 16
+"""Bytes of the code in front of a sealed payload."""
+
 KINDS: Final = frozenset(kind.value for kind in Kind)
 
 
 class Undecodable(ValueError):
     """Bytes that are no ticket or no batch of messages. Stays inside the queue, which drops and counts them."""
+
+
+class Forged(Undecodable):
+    """A payload that nobody who has the key wrote to this channel."""
+
+
+def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
+    """The payload with a code that only who has the key (at most 64 bytes) can make; as it is without a key."""
+    return _code(payload, channel, key) + payload if key else payload
+
+
+def unsealed(data: bytes, channel: str, key: bytes) -> bytes:
+    """The payload; raises `Forged`. One that was heard before passes again, so hearers must live with repetition."""
+    if not key:
+        return data
+    payload = data[SEAL:]
+    if not hmac.compare_digest(data[:SEAL], _code(payload, channel, key)):
+        raise Forged("not sealed with our key")
+    return payload
+
+
+def _code(payload: bytes, channel: str, key: bytes) -> bytes:
+    return hashlib.blake2b(channel.encode() + b"\0" + payload, digest_size=SEAL, key=key).digest()
 
 
 def pack_ticket(ticket: Ticket) -> bytes:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from app import __main__, serving, wiring
-from app.config import Loaded
 from app.providers import http
 from tests.faults.fate import Fate, Order
 from tests.faults.seams import DoomedQueue, DoomedStore, doomed_call, doomed_pool
@@ -34,8 +33,8 @@ def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
             yield DoomedStore(opened, fate)
 
     @asynccontextmanager
-    async def queue(loaded: Loaded) -> AsyncIterator[DoomedQueue]:
-        async with open_queue(loaded) as opened:
+    async def queue(*given: Any) -> AsyncIterator[DoomedQueue]:
+        async with open_queue(*given) as opened:
             yield DoomedQueue(opened, fate, copies)
 
     wiring.open_store = store  # type: ignore[assignment]

@@ -20,9 +20,10 @@ from app.errors import QueueUnavailable
 from app.stepqueue.ear import PAUSE_SECONDS, PROBE_SECONDS
 from app.stepqueue.fuse import WATCH_SECONDS
 from app.stepqueue.keys import GROUP, Keys
-from app.stepqueue.protocol import Committed, Live, Stop, Ticket
+from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
 from app.stepqueue.voice import BREATH
+from app.stepqueue.wire import pack_live, sealed
 from tests import servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -416,6 +417,28 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
         assert await client.xlen(keys.tickets("ultra")) == 0
     assert heard == [Stop("run")]
     assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
+
+
+async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(server: servers.Server) -> None:
+    heard: list[Live] = []
+    delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
+    (payload,), _ = pack_live([delta])
+    ours, theirs, channel = b"our key", b"another key", Keys("baton").live("a")
+    async with (
+        RedisQueue(server.url, TIERS, LEASE, key=ours) as queue,
+        RedisQueue(server.url, TIERS, LEASE, key=theirs) as stranger,
+        Redis.from_url(server.url) as client,
+        queue.hear("a", heard.append),
+    ):
+        elsewhere = sealed(payload, Keys("baton").live("b"), ours)
+        for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
+            await client.publish(channel, forged)
+        await stranger.tell("a", [delta])
+        await _until(lambda: queue.forged == 5)
+        await queue.tell("a", [Stop("run")])
+        await _until(lambda: bool(heard))
+    assert heard == [Stop("run")]
+    assert queue.undecodable == 0
 
 
 async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
