@@ -4,7 +4,8 @@
     take.after                tickets were taken; labels: step=N of each
     ring.before .after        tickets are told to dispatchers; labels: step=N
     done.before .after        a delivery is forgotten; labels: step=N
-    tell.before .after        live messages; labels: delta, committed, stop
+    tell.before .after        live messages; labels: delta, committed, stop, listen; worker=NAME of a call
+    hear.after                a live message was heard; labels as for tell
     stream.before             a provider is about to be called: nothing is sent yet; labels: worker=NAME
     stream.headers            the reply's status line and headers are here; labels: worker=NAME
     stream.read               the network gave a piece of the reply; labels: worker=NAME
@@ -14,7 +15,8 @@
 A boundary inside an await is as exact as one process can make it: SIGKILL takes effect before the call returns.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ from app.core.chat import Piece
 from app.core.journal import Kind
 from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request
-from app.stepqueue.protocol import Delta, Live, StepQueue, Stop, Ticket
+from app.stepqueue.protocol import Committed, Live, StepQueue, Ticket
 from app.store.protocol import Appended, Entry, Store
 from app.wiring import Pool
 from tests.faults.fate import Fate
@@ -81,14 +83,27 @@ class DoomedQueue:
         self._fate.pass_by("done.after", *_steps(tickets))
 
     async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        labels = {"delta" if isinstance(m, Delta) else "stop" if isinstance(m, Stop) else "committed" for m in messages}
+        labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
         await self._queue.tell(address, self._stuttered(messages))
         self._fate.pass_by("tell.after", *labels)
 
+    def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
+        def doomed(message: Live) -> None:
+            sink(message)
+            self._fate.pass_by("hear.after", *_told(message))
+
+        return self._queue.hear(address, doomed)
+
     def _stuttered(self, sent: Sequence[Any]) -> list[Any]:
         """As it is; or each thing so many times and, where there are several, the last one first."""
         return list(reversed(sent)) * self._copies if self._copies > 1 else list(sent)
+
+
+def _told(message: Live) -> set[str]:
+    events = message.events if isinstance(message, Committed) else ()
+    called = {f"worker={event.body['worker']}" for event in events if event.kind is Kind.CALL_INTENDED}
+    return {type(message).__name__.lower(), *called}
 
 
 def _steps(tickets: Sequence[Ticket]) -> set[str]:
