@@ -104,8 +104,13 @@ def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
 
 
 def _uncleared(run: Account, worker: Worker) -> int:
-    """How many of the task's labels a worker is not cleared for."""
-    return len(set(run.admitted["labels"]) - worker.card.clearance)
+    """How many of the task's labels a worker is not cleared for, by name or by its card's region and retention."""
+    card, missing = worker.card, set(run.admitted["labels"]) - worker.card.clearance
+    if card.region:
+        missing.discard("region:" + card.region)
+    if card.retention:
+        missing.discard("retention:" + card.retention)
+    return len(missing)
 
 
 # -- the worker

@@ -1,7 +1,8 @@
 """Who may work on a task at all: the pool, filtered before planning (D6).
 
 The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
-after planning would leak. Every exclusion has a reason, which the journal keeps.
+after planning would leak. A label such as `region:eu` or `retention:none` is held against what a worker's card says of
+its region and retention, any other one against its clearance. Every exclusion has a reason, which the journal keeps.
 """
 
 from collections.abc import Collection, Mapping
@@ -72,7 +73,7 @@ def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
 
 def missing_clearance(worker: Worker, labels: Collection[str]) -> tuple[str, ...]:
     """The labels that this worker is not cleared for, sorted."""
-    return tuple(sorted(set(labels) - worker.card.clearance)) if labels else ()
+    return tuple(sorted(set(labels) - worker.card.cleared)) if labels else ()
 
 
 def _overridden(name: str, overrides: Overrides) -> str | None:

@@ -59,6 +59,13 @@ class Card:
     measured: tuple[Measured, ...] = ()
     """What a calibration has found; never written by hand."""
 
+    @property
+    def cleared(self) -> frozenset[str]:
+        """The labels of what it may see: its clearance, and `region:` and `retention:` with what the card says of
+        each. Of a region or retention that is not known nothing follows."""
+        told = (("region", self.region), ("retention", self.retention))
+        return self.clearance.union(f"{what}:{value}" for what, value in told if value)
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:

@@ -126,6 +126,31 @@ async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: Provide
     assert outcome.ended.state.degraded
 
 
+@pytest.mark.parametrize(
+    ("said", "label", "seen"),
+    [
+        ('region = "us"', "region:eu", False),
+        ("", "region:eu", False),
+        ('region = "eu"', "region:eu", True),
+        ('region = "eu"\nretention = "30d"', "retention:none", False),
+        ('region = "us"\nretention = "none"', "retention:none", True),
+    ],
+)
+async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_must_not_go_there(
+    stub: ProviderStub, tmp_path: Path, said: str, label: str, seen: bool
+) -> None:
+    stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
+    pool = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nregion = "eu"\nretention = "none"\n')
+    async with open_house(tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{said}\n")) as opened:
+        bound = order(opened, "baton-ultra", labels=frozenset({label}))
+        outcome = await finish(await opened.drivers.start(bound))
+    assert outcome.ended.answer == "Hello there."
+    assert [received.model for received in stub.requests] == [*(["planner"] if seen else []), "gamma"]
+    assert outcome.ended.state.degraded is not seen
+    assert outcome.ended.state.admitted.pool == ("gamma",)
+    assert outcome.ended.state.admitted.conductor == ("model" if seen else "fallback")
+
+
 async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, opened: House) -> None:
     with pytest.raises(InvalidRequest, match="not cleared for phi"):
         await opened.drivers.start(order(opened, "baton-mini", labels=frozenset({"phi"})))

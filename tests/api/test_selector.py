@@ -46,7 +46,9 @@ ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
 
 @pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    workers = "".join(WORKER.format(name=name) for name in ("alpha", "beta", "gamma", "planner"))
+    bound = 'region = "eu"\nretention = "none"\nclearance = ["phi"]\n'
+    workers = WORKER.format(name="planner")
+    workers += "".join(WORKER.format(name=name) + bound for name in ("alpha", "beta", "gamma"))
     async with open_house(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
         yield running
 
@@ -166,6 +168,15 @@ async def test_the_trials_of_a_calibration_are_what_it_begins_with(opened: House
     assert made["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
     await opened.learner.learn(tier, spec_of(tier))
     assert (await decision(opened, await ask(client)))["version"] == made["version"], "no trial counts twice"
+
+
+async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(
+    client: httpx.AsyncClient, opened: House, stub: ProviderStub
+) -> None:
+    for label in ("region:eu", "retention:none", "phi"):
+        made = await decision(opened, await ask(client, model="baton-ultra", labels=[label]))
+        assert sorted(made["candidates"]) == ["answer alpha", "answer beta"]
+    assert stub.of("planner") == []
 
 
 async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(

@@ -34,6 +34,8 @@ model = "eye-1"
 pooled = false
 price = {{ input = 10, output = 0 }}
 clearance = ["internal"]
+region = "us"
+retention = "none"
 
 [tiers.baton-mini]
 pool = "all"
@@ -51,7 +53,7 @@ async def served() -> AsyncIterator[Embeddings]:
 
 @pytest.fixture
 async def opened(stub: ProviderStub, served: Embeddings, tmp_path: Path) -> AsyncIterator[House]:
-    cleared = 'clearance = ["internal", "secret"]\n'
+    cleared = 'clearance = ["internal", "secret"]\nregion = "eu"\nretention = "none"\n'
     workers = "".join(WORKER.format(name=name) + cleared for name in ("alpha", "beta"))
     made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS)
     async with open_house(tmp_path, made) as running:
@@ -127,14 +129,15 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
     assert len(served.asked) < 12
 
 
+@pytest.mark.parametrize(("barred", "allowed"), [("secret", "internal"), ("region:eu", "retention:none")])
 async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
-    opened: House, client: httpx.AsyncClient, served: Embeddings
+    opened: House, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
 ) -> None:
-    decision, _, found = await seen(opened, await ask(client, labels=["internal", "secret"]))
+    decision, _, found = await seen(opened, await ask(client, labels=[allowed, barred]))
     assert served.asked == []
     assert found == features(QUESTION)
     assert decision["blind"] == "not_cleared"
-    decision, _, _ = await seen(opened, await ask(client, labels=["internal"]))
+    decision, _, _ = await seen(opened, await ask(client, labels=[allowed]))
     assert len(served.asked) == 1
     assert "blind" not in decision
 

@@ -73,6 +73,26 @@ def test_names_that_the_pool_does_not_hold_are_told() -> None:
     assert unknown_names(TIER, Overrides()) == ()
 
 
+@pytest.mark.parametrize(
+    ("card", "labels", "missing"),
+    [
+        (Card(region="eu"), ("region:eu",), ()),
+        (Card(region="us"), ("region:eu",), ("region:eu",)),
+        (Card(retention="none"), ("retention:none",), ()),
+        (Card(retention="30d"), ("retention:none",), ("retention:none",)),
+        (Card(region="eu", retention="30d"), ("region:eu", "retention:none"), ("retention:none",)),
+        (Card(), ("region:eu", "retention:none"), ("region:eu", "retention:none")),
+        (Card(), ("region:None", "region:", "retention:None"), ("region:", "region:None", "retention:None")),
+        (Card(region="eu", retention="eu"), ("eu",), ("eu",)),
+        (Card(region="house", clearance=frozenset({"region:eu", "phi"})), ("region:eu", "phi"), ()),
+    ],
+)
+def test_a_region_or_a_retention_is_what_the_card_says_and_nothing_where_it_says_nothing(
+    card: Card, labels: tuple[str, ...], missing: tuple[str, ...]
+) -> None:
+    assert missing_clearance(Worker("one", "stub", "one", card=card), labels) == missing
+
+
 def test_missing_clearances_are_sorted() -> None:
     assert missing_clearance(CATALOG.workers["cleared"], ["z", "phi", "a"]) == ("a", "z")
 
