@@ -1,7 +1,9 @@
-"""Two vLLM servers for the whole session: each takes longer to start than all of its tests to run."""
+"""Two vLLM servers for the whole session: each takes longer to start than all of its tests to run. A third one, which
+makes embeddings, for the test that stops it."""
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -29,6 +31,12 @@ def trained_server(request: pytest.FixtureRequest) -> Iterator[VllmServer]:
         return
     with serve(_say(request.config), TRAINED) as server:
         yield server
+
+
+@pytest.fixture
+def embedder(request: pytest.FixtureRequest) -> AbstractContextManager[VllmServer]:
+    """A server of embeddings, to be started and stopped."""
+    return serve(_say(request.config), embeds=True)
 
 
 def _say(config: pytest.Config) -> Callable[[str], None]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from app.learn import manifest
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"
 MODEL: Final = "conductor"
+EMBEDDER: Final = "embedder"
 TRAINED: Final = Path(__file__).with_name("trained")
 CONTEXT: Final = 8192
 RANK: Final = 16
@@ -42,6 +44,8 @@ WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -r
 # characters into strings.
 STRUCTURED: Final = '{"backend":"guidance","disable_any_whitespace":true}'
 OFFLINE: Final[Mapping[str, str]] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# Without it vLLM overrules `uni` on CPU: a process more to start.
+UNI: Final[Mapping[str, str]] = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ADAPTERS: Final[Mapping[str, str]] = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
 
 
@@ -103,6 +107,16 @@ def _command(model: Path, port: int) -> list[str]:
     ]
 
 
+def _embedding(model: Path, port: int) -> list[str]:
+    """The same model as a maker of embeddings: the last token's hidden state, brought to length 1."""
+    options = {"--runner": "pooling", "--convert": "embed", "--max-model-len": str(CONTEXT), "--dtype": "float32"}
+    options |= {"--kv-cache-memory-bytes": str(128 * 1024 * 1024), "--served-model-name": EMBEDDER}
+    options |= {"--distributed-executor-backend": "uni"}
+    flags = [part for option in options.items() for part in option]
+    where = ["--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+    return [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *where, *flags]
+
+
 def _asked(trained: Path, port: int) -> argparse.Namespace:
     """`baton conductor serve` for a small machine."""
     words = ["conductor", "serve", str(trained), "--adapters", "--rank", "16", "--port", str(port)]
@@ -129,20 +143,32 @@ def _answers(base_url: str) -> bool:
     return reply.status_code == httpx.codes.OK
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], base_url: str, log: Path, say: Callable[[str], None]) -> None:
+def _embeds(base_url: str) -> bool:
+    """One vector."""
+    request = {"model": EMBEDDER, "input": "Are you there?"}
+    try:
+        reply = httpx.post(f"{base_url}/embeddings", json=request, timeout=60, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return reply.status_code == httpx.codes.OK
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], answers: Callable[[], bool], log: Path, say: Callable[[str], None]
+) -> None:
     started = time.monotonic()
     reported = started
-    while not _answers(base_url):
+    while not answers():
         now = time.monotonic()
         if process.poll() is not None:
             raise ServerFailed(f"vLLM exited with {process.returncode} while starting:\n{_tail(log)}")
         if now - started > START_SECONDS:
-            raise ServerFailed(f"vLLM gave no token in {START_SECONDS:.0f} s:\n{_tail(log)}")
+            raise ServerFailed(f"vLLM gave no answer in {START_SECONDS:.0f} s:\n{_tail(log)}")
         if now - reported > 15:
             reported = now
             say(f"vllm: starting, {now - started:.0f} s (30 to 100 s are normal)")
         time.sleep(0.5)
-    say(f"vllm: ready after {time.monotonic() - started:.0f} s at {base_url}")
+    say(f"vllm: ready after {time.monotonic() - started:.0f} s")
 
 
 def _group_is_alive(group: int) -> bool:
@@ -190,10 +216,10 @@ def _running(
 
 
 @contextmanager
-def serve(say: Callable[[str], None], trained: Path | None = None) -> Iterator[VllmServer]:
+def serve(say: Callable[[str], None], trained: Path | None = None, *, embeds: bool = False) -> Iterator[VllmServer]:
     """A server for the length of the block; `say` hears what it waits for, because starting takes up to minutes.
 
-    `trained` is an exported conductor; without one, the tiny random model is served.
+    `trained` is an exported conductor; without one, the tiny random model is served, or `embeds`.
     """
     if not PYTHON.exists():
         raise ServerFailed("vLLM's environment is missing; `make test-vllm` builds it")
@@ -202,13 +228,15 @@ def serve(say: Callable[[str], None], trained: Path | None = None) -> Iterator[V
         port = _free_port()
         if trained is None:
             say("vllm: building a tiny model")
-            command, variables = _command(build_model(directory), port), ADAPTERS
+            built = build_model(directory)
+            command, variables = (_embedding if embeds else _command)(built, port), (UNI if embeds else ADAPTERS)
         else:
             command, variables = deployment.command(_asked(trained, port))
         base_url = f"http://127.0.0.1:{port}/v1"
         log = directory / "server.log"
         with _running(command, variables, directory, log) as process:
-            _wait_until_ready(process, base_url, log, say)
-            yield VllmServer(base_url)
+            _wait_until_ready(process, partial(_embeds if embeds else _answers, base_url), log, say)
+            say(f"vllm: at {base_url}")
+            yield VllmServer(base_url, EMBEDDER if embeds else MODEL)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
