@@ -17,7 +17,8 @@ import orjson
 
 from app import outcomes
 from app.attempt import Attempt, Means
-from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, PastStep, Policy, Previous, Sight
+from app.brief import brief, shown
+from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Policy, Sight
 from app.core import drafts
 from app.core.arms import tier_of
 from app.core.chat import Form, Message, Piece, Sampling, Task, Text, Words
@@ -29,14 +30,13 @@ from app.core.nesting import may_nest
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.state import Proposal, RunState, StepState
-from app.core.workflow import CONDUCTOR, PREVIOUS, Access, Step
-from app.errors import BatonError, NotFound, PlanRejected, WorkerUnavailable
+from app.core.workflow import CONDUCTOR, Access, Step
+from app.errors import BatonError, PlanRejected, WorkerUnavailable
 from app.outage import patiently
 from app.providers.protocol import Request
 from app.store.content import address
 from app.store.protocol import Ledger
 from app.telemetry import SPAN_PLAN
-from app.view import look
 
 NOT_CLEARED = "not_cleared"
 EMBEDS = "features-1"
@@ -122,12 +122,12 @@ class Planner:
             return [], []
         decision, contents = self._choose(state, command)
         conductor = self._conductor_for(state, command)
-        brief = self._brief(state, command, conductor)
-        names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
+        known = self._brief(state, command, conductor)
+        names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
         written = [drafts.opened(command, kind, names, conductor.instant, decision)]
         if conductor.instant:
-            steps = [step async for step in conductor.propose(brief, partial(self._ask, append, brief))]
+            steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
             for place, step in enumerate(steps):
                 draft, new = self.step(state, command, place, step)
                 written.append(draft)
@@ -139,10 +139,10 @@ class Planner:
         """A chooser's decision, where there is one to be made, with the features that it rests on."""
         if not isinstance(self._policy, Chooser) or command.mode != "first":
             return None, []
-        brief = self._brief(state, command, Given(()))
+        known = self._brief(state, command, Given(()))
         explores, seed = state.admitted.explore, f"{state.run}/{command.number}"
         sight = self._sights.get(command.number, Sight(blind=NOT_CLEARED))
-        chosen = self._policy.choose(brief, seed, explores=explores, asks=self._may_ask(state), sight=sight)
+        chosen = self._policy.choose(known, seed, explores=explores, asks=self._may_ask(state), sight=sight)
         self._conductor = chosen.conductor
         body = orjson.dumps(chosen.seen.to_json())
         ref = address(self._salt, body)
@@ -210,8 +210,9 @@ class Planner:
         error: BatonError | None = None
         try:
             with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
-                brief = await self._shown(state, command, self._brief(state, command, conductor))
-                async for step in conductor.propose(brief, partial(self._ask, append, brief)):
+                known = self._brief(state, command, conductor)
+                told = await shown(self._means.store, state, command, known, self._left)
+                async for step in conductor.propose(told, partial(self._ask, append, told)):
                     self._tell(Planned(command.number, step))
         except BatonError as caught:
             error = caught
@@ -267,54 +268,8 @@ class Planner:
         return Given((Step(worker, answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
-        known = self._means.catalog().workers
-        workers = [known[name] for name in state.admitted.pool if name in known]
-        earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
-        last = next((one for one in reversed(earlier) if one.number < command.number), None)
-        repairs = last is not None and command.mode == "repair"
-        limits = state.admitted.limits
-        return Brief(
-            task=self._task,
-            workers=tuple(workers if conductor.instant else shuffled(workers, state.run)),
-            limits=replace(limits, steps=command.room) if command.room else limits,
-            usd_left=max(state.admitted.limits.usd - state.usd, 0),
-            objections=last.reasons if last and repairs else (),
-            rejected=self._text if repairs else "",
-            run=state.run,
-            round=command.round if command.parent is None else 1,
-            nests=not conductor.instant and may_nest(state, command.parent),
-        )
-
-    async def _shown(self, state: RunState, command: Propose, brief: Brief) -> Brief:
-        """The brief with the round before, if there was one, or with the view of the step that it is for; `NotFound` if
-        that was erased."""
-        if command.parent is not None:
-            looked = partial(look, self._means.store, state, command.parent)
-            view = await patiently(self._means.store, looked, self._left)
-            return replace(brief, task=replace(self._task, messages=view.messages("")))
-        answer = state.answer(command.round - 1)
-        if answer is None:
-            return brief
-        steps = state.workflow(command.round - 1)
-        refs = {ref for step in steps for ref in (step.subtask,)} | {answer.step.output}
-        read = partial(self._means.store.contents, state.run, sorted(refs - {""}))
-        found = {"": b"", **await patiently(self._means.store, read, self._left)}
-        if not refs <= found.keys():
-            raise NotFound("The content of this run was erased.", code="content_erased")
-        before = state.answer(command.round - 2)
-        names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
-        if before is not None:
-            names[before.step.n] = PREVIOUS
-        past = [
-            PastStep(
-                step.worker,
-                found[step.subtask].decode(),
-                tuple("user" if one == "user" else names[int(one)] for one in step.access.as_list()),
-                step.state == "done",
-            )
-            for step in steps
-        ]
-        return replace(brief, previous=Previous(tuple(past), found[answer.step.output].decode()))
+        catalog = self._means.catalog()
+        return brief(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """Until when plans may be made: a slow conductor must leave the steps their time."""
@@ -333,7 +288,7 @@ class Planner:
     async def _ask(
         self,
         append: Append,
-        brief: Brief,
+        told: Brief,
         worker: str,
         messages: tuple[Message, ...],
         *,
@@ -368,8 +323,8 @@ class Planner:
             spare=True,
             facts={
                 "template": template,
-                "usd_left": brief.usd_left,
-                "rejected": self._ref(brief.rejected),
+                "usd_left": told.usd_left,
+                "rejected": self._ref(told.rejected),
                 **({"version": version} if version else {}),
             },
         )
@@ -450,8 +405,3 @@ def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequenc
     if place and earlier[-1].answers:
         found.append(f"step {place}: comes after the answering step")
     return found
-
-
-def shuffled(workers: Sequence[Worker], run: str) -> list[Worker]:
-    """An order that depends on the run alone, so that it can be made again; `plan.opened` has it too."""
-    return sorted(workers, key=lambda worker: address(run.encode(), worker.name.encode()))

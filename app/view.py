@@ -137,5 +137,5 @@ async def texts_of(
     if len(bodies) < len(wanted):
         bodies |= await store.contents(run, sorted(wanted - bodies.keys()))
     if len(bodies) < len(wanted):
-        raise NotFound("The content of this run was erased; its journal remains.")
+        raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
     return {"": ""} | {ref: body.decode() for ref, body in bodies.items()}

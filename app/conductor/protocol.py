@@ -2,7 +2,7 @@
 
 `propose` yields steps in order, each as soon as it is known, so that the first can be dispatched before the plan is
 complete. It raises `PlanRejected` with every reason when what it received is no plan, and lets `WorkerError` pass
-when its model fails. What it yields is untrusted: `conduct.py` validates each step against the run's pool and limits.
+when its model fails. What it yields is untrusted: `planner.py` validates each step against the run's pool and limits.
 
 A conductor that needs a model gets `ask`: the one journaled way to call one. It holds no key, opens no socket, and
 keeps no state between runs.

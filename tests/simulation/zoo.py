@@ -12,7 +12,7 @@ import orjson
 import pytest
 from sqlalchemy import Connection, delete, update
 
-from app import conduct, dispatch, planner, view
+from app import brief, conduct, dispatch, planner, view
 from app.attempt import Attempt
 from app.audience import Audience
 from app.candidates import Candidates
@@ -351,7 +351,8 @@ def widen_the_view_inside(patch: Patch) -> None:
 
 
 def nest_without_end(patch: Patch) -> None:
-    patch.setattr(planner, "may_nest", lambda *_: True)
+    for asks in (brief, planner):
+        patch.setattr(asks, "may_nest", lambda *_: True)
 
 
 def end_without_a_notice(patch: Patch) -> None:

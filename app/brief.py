@@ -1,0 +1,74 @@
+"""What a conductor is shown, as `view.py` has it for steps: the task, who may take part, what is left to spend, why its
+last proposal was rejected, and in a further round the one before.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from app.conductor.protocol import Brief, PastStep, Previous
+from app.core.chat import Task
+from app.core.commands import Propose
+from app.core.nesting import may_nest
+from app.core.pool import Catalog, Worker
+from app.core.state import RunState
+from app.core.workflow import PREVIOUS
+from app.outage import Left, patiently
+from app.store.content import address
+from app.store.protocol import Store
+from app.view import look, texts_of
+
+
+def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, instant: bool, rejected: str) -> Brief:
+    """All but what is read from the store. `instant` is for a conductor that needs no model; `rejected` is the text of
+    the last proposal."""
+    known = catalog.workers
+    workers = [known[name] for name in state.admitted.pool if name in known]
+    earlier = state.proposals if command.parent is None else state.nested.get(command.parent, ())
+    last = next((one for one in reversed(earlier) if one.number < command.number), None)
+    repairs = last is not None and command.mode == "repair"
+    limits = state.admitted.limits
+    return Brief(
+        task=task,
+        workers=tuple(workers if instant else _shuffled(workers, state.run)),
+        limits=replace(limits, steps=command.room) if command.room else limits,
+        usd_left=max(limits.usd - state.usd, 0),
+        objections=last.reasons if last and repairs else (),
+        rejected=rejected if repairs else "",
+        run=state.run,
+        round=command.round if command.parent is None else 1,
+        nests=not instant and may_nest(state, command.parent),
+    )
+
+
+async def shown(store: Store, state: RunState, command: Propose, known: Brief, left: Left) -> Brief:
+    """The brief with the round before, if there was one, or with the view of the step that it is for. `NotFound` if
+    that was erased, `StoreUnavailable` if the database is away until nothing is `left`."""
+    if command.parent is not None:
+        view = await patiently(store, partial(look, store, state, command.parent), left)
+        return replace(known, task=replace(known.task, messages=view.messages("")))
+    answer = state.answer(command.round - 1)
+    if answer is None:
+        return known
+    steps = state.workflow(command.round - 1)
+    refs = {answer.step.output, *(step.subtask for step in steps)}
+    texts = await patiently(store, partial(texts_of, store, state.run, refs), left)
+    before = state.answer(command.round - 2)
+    names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
+    if before is not None:
+        names[before.step.n] = PREVIOUS
+    past = [
+        PastStep(
+            step.worker,
+            texts[step.subtask],
+            tuple("user" if one == "user" else names[int(one)] for one in step.access.as_list()),
+            step.state == "done",
+        )
+        for step in steps
+    ]
+    return replace(known, previous=Previous(tuple(past), texts[answer.step.output]))
+
+
+def _shuffled(workers: Iterable[Worker], run: str) -> list[Worker]:
+    """An order that depends on the run alone, so that it can be made again; `plan.opened` has it too."""
+    return sorted(workers, key=lambda worker: address(run.encode(), worker.name.encode()))
