@@ -12,18 +12,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-import orjson
-
 from app import ended, intake, resumption
 from app.attempt import Means
 from app.audience import Audience, public
 from app.beside import DispatcherBeside
 from app.conduct import Driver
 from app.consequences import tentative
-from app.core import notices, position
-from app.core.chat import task_to_json
+from app.core import position
 from app.core.commands import Propose
-from app.core.journal import Draft, Event
+from app.core.journal import Event
 from app.core.position import Position
 from app.core.progress import begin
 from app.core.results import Returned, returned
@@ -43,8 +40,7 @@ from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
 from app.resumption import Found, Waiting
 from app.stepqueue.protocol import Live, Stop
-from app.store.content import address
-from app.store.protocol import Entry, Lease, Ledger, NewRun, Outbox
+from app.store.protocol import Entry, Outbox
 from app.telemetry import SPAN_RUN
 from app.undecided import Undecided
 
@@ -127,16 +123,16 @@ class Drivers:
     async def _begin(self, order: Order, *, handed: bool) -> Driven:
         catalog, choice = self._means.catalog(), intake.choose(self._means, order)
         conductor, kind = intake.conducted(self._means, order, choice)
-        name, salt, now = self._means.name("run"), self._means.salt(), self._means.now()
-        body = orjson.dumps(task_to_json(order.task))
-        admitted = intake.admitted(catalog, order, choice, kind, address(salt, body), now)
+        await self._means.pin(catalog)
+        entry, salt = intake.entry(self._means, catalog, order, choice, kind, self._home)
+        name, (admitted,) = entry.run, entry.events
         line: Mailbox[Told] = Mailbox(LINE)
         audience = Audience(name)
         audience.admit(line, notes=order.stream_steps)
         driver = Driver(
             self._means,
             home=self._home,
-            state=begin(Event(name, 0, admitted.kind, now, admitted.body)),
+            state=begin(Event(name, 0, admitted.kind, entry.at, admitted.body)),
             task=order.task,
             salt=salt,
             conductor=conductor,
@@ -145,9 +141,8 @@ class Drivers:
         driver.beside = self.beside
         self._drivers[name] = driver  # from now on it hears: a dispatcher may be done before `_admit` returns
         try:
-            await self._means.pin(catalog)
             with self._undecided.told(name, driver.state.turn):
-                await self._admit(driver, order, admitted, salt, (address(salt, body), body), now, handed=handed)
+                await self._admit(driver, entry, handed=handed)
             if handed:
                 return await self._pass_on(driver, line)
             self._drive_unless_relieved(driver)
@@ -200,21 +195,10 @@ class Drivers:
         return Driven(run, line, driver.state)
 
     async def _commit_turn(self, driver: Driver, order: Order, found: Found) -> None:
-        begun, tier = resumption.begin(self._means, order, found), found.row.tier
-        now = begun.turn.at
-        follows = await driver.consequences(tentative(found.state, begun.events))
-        follows.outbox = [*(Outbox(n, tier, self._home, begun.turn.number) for n in begun.steps), *follows.outbox]
-        entry = Entry(
-            run=found.state.run,
-            at=now,
-            events=begun.events,
-            epoch=found.row.epoch,
-            contents=begun.contents,
-            once=order.once,
-            notify=self._notify(order),
-            lease=Lease(self._home, now + self._means.lease, begun.turn.deadline),
-        )
-        await driver.write(entry, follows)
+        begun, tier = resumption.begin(self._means, order, found, self._home), found.row.tier
+        follows = await driver.consequences(tentative(found.state, begun.entry.events))
+        follows.outbox = [*(Outbox(n, tier, self._home, begun.turn) for n in begun.steps), *follows.outbox]
+        await driver.write(begun.entry, follows)
         await driver.ring(follows.outbox)
 
     async def attach(
@@ -279,49 +263,13 @@ class Drivers:
 
     # -- admission
 
-    def _notify(self, order: Order) -> bool:
-        return self._means.notifies and notices.wanted(order.wire)
-
-    async def _admit(
-        self,
-        driver: Driver,
-        order: Order,
-        admitted: Draft,
-        salt: bytes,
-        content: tuple[str, bytes],
-        now: float,
-        *,
-        handed: bool,
-    ) -> None:
-        """Commit the admission with everything that follows from it at once; the deadline counts from `now`. Of a run
-        that is handed over, its plan, if that needs no model."""
-        first = begin(Event(driver.state.run, 1, admitted.kind, now, admitted.body))
+    async def _admit(self, driver: Driver, entry: Entry, *, handed: bool) -> None:
+        """Commit the admission with everything that follows from it at once; of a run that is handed over, its plan, if
+        that needs no model."""
+        (admitted,) = entry.events
+        first = begin(Event(entry.run, 1, admitted.kind, entry.at, admitted.body))
         follows = await driver.consequences(first, plans=not handed)
         follows = follows.unqueued(first) if handed else follows
-        new = NewRun(
-            tenant=order.tenant,
-            key=order.key,
-            tier=order.tier.name,
-            model=order.model,
-            salt=salt,
-            driver=self._home,
-            lease_until=self._means.now() + self._means.lease,
-            deadline=first.deadline,
-            cap=Ledger(order.limits.usd, order.limits.tokens),
-            code=self._means.code,
-        )
-        labels = tuple(("label", label) for label in sorted(order.labels))
-        entry = Entry(
-            run=first.run,
-            at=now,
-            events=(admitted,),
-            new=new,
-            epoch=driver.epoch,
-            contents=(content,),
-            tags=labels,
-            once=order.once,
-            notify=self._notify(order),
-        )
         await driver.write(entry, follows)
         driver.planning = follows.pending if isinstance(follows.pending, Propose) else None
         await driver.ring(follows.outbox)

@@ -1,11 +1,14 @@
-"""What a run is admitted with: who may take part, who plans it, and the event that pins both."""
+"""What a run is admitted with: who may take part, who plans it, and the entry that pins both."""
 
 from dataclasses import replace
 
+import orjson
+
 from app.attempt import Means
 from app.conductor.protocol import Given, Policy
-from app.core import drafts
+from app.core import drafts, notices
 from app.core.arms import steps_needed
+from app.core.chat import task_to_json
 from app.core.journal import Draft
 from app.core.plan import by_name, read_plan
 from app.core.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
@@ -14,6 +17,8 @@ from app.core.state import CALLER, FALLBACK
 from app.core.workflow import Step
 from app.errors import InvalidRequest, PlanRejected
 from app.order import Order
+from app.store.content import address
+from app.store.protocol import Entry, Ledger, NewRun
 
 
 def choose(means: Means, order: Order) -> Eligible:
@@ -67,7 +72,40 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
     return Given((Step(worker, answers=True),)), FALLBACK
 
 
-def admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
+def entry(
+    means: Means, catalog: Catalog, order: Order, choice: Eligible, conductor: str, home: str
+) -> tuple[Entry, bytes]:
+    """The first entry of a new run, which `home` drives, and the run's salt. The deadline counts from now."""
+    salt, now = means.salt(), means.now()
+    body = orjson.dumps(task_to_json(order.task))
+    task = address(salt, body)
+    draft = _admitted(catalog, order, choice, conductor, task, now)
+    new = NewRun(
+        tenant=order.tenant,
+        key=order.key,
+        tier=order.tier.name,
+        model=order.model,
+        salt=salt,
+        driver=home,
+        lease_until=now + means.lease,
+        deadline=draft.body["deadline"],
+        cap=Ledger(order.limits.usd, order.limits.tokens),
+        code=means.code,
+    )
+    return Entry(
+        run=means.name("run"),
+        at=now,
+        events=(draft,),
+        new=new,
+        epoch=1,
+        contents=((task, body),),
+        tags=tuple(("label", label) for label in sorted(order.labels)),
+        once=order.once,
+        notify=means.notifies and notices.wanted(order.wire),
+    ), salt
+
+
+def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
     """`run.admitted`; `task` is the ref of what was asked.
 
     Where nobody conducts there is one round. Only a model that is told of it takes steps itself, and none where there

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 import orjson
 
 from app.attempt import Means
-from app.core import drafts, results
+from app.core import drafts, notices, results
 from app.core.chat import Image, Message, message_to_json, task_to_json
-from app.core.journal import Draft, Event, Kind
+from app.core.journal import Event, Kind
 from app.core.progress import advance, fold
 from app.core.results import Returned, Standing
 from app.core.state import RunState, Turn
 from app.errors import InvalidRequest, NotFound
 from app.order import Order
 from app.store.content import address
-from app.store.protocol import RunRow
+from app.store.protocol import Entry, Lease, RunRow
 
 KEPT = 256
 """Runs that wait for their callers and whose journals this process need not fold again."""
@@ -63,11 +63,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a turn begins: its events, their contents, and the steps that go on."""
+    """How a turn of that number begins: its first entry, and the steps that go on."""
 
-    turn: Turn
-    events: tuple[Draft, ...]
-    contents: tuple[tuple[str, bytes], ...]
+    turn: int
+    entry: Entry
     steps: tuple[int, ...]
 
 
@@ -136,8 +135,8 @@ def _check_authority(means: Means, order: Order, state: RunState, portions: Mapp
             )
 
 
-def begin(means: Means, order: Order, found: Found) -> Beginning:
-    """The turn that the request begins. How to decode, and the tools, are as it says now."""
+def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
+    """The turn that the request begins, and that `home` drives. How to decode, and the tools, are as it says now."""
     state, now = found.state, means.now()
     asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
     request = (address(found.salt, asked), asked)
@@ -152,7 +151,17 @@ def begin(means: Means, order: Order, found: Found) -> Beginning:
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(drafts.tool_results(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
-    return Beginning(turn, (resumed, *came), (request, *found.shares.values()), tuple(found.shares))
+    entry = Entry(
+        run=state.run,
+        at=now,
+        events=(resumed, *came),
+        epoch=found.row.epoch,
+        contents=(request, *found.shares.values()),
+        once=order.once,
+        notify=means.notifies and notices.wanted(order.wire),
+        lease=Lease(home, now + means.lease, turn.deadline),
+    )
+    return Beginning(turn.number, entry, tuple(found.shares))
 
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:
