@@ -42,15 +42,15 @@ class Dispatcher:
         slots: int,
         grace: float,
         known: Known = lambda _run: None,
-        free: Callable[[], None] = lambda: None,
+        undriven: Callable[[], None] = lambda: None,
     ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
-        `known` spares it folding the journals of runs that are driven beside it; `free` is called when there is a run
-        that nobody drives.
+        `known` spares it folding the journals of runs that are driven beside it; `undriven` is called when there is
+        a run that nobody drives.
         """
         self._known = known
-        self._free_run = free
+        self._undriven = undriven
         self._means = means
         self._name = name
         self._slots = slots
@@ -136,7 +136,7 @@ class Dispatcher:
         if not isinstance(message, Stop | Listen):
             return
         if isinstance(message, Listen) and not message.address:
-            return self._free_run() if self._group is not None else None
+            return self._undriven() if self._group is not None else None
         for work in [work for work in self._works.values() if work.ticket.run == message.run]:
             if isinstance(message, Listen):
                 work.tell_from_now_on(message.address)

@@ -218,8 +218,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             conducts=pool.conducts,
         )
         pulse = Pulse(means, out=drivers.give_up_plans)
-        slots, free = settings.concurrent_steps, drivers.sweep_soon
-        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=drivers.known, free=free)
+        slots, known, undriven = settings.concurrent_steps, drivers.known, drivers.sweep_soon
+        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=known, undriven=undriven)
         drivers.beside = dispatcher
         try:
             webhooks = Webhooks(means, _target(settings))

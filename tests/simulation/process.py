@@ -207,7 +207,7 @@ class Process:
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
         drivers.hands_over = self.hands_over
         known, free = drivers.known, drivers.sweep_soon
-        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=self.grace, known=known, free=free)
+        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=self.grace, known=known, undriven=free)
         drivers.beside = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.look()
