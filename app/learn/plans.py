@@ -101,10 +101,8 @@ def legal_again(place: int, workers: int) -> tuple[int, ...]:
         return (2, *legal(1, workers))
     if place > 4 * FURTHER:
         return (2,)
-    step, part = divmod(place - 1, 4)
-    return (
-        legal(place, workers) if part < 2 else legal(place + 4, workers) if part == 2 else (1, 2)[step == FURTHER - 1 :]
-    )
+    part = (place - 1) % 4
+    return legal(place if part < 2 else place + 4, workers)  # what it sees and whether it ends, a step further on
 
 
 def to_tokens(plan: Plan) -> list[int]:
