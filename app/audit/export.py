@@ -16,6 +16,7 @@ import os
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -139,11 +140,8 @@ class Export:
     async def catalogs(self) -> Mapping[str, bytes]:
         """See `check.Records`."""
         found: dict[str, bytes] = {}
-        for number, line in self._lines():
-            if "run" in line:
-                break
-            if "catalog" in line:
-                found[line["catalog"]] = self._bytes(number, line)
+        for number, line in self._preamble("catalog"):
+            found[line["catalog"]] = self._bytes(number, line)
         return found
 
     async def changes(self) -> Sequence[Change] | None:
@@ -151,14 +149,11 @@ class Export:
         if self._head()["version"] == UNCHANGED:
             return None
         found: list[Change] = []
-        for number, line in self._lines():
-            if "run" in line:
-                break
-            if "change" in line:
-                try:
-                    found.append(Change(**line["change"]))
-                except TypeError:
-                    raise self._fault(number, "is no line of an export") from None
+        for number, line in self._preamble("change"):
+            try:
+                found.append(Change(**line["change"]))
+            except TypeError:
+                raise self._fault(number, "is no line of an export") from None
         return found
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
@@ -187,6 +182,11 @@ class Export:
             raise self._fault(number, "is where the file breaks off; export it again")
         if gathered is not None:
             yield gathered.record()
+
+    def _preamble(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The lines of a kind that stand before the first run."""
+        head = takewhile(lambda one: "run" not in one[1], self._lines())
+        return (one for one in head if kind in one[1])
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
