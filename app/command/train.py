@@ -8,16 +8,24 @@ from typing import Any
 from app.errors import ConfigInvalid
 
 EXTRAS = frozenset({"torch", "transformers", "trl", "peft", "datasets"})
+ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
+"""Options of the builtin training that say nothing of second rounds."""
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """0; 1 if `--gap` asks for more than was reached."""
-    if asked.backend == "builtin":
-        rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
-        trainer = "app.learn.train:run" if asked.rounds == 1 else "app.learn.train_rounds:run"
-        return 0 if _found(trainer)(asked, _say, rollouts) else 1
-    _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
-    return 0
+    if asked.backend != "builtin":
+        _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
+        return 0
+    if asked.rounds > 1:
+        if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
+            raise ConfigInvalid(
+                [f"--{name.replace('_', '-')}: is of no use with --rounds 2; remove it" for name in idle]
+            )
+        _found("app.learn.train_rounds:run")(asked, _say)
+        return 0
+    rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
+    return 0 if _found("app.learn.train:run")(asked, _say, rollouts) else 1
 
 
 def _found(name: str) -> Any:

@@ -265,8 +265,8 @@ def checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
     return Recipe(**card["recipe"]), Weights(**card["weights"]), weights
 
 
-def run(options: Any, say: Callable[[str], None], _rollouts: object = ()) -> bool:
-    """For the command line; always True, whatever came out."""
+def run(options: Any, say: Callable[[str], None]) -> None:
+    """For the command line."""
     if options.checkpoint is None:
         raise ConfigInvalid(["--rounds 2: name the folder of a training run with --from"])
     recipe, weights, start = checkpoint(Path(options.checkpoint))
@@ -284,7 +284,6 @@ def run(options: Any, say: Callable[[str], None], _rollouts: object = ()) -> boo
     for table in written:
         say(f"\n{table}")
     write_card(order.out, _card(order, trainer, Path(options.checkpoint), tables))
-    return True
 
 
 def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
