@@ -36,7 +36,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
     "baton_dead_letters_total": ("Steps given up because their dispatchers fell silent over them.", ("tier",)),
     "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
-    "baton_swept_total": ("Tickets rung again or found in the outbox, and runs taken over.", ("kind",)),
+    "baton_swept_total": ("Tickets rung again or found in the outbox, and runs taken over or handed over.", ("kind",)),
     "baton_probes_total": ("Tokens asked of conductors to see whether they live.", ("worker", "outcome")),
     "baton_ejections_total": ("Workers that were no longer called for a while.", ("worker", "reason")),
     "baton_retries_total": ("Attempts beyond a step's first, by the worker that was called.", ("worker", "kind")),
