@@ -5,7 +5,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.audited import look
 from tests.stubs import ProviderStub, Reply
 
 WORKERS = ("alpha", "beta", "gamma", "planner")
+SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
 
 POOL = """
 [providers.stub]
@@ -190,6 +191,11 @@ def kinds(journal: tuple[Event, ...]) -> list[Kind]:
     return [event.kind for event in journal]
 
 
+def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
+    """The bodies of a kind's events with these values."""
+    return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
+
+
 def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
     """A plan as a JSON value."""
     return {"steps": [{"worker": worker, "subtask": subtask, "access": access} for worker, subtask, access in steps]}
@@ -198,6 +204,12 @@ def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
 def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
     """A plan as a conductor writes it."""
     return json.dumps(plan(*steps))
+
+
+def speak(stub: ProviderStub) -> None:
+    """Let each worker say its words of `SAYS` whenever it is asked."""
+    for name, words in SAYS.items():
+        stub.always(name, Reply(chunks=(words,)))
 
 
 def plans(stub: ProviderStub, *texts: str) -> None:

@@ -2,7 +2,6 @@
 becomes of it when something fails or a driver dies inside. The auditor reads every journal."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,25 @@ from app.core.state import DRIVER_LOST
 from app.core.workflow import CONDUCTOR
 from app.wiring import House
 from tests.api.house import (
+    SAYS,
     Outcome,
     calling,
     events,
     finish,
     kinds,
     narrowed,
+    of,
     open_house,
     order,
     plan_text,
     plans,
     pool_text,
+    speak,
 )
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import Usage as Used
 
 TIER = "baton-nested"
-SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
 ITSELF = 3
 """The ordinal behind those of the three workers."""
 OUTER = plan_text((0, "Draft it", ["user"]), (ITSELF, "Take it apart", [0]), (1, "Put it together", ["user", 1]))
@@ -43,23 +44,15 @@ SIMPLE = plan_text((0, "Just do it", ["user"]))
 SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        for name, words in SAYS.items():
-            running.always(name, Reply(chunks=(words,)))
-        yield running
+@pytest.fixture(autouse=True)
+def said(stub: ProviderStub) -> None:
+    speak(stub)
 
 
 async def run(opened: House, **changes: Any) -> Outcome:
     """A run of one round, if nothing else is said."""
     changes = {"limits": narrowed(opened, TIER, rounds=1)} | changes
     return await finish(await opened.drivers.start(order(opened, TIER, **changes)))
-
-
-def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
-    """The bodies of a kind's events with these values."""
-    return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -261,8 +254,7 @@ async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub
     assert (state.state, state.steps[0].state) == ("failed", "failed")
     assert state.steps[0].error == state.steps[1].error != ""
     stub.clear()
-    for name, words in SAYS.items():
-        stub.always(name, Reply(chunks=(words,)))
+    speak(stub)
     plans(stub, OUTER, INNER)
     assert (await run(opened)).ended.state.state == "succeeded"
 

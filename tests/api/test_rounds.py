@@ -3,7 +3,6 @@ and what becomes of them when something fails or a driver dies in between. The a
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,20 @@ from app.gateway.openai_reply import extension
 from app.planner import Planned, faults
 from app.wiring import House
 from tests.api.house import (
+    SAYS,
     Outcome,
     calling,
     events,
     finish,
     kinds,
     narrowed,
+    of,
     open_house,
     order,
     plan_text,
     plans,
     pool_text,
+    speak,
 )
 from tests.core.play import admission, numbered
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall, ToolCall
@@ -42,21 +44,13 @@ MEND = plan_text((2, "Mend it", ["previous"]))
 SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[ProviderStub]:
-    async with ProviderStub() as running:
-        for name, words in {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}.items():
-            running.always(name, Reply(chunks=(words,)))
-        yield running
+@pytest.fixture(autouse=True)
+def said(stub: ProviderStub) -> None:
+    speak(stub)
 
 
 async def run(opened: House, tier: str = "baton-deep", **changes: Any) -> Outcome:
     return await finish(await opened.drivers.start(order(opened, tier, **changes)))
-
-
-def of(journal: tuple[Event, ...], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
-    """The bodies of a kind's events with these values."""
-    return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -66,9 +60,6 @@ def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
 
 def worker_of(journal: tuple[Event, ...], n: int) -> str:
     return str(of(journal, Kind.PLAN_STEP, n=n)[0]["worker"])
-
-
-SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
 
 
 # -- accepting and going on
@@ -397,8 +388,7 @@ async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, open
     first = await run(opened, task=Task(tuple(said), toolbox=box))
     assert first.ended.finish == "tool_calls"
     stub.clear()
-    for worker in SAYS:
-        stub.always(worker, Reply(chunks=(SAYS[worker],)))
+    speak(stub)
     plans(stub, plan_text((1, "Mend it", ["previous"])), EMPTY)
     [called] = first.ended.calls
     said += [Message("assistant", (), calls=(called,)), Message("tool", (Text("It is A."),), call_id=called.id)]
