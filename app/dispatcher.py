@@ -18,11 +18,12 @@ from app.attempt import Attempt, Means
 from app.beside import Begun, Known
 from app.core.records import changed
 from app.core.state import RunState
-from app.dispatch import Execution, Work, rung_again
+from app.dispatch import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.outcomes import Outcomes
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Listen, Live, Stop, Ticket
 from app.store.protocol import Held, Outbox
+from app.work import Work, rung_again
 
 IDLE_WAIT = 1.0
 POLL = 0.2

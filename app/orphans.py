@@ -24,13 +24,13 @@ from app.core.commands import Finish
 from app.core.journal import Draft, Kind
 from app.core.progress import fold, give_up
 from app.core.state import RunState
-from app.dispatch import rung_again
 from app.ended import outcome
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.outcomes import given_up
 from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
 from app.view import texts_of
+from app.work import rung_again
 
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
