@@ -206,8 +206,10 @@ class Process:
         given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
         drivers.hands_over = self.hands_over
-        known, free = drivers.known, drivers.sweep_soon
-        dispatcher = Dispatcher(given, name=self.name, slots=self.slots, grace=self.grace, known=known, undriven=free)
+        known, undriven = drivers.known, drivers.sweep_soon
+        dispatcher = Dispatcher(
+            given, name=self.name, slots=self.slots, grace=self.grace, known=known, undriven=undriven
+        )
         drivers.beside = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.look()
