@@ -7,7 +7,7 @@ is the `Runner` beneath them, that is: the network and the server.
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -15,8 +15,9 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from app.store.engines import Fault, _reason
+from app.store.engines import Fault, Runner, _reason
 from app.store.runs import clock
+from app.store.sql import SqlStore
 from app.store.statements import Statements
 from app.store.tables import METADATA
 from tests.simulation.loop import EPOCH
@@ -70,6 +71,20 @@ class Database:
         cursor = self.conn.connection.cursor()
         cursor.execute(query, values)
         return cursor.fetchall()
+
+
+class SimStore(SqlStore):
+    """The store as one process has it; `giving` learns which runs it means to give up."""
+
+    def __init__(self, runner: Runner, lease: float, time: Callable[[], float], giving: set[tuple[str, str]]) -> None:
+        super().__init__(runner, 1, lease, 5.0)
+        self._time, self._giving = time, giving
+
+    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+        """As it is told to."""
+        if until <= EPOCH + self._time():
+            self._giving |= {(driver, run) for run in epochs}
+        return await super().renew(driver, epochs, until)
 
 
 class SimRunner:

@@ -13,8 +13,6 @@ from typing import Any
 
 import orjson
 
-from tests.simulation.loop import EPOCH
-
 TRIGGERS = """
 CREATE TABLE witness (n INTEGER PRIMARY KEY, what TEXT, run TEXT, seq INTEGER, kind TEXT, body BLOB, who TEXT);
 CREATE TABLE buried (run TEXT, ref TEXT, body BLOB);
@@ -60,6 +58,8 @@ OPENS = "@conductor"
 ENDINGS = frozenset({"run.succeeded", "run.failed", "run.cancelled", "run.expired", "run.over_budget"})
 IN_FLIGHT = 2
 """Entries that were on their way when a run was given up, at most: its driver's, and a planning call's."""
+OVERTAKEN = 5.0
+"""Seconds for which a renewal may be on its way to the database while the run that it prolongs is given up."""
 MONEY = "held_usd, held_tokens, spent_usd, spent_tokens"
 DISPATCHERS_WORDS = frozenset({"call.intended", "call.finished", "step.done", "step.failed", "step.awaiting_tool"})
 
@@ -128,6 +128,8 @@ class Witness:
     """How many intents were committed with this request hash."""
     books: dict[str, Books] = field(default_factory=dict)
     gifts: list[Gift] = field(default_factory=list)
+    giving: set[tuple[str, str]] = field(default_factory=set)
+    """Drivers and the runs that they mean to give up: a renewal that comes late looks the same."""
     openers: set[tuple[str, int]] = field(default_factory=set)
     """Steps that the conductor takes itself."""
 
@@ -154,7 +156,7 @@ class Witness:
             if what == "run":
                 self.salts[run] = body
             elif what in ("driver", "lowered", "raised"):
-                self._see_driver(what, run, seq, body, who)
+                self._see_driver(what, run, seq, who)
             elif what == "event":
                 fact = Fact(run, seq, kind, orjson.loads(body), author, self.time())
                 self._take(fact)
@@ -189,17 +191,17 @@ class Witness:
                 self.object(f"{run}: {who} took it from {before} and left the epoch at {under}")
         self._leads |= leads
 
-    def _see_driver(self, what: str, run: str, epoch: int, until: float, who: str) -> None:
-        """A lease that has lapsed as it is written is given up: from then on the run is free for whoever comes."""
+    def _see_driver(self, what: str, run: str, epoch: int, who: str) -> None:
+        """A run that is given up is free for whoever comes, from then on."""
         gift = self._free.get(run)
-        if what == "lowered" and until <= EPOCH + self.time() and gift is None:
+        if what == "lowered" and (who, run) in self.giving and gift is None:
             self._free[run] = gift = Gift(run, epoch, who, self.time())
             self.gifts.append(gift)
             self.note(who, run, "given up")
         elif gift is not None and epoch > gift.epoch:
             gift.taker, gift.taken = who, self.time()
             del self._free[run]
-        elif gift is not None and what == "raised":
+        elif gift is not None and what == "raised" and self.time() > gift.at + OVERTAKEN:
             self.object(f"{run}: {who} prolonged the lease that it had given up")
 
     def _check_author(self, fact: Fact, driver: str | None, holder: str | None) -> None:

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from app.errors import BatonError
 from app.order import Order
 from app.stepqueue.protocol import Ticket
-from app.store.sql import SqlStore
 from tests.simulation.bell import Bell, Server
 from tests.simulation.callers import Hearing, Visit, visit
-from tests.simulation.database import Database, SimRunner
+from tests.simulation.database import Database, SimRunner, SimStore
 from tests.simulation.faults import AS_SEEDED, Faults, Weather
 from tests.simulation.loop import EPOCH, Machine, Stuck, VirtualLoop
 from tests.simulation.process import DRAINS, Process, Quiet, Setting, Watch, catalog
@@ -152,7 +151,8 @@ class World:
         """A new process; `name` is the place where it runs."""
         machine = self.loop.machine(f"{name}.{incarnation}")
         seam = Seam(machine.name, machine, self.faults, self, self.chance)
-        store = SqlStore(SimRunner(self.database, self.witness, seam), 1, self.lease, 5.0)
+        runner = SimRunner(self.database, self.witness, seam)
+        store = SimStore(runner, self.lease, self.loop.time, self.witness.giving)
         watch = Watch(self.loop)
         if self.faults.hit("process.clock_starts_wrong"):
             watch.wrong = self.chance.choice((-300.0, -5.0, 5.0, 300.0))
