@@ -86,6 +86,7 @@ class DoomedQueue:
         labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
         await self._queue.tell(address, self._stuttered(messages))
+        await self._queue._voice.silent.wait()  # type: ignore[attr-defined] # until then it is only said, not told
         self._fate.pass_by("tell.after", *labels)
 
     def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
