@@ -11,8 +11,8 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 
-GROWN = 2_000_000
-"""Objects made and not freed since the last look with which it looks while there is work, too: some 300 MiB."""
+GROWN = 1_000_000
+"""Objects made and not freed since the last look with which it looks while there is work, too: some 150 MiB."""
 WORTHWHILE = 1_000
 """Objects without which an idle process does not look."""
 PAUSE = 10.0
