@@ -187,7 +187,7 @@ class Witness:
         """Nobody drives a run of another's without a higher epoch: the old one could not be told apart."""
         for run, (who, epoch) in leads.items():
             before, under = self._leads.get(run, (who, 0))
-            if who != before and epoch <= under:
+            if who not in ("", before) and epoch <= under:  # a turn that waits for results has no driver
                 self.object(f"{run}: {who} took it from {before} and left the epoch at {under}")
         self._leads |= leads
 
