@@ -119,7 +119,7 @@ class Execution:
             if self._unripe(state):
                 state = await self._fold(None)
             try:
-                if not self._idle(state):
+                if not (self._unripe(state) or self._idle(state)):
                     return await self._recorded(self._calls(state))
             except LeaseLost:
                 if self._work.claim:

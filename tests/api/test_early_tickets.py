@@ -1,5 +1,7 @@
-"""Tickets as they may come: one lets read too little; one comes again, for a step that nobody can pay for."""
+"""Tickets as they may come: one lets read too little, one comes too early; one comes again, for a step that nobody can
+pay for."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.store.protocol import Journal
+from app.store.protocol import Appended, Entry, Journal
 from app.store.sql import SqlStore
 from tests.api.house import finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
@@ -28,6 +30,30 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
 
     monkeypatch.setattr(SqlStore, "journal", no_more)
     monkeypatch.setattr(MemoryQueue, "ring", early)
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:  # which audits what was sent
+        opened.drivers.beside = None
+        monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven)).ended.error is None
+
+
+async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody guesses it, and the claim is so long on its way that the step has been queued when it arrives."""
+    ring, append = MemoryQueue.ring, SqlStore.append
+
+    async def guessed(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [*tickets, *(replace(ticket, step=1) for ticket in tickets if ticket.step == 0)])
+
+    async def slow(store: SqlStore, entry: Entry) -> Appended:
+        if entry.move is not None and (entry.move.step, entry.move.verb) == (1, "take"):
+            await asyncio.sleep(0.5)
+        return await append(store, entry)
+
+    monkeypatch.setattr(MemoryQueue, "ring", guessed)
+    monkeypatch.setattr(SqlStore, "append", slow)
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:  # which audits what was sent
         opened.drivers.beside = None
