@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,23 +43,30 @@ async def stub() -> AsyncIterator[ProviderStub]:
     async with ProviderStub() as running:
         usage = Usage(input=40, cached=30, output=9, reasoning=4)
         running.always("alpha", Reply(chunks=("Fo", "ur", "."), usage=usage))
-        running.always("gamma", _break_off)
+        running.always("gamma", break_off)
         yield running
 
 
-def _break_off(received: object) -> Reply | Fail:
+def break_off(received: object) -> Reply | Fail:
     streaming = getattr(received, "streaming", False)
     return Reply(chunks=("Fo", "ur"), gap=0.05, fault=Truncate(after=1)) if streaming else Fail(status=400)
 
 
-@pytest.fixture
-async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
-    async with open_house(tmp_path, pool_text(stub) + BROKEN) as opened:
+@asynccontextmanager
+async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
+    """The service over a pool and the broken tier; its journal is audited when it has closed."""
+    async with open_house(folder, pool + BROKEN) as opened:
         scopes = ["runs:write", "runs:read"]
         key, row = mint(opened.gate.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
         await opened.gate.store.add_key(row)
         async with serving(create_app(opened.gate)) as url:
             yield Address(url, key)
+
+
+@pytest.fixture
+async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
+    async with addressed(tmp_path, pool_text(stub)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

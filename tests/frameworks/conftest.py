@@ -12,13 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from app.gateway.app import create_app
-from app.gateway.auth import mint
-from tests.api.house import open_house, plan_text, pool_text
-from tests.api.stand_ins import serving
-from tests.clients.conftest import BROKEN, Address
+from tests.api.house import plan_text, pool_text
+from tests.clients.conftest import Address, addressed, break_off
 from tests.frameworks.obliging import worker
-from tests.stubs import Fail, ProviderStub, Reply, Truncate
+from tests.stubs import ProviderStub, Reply
 
 collect_ignore_glob = [] if os.environ.get("BATON_TEST_CLIENTS") else ["test_*.py"]
 
@@ -37,25 +34,15 @@ async def stub() -> AsyncIterator[ProviderStub]:
     async with ProviderStub() as running:
         running.always("alpha", worker)
         running.always("beta", worker)
-        running.always("gamma", _break_off)
+        running.always("gamma", break_off)
         running.always("planner", Reply(chunks=(plan,)))
         yield running
 
 
-def _break_off(received: object) -> Reply | Fail:
-    streaming = getattr(received, "streaming", False)
-    return Reply(chunks=("Fo", "ur"), gap=0.05, fault=Truncate(after=1)) if streaming else Fail(status=400)
-
-
 @pytest.fixture
 async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
-    """The service, whose journal is audited when it has closed."""
-    pool = pool_text(stub).replace("tools = true", SIGHTED) + BROKEN
-    async with open_house(tmp_path, pool) as opened:
-        key, row = mint(opened.gate.pepper, tenant="acme", name="client", scopes=["runs:write", "runs:read"], now=0.0)
-        await opened.gate.store.add_key(row)
-        async with serving(create_app(opened.gate)) as url:
-            yield Address(url, key)
+    async with addressed(tmp_path, pool_text(stub).replace("tools = true", SIGHTED)) as opened:
+        yield opened
 
 
 Drive = Callable[[str, str], Awaitable[dict[str, Any]]]

@@ -4,7 +4,6 @@ Needs torch, which is no dependency of Baton: `make learn` runs these before it 
 """
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from app.learn.manifest import Manifest  # noqa: E402
 from app.learn.plans import to_text, to_tokens  # noqa: E402
 from app.learn.train_loop import greedy  # noqa: E402
 from app.learn.train_model import Conductor  # noqa: E402
+from tests.learn.test_train import short  # noqa: E402
 
 pytestmark = pytest.mark.timeout(180)  # the short training ends with a whole search
 
@@ -27,19 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a very short training has left."""
     out = tmp_path_factory.mktemp("run")
     torch.set_num_threads(1)
-    options = Namespace(
-        out=str(out),
-        seed=3,
-        drill_steps=2,
-        warm_steps=2,
-        steps=2,
-        lessons=24,
-        threads=1,
-        dear=False,
-        gap=None,
-        recipe="roles",
-    )
-    train.run(options, lambda _: None)
+    train.run(short(out), lambda _: None)
     return out
 
 

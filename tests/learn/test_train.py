@@ -169,10 +169,10 @@ def test_it_learns_to_read_cards() -> None:
     assert sum(last) / 10 > sum(first) / 10 + 0.4
 
 
-@pytest.mark.timeout(180)
-def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
-    options = Namespace(
-        out=str(tmp_path),
+def short(out: Path) -> Namespace:
+    """A training of a few steps that leaves its results in `out`."""
+    return Namespace(
+        out=str(out),
         seed=3,
         drill_steps=2,
         warm_steps=2,
@@ -183,6 +183,11 @@ def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
         gap=None,
         recipe="roles",
     )
+
+
+@pytest.mark.timeout(180)
+def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
+    options = short(tmp_path)
     said: list[str] = []
     assert train.run(options, said.append)
     card = json.loads((tmp_path / "card.json").read_text())
@@ -210,10 +215,12 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
     assert {TRAINED, UNSAID} <= arms.keys()
     report = (tmp_path / "report.txt").read_text()
     assert "valid plans: 64 of 64, with" in report
-    for trainer, faults in ((train.run, "--warm-start: "), (train_rounds.run, "--rounds 2: ")):
-        with pytest.raises(ConfigInvalid) as refused:
-            trainer(Namespace(**vars(options), checkpoint=str(tmp_path)), lambda words: None, journaled(runs=2))
-        assert refused.value.faults[0].startswith(faults)
+    with pytest.raises(ConfigInvalid) as journal:
+        train.run(options, lambda words: None, journaled(runs=2))
+    assert journal.value.faults[0].startswith("--warm-start: ")
+    with pytest.raises(ConfigInvalid) as round_two:
+        train_rounds.run(Namespace(**vars(options), checkpoint=str(tmp_path)), lambda words: None)
+    assert round_two.value.faults[0].startswith("--rounds 2: ")
     card, golden = manifest.read(tmp_path / "served")
     assert card.prompt == "worded"
     reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(golden[0].workers)]), golden[0].steps)
