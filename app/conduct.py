@@ -273,7 +273,7 @@ class Driver:
             events=events,
             contents=(*entry.contents, *follows.contents),
             outbox=(*entry.outbox, *follows.outbox),
-            row=projection(follows.state, entry.at),
+            row=projection(follows.state),
             tags=(*entry.tags, *tags(events)),
             lease=follows.lease or entry.lease,
             seq=self.state.seq if ends else None,

@@ -63,14 +63,13 @@ def ending(state: RunState, command: Finish) -> tuple[Draft, ...]:
     return (*skips, drafts.ended(tentative(state, skips), command))
 
 
-def projection(state: RunState, now: float) -> Projection:
+def projection(state: RunState) -> Projection:
     """The columns of the run's row that lists and filters read."""
     return Projection(
         state=state.state,
         topology=state.topology or None,
         degraded=state.degraded,
         steps=len(state.planned),
-        ended_at=now if state.ended else None,
         error=state.end.get("error"),
     )
 

@@ -134,9 +134,9 @@ class Orphans:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
         outcomes, held = given_up(state.planning)
         closed = tentative(state, outcomes)
-        last, now = ending(closed, command), self._means.now()
-        shown = projection(tentative(closed, last), now)
-        await self._write(row, (*outcomes, *last), shown, held, now, state.seq)
+        last = ending(closed, command)
+        shown = projection(tentative(closed, last))
+        await self._write(row, (*outcomes, *last), shown, held, state.seq)
 
     async def _expire(self, row: RunRow) -> None:
         """End a run whose journal is in words that this process does not know."""
@@ -144,7 +144,7 @@ class Orphans:
         body = {"step": None, "usd": row.spent.usd, "usage": used, "visible": usage_to_json(Usage())}
         expired = Draft(Kind.EXPIRED, body | {"degraded": row.degraded, "error": "run_expired", "unread": True})
         shown = Projection("expired", error="run_expired")
-        await self._write(row, (expired,), shown, Ledger(), self._means.now())
+        await self._write(row, (expired,), shown, Ledger())
 
     async def _write(
         self,
@@ -152,9 +152,9 @@ class Orphans:
         events: tuple[Draft, ...],
         shown: Projection,
         held: Ledger,
-        now: float,
         seq: int | None = None,
     ) -> None:
+        now = self._means.now()
         entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
         await self._means.store.append(entry)
         self._means.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))

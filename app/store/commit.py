@@ -354,7 +354,5 @@ def _project(run: _Run, row: Projection) -> None:
         run.degraded = row.degraded
     if row.steps is not None:
         run.steps = row.steps
-    if row.ended_at is not None:
-        run.ended_at = row.ended_at
     if row.error is not None:
         run.error = row.error

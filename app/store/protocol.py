@@ -116,13 +116,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Columns of the run's row that follow from the events; None leaves a column as it is. For lists and filters."""
+    """Columns of the run's row that follow from the events; None leaves a column as it is. For lists and filters.
+
+    When the run ended is none of them: the store takes that from the terminal event alone, since outcomes that come
+    after it are written with a projection as well.
+    """
 
     state: str | None = None
     topology: str | None = None
     degraded: bool | None = None
     steps: int | None = None
-    ended_at: float | None = None
     error: str | None = None
 
 

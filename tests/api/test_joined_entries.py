@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app import conduct
 from app.conduct import Driver
 from app.core.journal import Kind
 from app.dispatcher import Dispatcher
@@ -168,6 +169,26 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
                 break
     assert [entry.epoch for entry in seen[-2:]] == [1, None]
     assert kinds(journal).count(Kind.STEP_QUEUED) == 1
+
+
+async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end does not wait for a call that was stopped, and the call's outcome travels with the driver all the same.
+    The auditor compares the row as well."""
+    monkeypatch.setattr(conduct, "QUIESCE", 0.0)
+    stub.always("alpha", Hang())
+    async with watched(tmp_path, stub) as (opened, seen):
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1)
+        opened.drivers.cancel(driven.run, "caller")
+        await finish(driven)
+        async with asyncio.timeout(5):
+            while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+        row = await opened.means.store.run(driven.run)
+    assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, 1), "it is the driver's entry too"
+    assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
 
 async def test_a_driver_that_has_not_heard_enough_adds_nothing(stub: ProviderStub, tmp_path: Path) -> None:

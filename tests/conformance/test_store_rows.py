@@ -311,7 +311,7 @@ async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
     await store.append(admitted("other", row=Projection("running")))
     assert [await store.waiting(most) for most in (2, 10)] == [2, 3]
     ended = Draft(Kind.EXPIRED, {"error": "tool_results_missing"})
-    await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired", ended_at=9.0)))
+    await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired")))
     assert await store.waiting(10) == 2
 
 
