@@ -13,9 +13,12 @@ import pytest
 
 from app.core.journal import ENDED, OUTCOMES
 from tests.simulation.__main__ import main
+from tests.simulation.callers import Hearing, visit
 from tests.simulation.crowd import DEEDS, OF_READS, Sum
 from tests.simulation.faults import SITES, Weather
+from tests.simulation.oracle import judge
 from tests.simulation.play import play
+from tests.simulation.world import World
 
 SEEDS, AT_ONCE = 60, 10
 
@@ -111,6 +114,22 @@ def test_a_calm_world_has_no_faults() -> None:
     report = play(8)
     assert not report.hits
     assert report.states.keys() == {"succeeded"}
+
+
+def test_a_world_rests_when_nobody_is_about_to_ask_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its processes are told to stop, and what comes then is begun and not ended."""
+    world = World(8)
+
+    async def nobody_else() -> None:
+        guest = visit(0, world.setting.catalog, world.faults, world.chance)
+        world.visits.append(guest)
+        world._refused(guest, Hearing("p0.0", guest.order, patience=1, refused="Overloaded"))
+
+    monkeypatch.setattr(world, "_callers", nobody_else)
+    assert world.run().violations == []
+    assert world.database.rows("SELECT state FROM runs") == [("succeeded",)]
+    assert [bool(one.ended) for one in world.recalls.values()] == [True]
+    assert judge(world) == []
 
 
 def test_the_weather_is_what_was_asked_for() -> None:

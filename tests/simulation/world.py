@@ -89,6 +89,8 @@ class World:
         self._hash = hashlib.sha256()
         self._log = Log()
         self._latest_deadline = 0.0
+        self._coming = 0
+        """Requests that callers are about to send: there is no rest before them."""
         self._stopping = False
 
     # -- telling
@@ -211,7 +213,15 @@ class World:
         if serving:
             self.chance.choice(serving).take(guest, order, patience)
         elif patience:
-            self._later(1.0, self._send, guest, order, patience - 1)
+            self._send_later(1.0, guest, order, patience - 1)
+
+    def _send_later(self, seconds: float, guest: Visit, order: Order, patience: int = 0) -> None:
+        self._coming += 1
+        self._later(seconds, self._come, guest, order, patience)
+
+    def _come(self, guest: Visit, order: Order, patience: int) -> None:
+        self._coming -= 1
+        self._send(guest, order, patience)
 
     def _expect(self, seconds: float) -> None:
         self._latest_deadline = max(self._latest_deadline, self.loop.time() + seconds)
@@ -228,13 +238,13 @@ class World:
             return
         self.results |= {id_: f"<tool:{guest.number}.{len(self.results) + n}> so." for n, id_ in enumerate(ids)}
         again, late = guest.goes_on(ended, self.results, order), 0.1 + 1.5 * self.chance.random()
-        self._later(late, self._send, guest, again, 3)
+        self._send_later(late, guest, again, 3)
         if self.faults.hit("caller.repeats"):
-            self._later(late + self.chance.random(), self._send, guest, again)
+            self._send_later(late + self.chance.random(), guest, again)
 
     def _refused(self, guest: Visit, hearing: Hearing) -> None:
         if hearing.patience and hearing.refused in FOR_THE_MOMENT:
-            self._later(1.0, self._send, guest, hearing.order, hearing.patience - 1)
+            self._send_later(1.0, guest, hearing.order, hearing.patience - 1)
 
     def _erase(self, guest: Visit) -> None:
         """Its caller wants the content gone, by way of whoever serves."""
@@ -255,7 +265,7 @@ class World:
 
     def _busy(self) -> bool:
         rows = self.database.rows
-        if rows("SELECT 1 FROM runs WHERE ended_at IS NULL OR held_usd + held_tokens > 0 LIMIT 1"):
+        if self._coming or rows("SELECT 1 FROM runs WHERE ended_at IS NULL OR held_usd + held_tokens > 0 LIMIT 1"):
             return True
         if rows("SELECT 1 FROM tickets LIMIT 1") or (self.setting.notifies and rows("SELECT 1 FROM notices LIMIT 1")):
             return True
