@@ -217,7 +217,8 @@ class Drivers:
         wanted = resumption.turn_of(journal.events, once) if once is not None else turn
         state = ended.until_end(journal.events, wanted)
         present = driver or self._followers.of(run)
-        if present is not None and present.state.turn.number != state.turn.number:
+        # One of ours that stood still may yet tell of an attempt that is lost, while the reply is known.
+        if present is not None and (state.replied or present.state.turn.number != state.turn.number):
             present = None
         state = present.state if present is not None else state
         position.check(state, at)
