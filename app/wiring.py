@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from pkgutil import resolve_name
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -57,6 +57,7 @@ from app.webhooks import Target, Webhooks
 
 DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
+EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter"
 
 
 class Pool:
@@ -280,10 +281,13 @@ class Fresh:
 
 
 def _tracer(home: str) -> trace.Tracer | None:
-    """Spans go out over OTLP if the usual variable says where to; else there are none."""
+    """Spans go out over OTLP if the usual variable says where to; else there are none.
+
+    The exporter is looked up by name: it brings a twelfth of a process's imports, and most processes have no endpoint.
+    """
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return None
     resource = Resource.create({"service.name": "baton", "service.instance.id": home})
     provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(resolve_name(EXPORTER)()))
     return provider.get_tracer("baton")
