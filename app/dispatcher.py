@@ -236,7 +236,8 @@ class Dispatcher:
         except Exception:  # whoever takes the ticket meets it again, and says so
             return None
         finally:
-            self._begun -= attempt is None
+            if attempt is None:
+                self._let_slot_go()
         if attempt is None:
             return None
         taken = changed(row, holder=self._name, until=self._means.now() + self._means.lease)
@@ -257,6 +258,10 @@ class Dispatcher:
         return None
 
     def _forgo(self, attempt: Attempt) -> None:
+        self._let_slot_go()
+        attempt.forgo()
+
+    def _let_slot_go(self) -> None:
+        """A step that was to be begun is not; whoever waits for a slot must know."""
         self._begun -= 1
         self._freed.set()
-        attempt.forgo()

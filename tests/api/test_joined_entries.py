@@ -11,6 +11,7 @@ import pytest
 from app import conduct
 from app.conduct import Driver
 from app.core.journal import Kind
+from app.dispatch import Execution
 from app.dispatcher import Dispatcher
 from app.errors import StoreUnavailable
 from app.stepqueue.memory import MemoryQueue
@@ -151,6 +152,31 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
     assert outcome.ended.error is None
     first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
     assert first.body["outcome"] == ("unknown" if ended else "cancelled")
+
+
+async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the last one, and meanwhile the dispatcher has come to wait for a slot: it takes the ticket then."""
+    monkeypatch.setattr("app.dispatcher.IDLE_WAIT", 0.05)
+
+    async def too_hard(*_: object) -> None:
+        await asyncio.sleep(0.2)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(Execution, "begin", too_hard)
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        dispatcher, stopping = Dispatcher(opened.means, name="narrow", slots=1, grace=1.0), asyncio.Event()
+        opened.drivers.beside = dispatcher
+        working = asyncio.create_task(dispatcher.run(stopping))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(10):
+                outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+        finally:
+            stopping.set()
+            await working
+    assert outcome.ended.error is None
 
 
 async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
