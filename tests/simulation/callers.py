@@ -30,6 +30,9 @@ FOR_EVER = 1e11
 TOOLS = Toolbox((Tool("look", "Looks something up."),))
 TOOL_WAIT = 6.0
 """Seconds that a run waits for the results of its caller's tools."""
+SECONDS = (8.0, 20.0, 30.0)
+"""A run's time limits. The least is not enough for all the plans within plans that a conductor may think of, so nobody
+is so short of time in a world in which nothing goes wrong."""
 
 Mood = Coroutine[Any, Any, None]
 
@@ -183,7 +186,7 @@ def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, noti
         attempts=chance.randint(1, 4),
         output_tokens=200,
         usd=chance.randint(2_000, 10_000) if faults.hit("caller.brings_little_money") else 2_000_000,
-        seconds=chance.choice((8.0, 20.0, 30.0)),
+        seconds=max(chance.choice(SECONDS), SECONDS[0] if faults.rates else SECONDS[1]),
         tool_wait=TOOL_WAIT,
     )
     repeats = 6.0 * chance.random() if faults.hit("caller.repeats") else None

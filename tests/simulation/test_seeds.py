@@ -8,16 +8,18 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 
 from app.core.journal import ENDED, OUTCOMES
 from tests.simulation.__main__ import main
-from tests.simulation.callers import Hearing, visit
+from tests.simulation.callers import SECONDS, Hearing, visit
 from tests.simulation.crowd import DEEDS, OF_READS, Sum
-from tests.simulation.faults import SITES, Weather
+from tests.simulation.faults import SITES, Faults, Weather
 from tests.simulation.oracle import judge
 from tests.simulation.play import play
+from tests.simulation.process import catalog
 from tests.simulation.world import World
 
 SEEDS, AT_ONCE = 60, 10
@@ -130,6 +132,16 @@ def test_a_world_rests_when_nobody_is_about_to_ask_again(monkeypatch: pytest.Mon
     assert world.database.rows("SELECT state FROM runs") == [("succeeded",)]
     assert [bool(one.ended) for one in world.recalls.values()] == [True]
     assert judge(world) == []
+
+
+def test_nobody_is_short_of_time_in_a_calm_world() -> None:
+    """Of plans within plans the least time limit is not always enough, and then a run is degraded by right."""
+    limits = []
+    for rates in ({}, {"process.killed": 0.3}):
+        chance = Random(1)
+        visits = [visit(number, catalog(), Faults(rates, chance), chance) for number in range(40)]
+        limits.append({guest.order.limits.seconds for guest in visits})
+    assert limits == [set(SECONDS[1:]), set(SECONDS)]
 
 
 def test_the_weather_is_what_was_asked_for() -> None:
