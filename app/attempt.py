@@ -10,6 +10,8 @@ and an outcome with the step's end. The order is fixed:
     commit attempt.finished()       with attempt.spent       whatever happened, exactly once
 """
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +51,9 @@ VERDICTS: Mapping[type, Verdict] = {
     WorkerMisconfigured: "misconfigured",
 }
 """What an error says of the worker; others, such as a request that it refused, say nothing of it."""
+
+ADAPTER_BROKE = "adapter_broke"
+"""The code of a call that ended with a bug of ours."""
 
 
 async def _unversioned(_conductor: str, _run: str) -> str:
@@ -193,7 +198,8 @@ class Attempt:
         self._means.health.forgo(self.worker, extra=self._extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
-        """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it."""
+        """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
+        where that is a bug of ours."""
         self._began = self._heard = self._means.tick()
         attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
         try:
@@ -217,13 +223,22 @@ class Attempt:
             self.error = error
             self.outcome = "truncated" if isinstance(error, WorkerTruncated) else "error"
             raise
-        except (GeneratorExit, BaseException) as error:
-            self.outcome = "error" if isinstance(error, Exception) else "cancelled"
-            self.error = WorkerMalformed() if isinstance(error, Exception) else None
-            raise
+        except Exception as bug:
+            self._broken(bug)
+            raise self.error or asyncio.CancelledError from bug
         finally:
             self._seconds = self._means.tick() - self._began
             self._judge()
+
+    def _broken(self, bug: Exception) -> None:
+        """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation
+        is no more than that."""
+        told = self._means.telemetry.log
+        told(logging.ERROR, "a provider's adapter broke", bug, call=self.call, worker=self.worker.name)
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            self.outcome = "error"
+            self.error = WorkerMalformed("The adapter of the worker's provider broke.", code=ADAPTER_BROKE)
 
     def _deadlines(self) -> Deadlines:
         left = self._deadline - self._means.now()
@@ -266,17 +281,19 @@ class Attempt:
     def usage(self) -> Usage:
         """As reported; else estimated: the likely figure for a complete call, an upper bound for a broken one.
 
-        A call that failed before it said anything is not billed, but one that was given up may well be.
+        A call that failed before it said anything is not billed, but one that was given up may well be, and one whose
+        adapter broke for words that we never saw.
         """
         written = self.reply.written
         if self.reply.end is not None and self.reply.end.usage is not None:
             return self.reply.end.usage
         if self.outcome == "ok":
             return budget.estimate(self._request.messages, written)
-        given_up = isinstance(self.error, WorkerTimeout)
+        broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
+        given_up = broke or isinstance(self.error, WorkerTimeout)
         if not self._sent or (self.outcome == "error" and not written and not given_up):
             return Usage()
-        unheard = self._max_output if not self._request.live else 0
+        unheard = self._max_output if broke or not self._request.live else 0
         return budget.broken(self._input_bound, self._max_output, written, unheard)
 
     @property

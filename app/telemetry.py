@@ -131,11 +131,11 @@ class Telemetry:
             child = self._children[(name, *labels)] = family[name].labels(*labels)
         return child
 
-    def log(self, level: int, message: str, **fields: object) -> None:
-        """One line; a field that is not in `LOG_FIELDS` is a bug and raises."""
+    def log(self, level: int, message: str, bug: Exception | None = None, /, **fields: object) -> None:
+        """One line; a field that is not in `LOG_FIELDS` is a bug and raises. `bug` is logged with its traceback."""
         if unknown := set(fields) - LOG_FIELDS:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
-        self._log.log(level, message, extra={"fields": fields})
+        self._log.log(level, message, exc_info=bug, extra={"fields": fields})
 
     @contextmanager
     def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> Iterator[None]:

@@ -257,10 +257,8 @@ def no_run_is_forgotten(case: Case) -> Iterator[str]:
 
 def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
     """While only the database is away, or the queue, what is known of a call is kept until it can be written, unless
-    the process has to stop meanwhile, or a bug of ours ends the call."""
+    the process has to stop meanwhile."""
     if not case.only("store.outage", "queue.", "worker.", "conductor.", "caller.", "receiver.", *HARM):
-        return
-    if case.world.faults.hits["worker.adapter_breaks"]:
         return
     excused = case.world.harmed | (case.world.drained if case.world.faults.hits["store.outage"] else set())
     authors = {fact.body["call"]: fact.author for fact in case.facts if fact.kind == "call.intended"}
