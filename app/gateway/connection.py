@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected; whoever says nothing is not waited for."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _HeadFirst(transport, self.loop)))
         self._late = self.loop.call_later(self._seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -84,6 +84,41 @@ class Connection(HttpToolsProtocol):
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 self.transport.write(_reply(status, message, code, self._name("req")))
             self.transport.close()
+
+
+class _HeadFirst:
+    """A transport that sends the head of a reply together with what follows it. uvicorn writes the two one by one, and
+    uvloop sends each write as it comes: the second packet costs a system call here and wakes the reader twice (a turn
+    of 6 ms: 0.7 ms)."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Send; a head waits for the next write, or for the next turn of the loop."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close behind what was written."""
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 def connection(name: Callable[[str], str], seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:

@@ -1,6 +1,7 @@
 """What is refused before there is a request: bytes that are no HTTP, heads that are too large or too late."""
 
 import asyncio
+import asyncio.selector_events
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,11 +26,15 @@ class Line:
         self._writer.write(data)
         await self._writer.drain()
 
+    async def head(self) -> bytes:
+        """The head of the next reply."""
+        async with asyncio.timeout(5):
+            return await self._reader.readuntil(b"\r\n\r\n")
+
     async def reply(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next reply."""
+        status, *lines = (await self.head()).decode().strip().split("\r\n")
         async with asyncio.timeout(5):
-            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
-            status, *lines = head.strip().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(status.split()[1]), headers, body
@@ -162,3 +167,40 @@ async def test_a_slow_run_is_not_a_slow_head(gateway: House, key: str, line: Lin
     body = orjson.dumps(ask())
     await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert (await line.reply())[0] == 499
+
+
+@pytest.fixture
+def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the gateway gives to its sockets, write by write."""
+    written: list[bytes] = []
+    transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    write = transport.write
+
+    def recording(self: Any, data: bytes) -> None:
+        if written or data.startswith(b"HTTP/1.1 "):
+            written.append(bytes(data))
+        write(self, data)
+
+    monkeypatch.setattr(transport, "write", recording)
+    return written
+
+
+async def test_the_head_and_the_body_of_a_reply_are_one_packet(line: Line, packets: list[bytes]) -> None:
+    await line.send(GET + b"\r\n")
+    _, _, body = await line.reply()
+    assert len(packets) == 1
+    assert packets[0].endswith(b"\r\n\r\n" + body)
+
+
+async def test_the_head_of_a_stream_leaves_with_its_first_event(key: str, line: Line, packets: list[bytes]) -> None:
+    body = orjson.dumps(ask(stream=True))
+    await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    status, headers, _ = await line.reply()
+    assert (status, headers["transfer-encoding"]) == (200, "chunked")
+    assert b"\r\n\r\n" in packets[0]
+    assert b"data: " in packets[0]
+
+
+async def test_a_head_that_nothing_follows_is_sent_all_the_same(line: Line) -> None:
+    await line.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
+    assert (await line.head()).startswith(b"HTTP/1.1 200")
