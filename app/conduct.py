@@ -32,7 +32,7 @@ from app.core import drafts
 from app.core.chat import Task
 from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import AFTER_THE_END, Draft, Event, Kind
-from app.core.progress import advance, decide
+from app.core.progress import advance, confirmed, decide
 from app.core.records import changed
 from app.core.state import DRIVER_LOST, Call, RunState
 from app.errors import (
@@ -435,23 +435,27 @@ class Driver:
     # -- the end
 
     async def _finish(self, command: Finish) -> None:
-        """Stop what runs, give it time to write its outcome, then write the one terminal event."""
+        """Stop what runs, give it time to write its outcome, then write the one terminal event: that which follows from
+        all that stands before it."""
+        decided = self._means.now()
         await self._planner.stop()
         if self.state.open_calls or any(step.state == "running" for step in self.state.live):  # about to call again
             await self._tell_dispatchers([Stop(self.state.run)])
             await self._quiesce()
-        if command.step is not None:
-            refs = ended.of_step(self.state.steps[command.step])
-            self._contents = await self._store.contents(self.state.run, refs, self._worth_waiting)
         while not self.state.ended:
+            command = confirmed(command, self.state, decided)
+            if command.step is not None:
+                refs = ended.of_step(self.state.steps[command.step])
+                self._contents = await self._store.contents(self.state.run, refs, self._worth_waiting)
             try:
-                await self._end(command)
+                await self._end(command, decided)
             except Conflict:  # the end sums up all calls: those too of which we have not heard
                 await self._catch_up()
 
-    async def _end(self, command: Finish) -> None:
+    async def _end(self, command: Finish, decided: float) -> None:
+        """Nothing is written if another end follows from what was folded meanwhile."""
         async with self._writing:
-            if not self.state.ended:
+            if not self.state.ended and confirmed(command, self.state, decided) == command:
                 gone, held = given_up(self.state.planning)
                 events = (*gone, *ending(tentative(self.state, gone), command))
                 last = Entry(self.state.run, self._means.now(), events, epoch=self._epoch, release=held, spent=held)

@@ -387,6 +387,15 @@ def give_up(state: RunState, kind: Kind, error: str) -> Finish:
     return Finish(Kind.SUCCEEDED, state.previous.step.n, state.previous.fell_back, stopped=error)
 
 
+def confirmed(command: Finish, state: RunState, decided: float) -> Finish:
+    """The end that follows from a later state than that for which `command` was decided on, at that time. What ran has
+    been stopped, so there is no way back; but others may have answered meanwhile."""
+    follows = next((one for one in decide(state, decided) if isinstance(one, Finish)), None)
+    if follows is not None or state.state == "awaiting_tool":
+        return follows or command
+    return give_up(state, command.kind, command.stopped or command.error)
+
+
 def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Steps to queue or to skip. A failed or empty input is left out; a step is skipped if nothing is left to see.
 

@@ -3,20 +3,26 @@ and what becomes of them when something fails or a driver dies in between. The a
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app import conduct
+from app.conduct import Driver
 from app.core import drafts
 from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.journal import Event, Kind
+from app.core.journal import TERMINAL, Event, Kind
 from app.core.progress import Propose, fold
 from app.core.state import DRIVER_LOST
 from app.core.workflow import Access, Step
 from app.gateway.openai_reply import extension
 from app.planner import Planned, faults
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import Live, Stop
+from app.store.protocol import Appended, Entry
 from app.wiring import House
 from tests.api.house import (
     SAYS,
@@ -291,6 +297,75 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     assert state.end["stopped"]
     modes = [one.mode for one in state.proposals]
     assert modes == {"outage": ["first"] * 2, "garbage": ["first", "first", "repair"], "lost": ["first"] * 2}[fault]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_answer(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """By a dispatcher elsewhere, when the driver has found that time is up: while it gives what runs time to write, or
+    (`late`) when it writes the end, which is refused because it has not heard of the answer."""
+    plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Two", ["user"])))
+    append, tell = opened.means.store.append, MemoryQueue.tell
+    ending, answered = asyncio.Event(), asyncio.Event()
+
+    async def held(entry: Entry) -> Appended:
+        if any(draft.kind is Kind.STEP_DONE and draft.body["n"] == 1 for draft in entry.events):
+            await ending.wait()
+            appended = await append(entry)
+            answered.set()
+            return appended
+        if any(draft.kind in TERMINAL for draft in entry.events):
+            ending.set()
+            await answered.wait()
+        return await append(entry)
+
+    async def stopping(queue: MemoryQueue, address: str, messages: Sequence[Live]) -> None:
+        if not late and any(isinstance(message, Stop) for message in messages):
+            ending.set()
+        await tell(queue, address, messages)
+
+    monkeypatch.setattr(opened.means.store, "append", held)
+    monkeypatch.setattr(MemoryQueue, "tell", stopping)
+    monkeypatch.setattr(conduct, "QUIESCE", 0.0 if late else 5.0)
+    monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
+    limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
+    state = (await run(opened, limits=limits)).ended.state
+    assert (state.state, state.end["step"], "stopped" in state.end, state.degraded) == ("succeeded", 1, False, False)
+
+
+async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
+    plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
+    contents, join = opened.means.store.contents, Driver.join
+    reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def held(driver: Driver, entry: Entry) -> Appended:
+        done = [draft.body["n"] for draft in entry.events if draft.kind is Kind.STEP_DONE]
+        if done in ([1], [2]):
+            await {1: over, 2: reading}[done[0]].wait()
+        appended = await join(driver, entry)
+        if done == [2]:
+            answered.set()
+        return appended
+
+    async def slow(name: str, refs: Sequence[str]) -> Mapping[str, bytes]:
+        found = await contents(name, refs)
+        if opened.means.now() >= driven.state.deadline:
+            reading.set()
+            await answered.wait()
+        return found
+
+    monkeypatch.setattr(opened.means.store, "contents", slow)
+    monkeypatch.setattr(Driver, "join", held)
+    monkeypatch.setattr(conduct, "QUIESCE", 0.0)
+    limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
+    driven = await opened.drivers.start(order(opened, "baton-deep", limits=limits))
+    state = (await finish(driven)).ended.state
+    over.set()
+    assert (state.state, state.end["step"], "stopped" in state.end) == ("succeeded", 2, False)
 
 
 async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: House) -> None:

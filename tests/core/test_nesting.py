@@ -10,7 +10,7 @@ from app.core.journal import Draft, Event, Kind
 from app.core.nesting import depth, granted, may_nest, parent_of, room, speaks
 from app.core.pool import Limits
 from app.core.position import Position
-from app.core.progress import advance, decide
+from app.core.progress import advance, confirmed, decide
 from app.core.state import DRIVER_LOST, ROUND_OVER, Mode, RunState
 from app.core.workflow import CONDUCTOR, Access, Step
 from tests.core.play import POOL, done, failed, intent, outcome
@@ -154,6 +154,18 @@ def test_what_is_lost_for_want_of_money_or_time_ends_the_run() -> None:
         Finish(Kind.OVER_BUDGET, error="run_over_budget"),
     )
     assert decide(after(nested, failed(2, "no_time")), 0.0) == (Finish(Kind.EXPIRED, error="run_expired"),)
+
+
+def test_an_end_that_was_decided_on_is_not_taken_back_for_a_step_that_could_go_on() -> None:
+    """What ran has been stopped, so nothing would come of it any more."""
+    journal = planned(ITSELF, Step("bob"), Step("ada", "x", Access(True, (1,))), Step("cyd", "y", Access(True, (0, 2))))
+    running = state_of(*journal, *queued(1), intent("c", 1), limits=Limits(steps=8, fan_out=2, depth=2))
+    broke = turned_down(inside(running, 0, Step("bob"), close=False), "run_over_budget")
+    (end,) = decide(broke, 0.0)
+    assert end == Finish(Kind.OVER_BUDGET, error="run_over_budget")
+    later = after(broke, outcome("c", 1), done(1, "c"))
+    assert decide(later, 0.0) == (Queue((2,)),)
+    assert confirmed(end, later, 0.0) == end
 
 
 def test_the_steps_of_a_round_are_never_more_than_the_limit() -> None:

@@ -14,7 +14,7 @@ from app.core.chat import Usage, summed
 from app.core.commands import Finish, Propose, Queue, Skip
 from app.core.journal import ENDED, TERMINAL, Draft, Kind
 from app.core.pool import Limits
-from app.core.progress import advance, decide, fold
+from app.core.progress import advance, confirmed, decide, fold
 from app.core.state import DRIVER_LOST, NO_TIME, ROUND_OVER, RUN_ENDED, Mode, RunState, answer_of
 from app.core.workflow import Access, Step, topology
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
@@ -380,6 +380,24 @@ def test_whatever_is_lost_in_a_further_round_leaves_the_answer_before(
 ) -> None:
     state = state_of(*FIRST_ROUND, *further(MENDING), *lost, limits=ROUNDS)
     assert decide(state, now) == (Finish(Kind.SUCCEEDED, 0, stopped=stopped),)
+
+
+def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
+    """Even one in place of an answer that was empty when the end was decided on, and whatever clocks say since."""
+    late = [*planned(seeing()), *answered(0), *further(seeing(user=True), MENDING), *queued(1, 2)]
+    running = state_of(*late, intent("a", 1), intent("b", 2), limits=ROUNDS)
+    (stopped,) = decide(running, DEADLINE)
+    assert stopped == Finish(Kind.SUCCEEDED, 0, stopped="run_expired")
+    assert confirmed(stopped, running, DEADLINE) == stopped
+    empty = [*late, intent("a", 1), intent("b", 2), outcome("b", 2), done(2, "b", 0)]
+    (silent,) = decide(state_of(*empty, limits=ROUNDS), DEADLINE)
+    assert silent == Finish(Kind.SUCCEEDED, 2)
+    spoken = state_of(*empty, outcome("a", 1), done(1, "a"), limits=ROUNDS)
+    for first in (stopped, silent):
+        assert confirmed(first, spoken, DEADLINE) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
+        assert confirmed(first, spoken, DEADLINE - 9) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
+    asked = state_of(*late, Draft(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
+    assert confirmed(stopped, asked, DEADLINE).kind is Kind.CANCELLED
 
 
 def test_what_a_round_did_not_need_is_settled_before_the_next() -> None:

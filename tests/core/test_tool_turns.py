@@ -9,14 +9,14 @@ from app.core import drafts
 from app.core.bill import bill
 from app.core.chat import Message, Text, Usage, summed
 from app.core.journal import Draft, Kind
-from app.core.progress import Await, Finish, Queue, decide
+from app.core.progress import Await, Finish, Queue, confirmed, decide
 from app.core.results import Returned, latest, portions, returned, standing
-from app.core.state import RunState
+from app.core.state import NO_RESULTS, RunState
 from app.core.tools import mint
 from app.core.workflow import Access, Step
 from app.errors import InvalidRequest
 from tests.core.play import called, done, failed, intent, outcome, resumed
-from tests.core.test_progress import answered, planned, queued, seeing, state_of
+from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, answered, further, planned, queued, seeing, state_of
 
 UNTIL = 60.0
 RUN, OTHER = ("run_" + digit * 31 for digit in "12")
@@ -54,6 +54,15 @@ def test_a_run_waits_once_nothing_goes_on_by_itself() -> None:
     assert decide(state_of(*one_done), 0.0) == (Await((0,)),)
     open_plan = [*planned(seeing(), close=False)[:-1]]
     assert decide(state_of(*open_plan), 0.0) == ()
+
+
+def test_a_wait_that_was_found_to_be_over_is_over_whatever_clocks_say_since() -> None:
+    """And whatever an earlier round has answered: it is the caller who does not want to know any more."""
+    second = [*FIRST_ROUND, *further(MENDING), *queued(1), *wanting(1, ONE), waits(1)]
+    state = state_of(*second, limits=ROUNDS)
+    (end,) = decide(state, UNTIL)
+    assert end == Finish(Kind.EXPIRED, error=NO_RESULTS)
+    assert confirmed(end, state, UNTIL) == confirmed(end, state, UNTIL - 9) == end
 
 
 def test_a_call_that_is_not_accounted_for_yet_is_waited_for() -> None:
