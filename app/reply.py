@@ -51,14 +51,14 @@ class Reply:
     def take(self, pieces: list[Piece]) -> None:
         """Note what one read gave. Raises `WorkerMalformed` for more than the call's tokens can hold, and for a call of
         a tool that is not offered, before anybody is told of it."""
-        self._calls = None
+        self._calls, fault = None, ""
         for piece in pieces:
             if isinstance(piece, Words):
                 gather(self._texts, piece.text)
                 self._answers = self._answers or not piece.refusal
                 self._room -= len(piece.text)
             elif isinstance(piece, ToolDelta):
-                self._take_call(piece)
+                fault = fault or self._take_call(piece)
             elif isinstance(piece, Keepsake):
                 self._keepsake = piece
             elif isinstance(piece, Chosen) and self._decodes:
@@ -66,14 +66,15 @@ class Reply:
                 self._decoded_room -= size(self._decoded[-1])
             elif isinstance(piece, End):
                 self.end = piece
+        self._object(fault)
         if self._room < 0 or self._decoded_room < 0:
             raise malformed(self._who, "more text than its tokens can hold")
 
-    def _take_call(self, piece: ToolDelta) -> None:
-        if piece.name:
-            self._object(tools.fault([ToolCall("", piece.name)], self._toolbox))
+    def _take_call(self, piece: ToolDelta) -> str:
+        """What is wrong with it. It is noted all the same, as what comes after it: it was written, and is billed."""
         self._gathering.take(piece)
         self._room -= len(piece.name) + len(piece.arguments)
+        return tools.fault([ToolCall("", piece.name)], self._toolbox) if piece.name else ""
 
     def judge(self) -> None:
         """Raise `WorkerMalformed` for tool calls that cannot be handed on, for missing ones, and for an answer that has

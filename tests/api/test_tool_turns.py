@@ -158,7 +158,8 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, house:
 async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     stub: ProviderStub, house: House, wrong: Reply, live: bool
 ) -> None:
-    """Unless the caller has heard the beginning of it, when it was streamed: that cannot be unsaid."""
+    """Unless the caller has heard the beginning of it, when it was streamed: that cannot be unsaid. All of it is paid
+    for; where it was not heard out nobody knows how much that is."""
     stub.script("alpha", wrong, calling(look("a")))
     talk = Talk(house, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
     outcome = await finish(await talk.begin())
@@ -166,6 +167,13 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     journal = await events(house, outcome.ended.state.run)
     first = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
     assert (first["outcome"], first["error"], "blamed" in first) == ("error", "tool_call_malformed", False)
+    heard_out = not (live and any(call.name == "rm" for call in wrong.tool_calls))
+    assert wrong.usage is not None
+    least = (wrong.usage.input, wrong.usage.output)
+    assert first["usage"]["estimated"] is not heard_out
+    assert (first["usage"]["input"], first["usage"]["output"]) == least or not heard_out
+    assert first["usage"]["input"] >= least[0]
+    assert first["usage"]["output"] >= least[1]
     if told:
         assert outcome.ended.error is not None
         assert outcome.ended.error.public_code == "tool_call_malformed"
