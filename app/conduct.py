@@ -209,7 +209,9 @@ class Driver:
                 return await self._alone(entry)
             follows = self._with_end(entry, await self.consequences(after, plans=False))
             try:
-                appended = await self.write(changed(entry, epoch=self._epoch), follows)
+                # It may have waited, and what follows counts from now: a wait for results, for one.
+                whole = changed(entry, at=self._means.now(), epoch=self._epoch)
+                appended = await self.write(whole, follows)
             except (LeaseLost, RunEnded):
                 return await self._means.store.append(entry)
             except Conflict:

@@ -19,6 +19,7 @@ from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.api.talks import Talk, calling, look
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -215,6 +216,24 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
         row = await opened.means.store.run(driven.run)
     assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, 1), "it is the driver's entry too"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
+
+
+async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
+    join, waited = Driver.join, 0.3
+
+    async def late(driver: Driver, entry: Entry) -> Appended:
+        await asyncio.sleep(waited)
+        return await join(driver, entry)
+
+    monkeypatch.setattr(Driver, "join", late)
+    stub.script("alpha", calling(look("a")))
+    async with watched(tmp_path, stub) as (opened, _):
+        state = (await Talk(opened).say()).ended.state
+        (turn,) = [event for event in await events(opened, state.run) if event.kind is Kind.AWAITING]
+    assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=waited / 2)
 
 
 async def test_a_driver_that_has_not_heard_enough_adds_nothing(stub: ProviderStub, tmp_path: Path) -> None:
