@@ -15,6 +15,7 @@ import httpx
 from openai import DefaultHttpxClient, OpenAI
 
 from tests.servers import free_port
+from tests.warm import Birth, Child, started
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEY: Final = "bt_bootstrap1_0123456789abcdef0123456789abcdef"
@@ -60,7 +61,9 @@ class Process:
     port: int = field(default_factory=free_port)
     program: tuple[str, ...] = ("app",)
     """The module that is run, and words that stand before the verb."""
-    _popen: subprocess.Popen[bytes] | None = None
+    warm: bool = True
+    """Whether a fork of a warm interpreter will do (see `tests/warm.py`)."""
+    _child: Child | None = None
 
     @property
     def url(self) -> str:
@@ -70,13 +73,13 @@ class Process:
     @property
     def pid(self) -> int:
         """The running process's."""
-        assert self._popen is not None
-        return self._popen.pid
+        assert self._child is not None
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
         """Whether it was started and has not ended; a process that is stopped by a signal is alive."""
-        return self._popen is not None and self._popen.poll() is None
+        return self._child is not None and self._child.poll() is None
 
     @property
     def said(self) -> str:
@@ -91,15 +94,11 @@ class Process:
     def start(self, *, wait: bool = True) -> None:
         """Start, and wait until it says that it is there."""
         out, log = (self.folder / f"{self.verb}-{self.port}.{kind}" for kind in ("out", "log"))
-        with out.open("wb") as said, log.open("ab") as logged:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", *self.program, self.verb],
-                cwd=self.folder,
-                env={**self.environ, "BATON_PORT": str(self.port)},
-                stdout=said,
-                stderr=logged,
-                start_new_session=True,
-            )
+        out.write_bytes(b"")
+        log.touch()
+        environ = {**self.environ, "BATON_PORT": str(self.port)}
+        birth = Birth((*self.program, self.verb), str(self.folder), environ, str(out), str(log))
+        self._child = started(birth, environment(self.folder) if self.warm else None)
         if wait:
             self.wait_until_there()
 
@@ -121,8 +120,8 @@ class Process:
 
     def tell_to_stop(self) -> None:
         """SIGTERM, without waiting."""
-        if self._popen is not None and self._popen.poll() is None:
-            self._popen.terminate()
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
         """SIGTERM, and its exit status."""
@@ -131,33 +130,35 @@ class Process:
 
     def ended(self) -> int:
         """Wait for its end: the exit status, negative for a signal."""
-        if self._popen is None:
+        if self._child is None:
             return 0
         try:
-            status = self._popen.wait(STOP_SECONDS)
+            status = self._child.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise Unexpected(f"{self.verb} did not stop in {STOP_SECONDS:.0f} s:\n{self.logged[-TAIL:]}") from None
-        self._popen = None
+        self._child = None
         return status
 
     def kill(self) -> None:
         """SIGKILL: it gets to write nothing more."""
-        if self._popen is not None:
-            self._popen.send_signal(signal.SIGKILL)
-            self._popen.wait()
-            self._popen = None
+        if self._child is not None:
+            self._child.send_signal(signal.SIGKILL)
+            self._child.wait()
+            self._child = None
 
     def _is_there(self) -> bool:
-        if self._popen is not None and self._popen.poll() is not None:
-            raise Unexpected(f"{self.verb} ended with {self._popen.returncode}:\n{self.logged[-TAIL:]}")
+        if self._child is not None and (status := self._child.poll()) is not None:
+            raise Unexpected(f"{self.verb} ended with {status}:\n{self.logged[-TAIL:]}")
         return "\nBaton is " in self.said
 
 
 @contextmanager
-def running(verb: str, folder: Path, environ: Mapping[str, str], *, wait: bool = True) -> Iterator[Process]:
+def running(
+    verb: str, folder: Path, environ: Mapping[str, str], *, wait: bool = True, warm: bool = True
+) -> Iterator[Process]:
     """One process for the length of the block."""
-    process = Process(verb, folder, environ)
+    process = Process(verb, folder, environ, warm=warm)
     try:
         process.start(wait=wait)
         yield process
