@@ -134,13 +134,14 @@ class EventStream(Response):
         self._permit = permit
         self._seconds = seconds
         self._ended: Ended | None = None
+        self._complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream."""
         last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _write(send, self._wire.role())
+            await _write(send, self._wire.role(), more=True)
             await _watching(self._gate, self._driven, receive, lambda: self._relay(send))
         except RunExpired as error:
             last = self._wire.failed(error, without(self._driven.state, error))
@@ -148,16 +149,19 @@ class EventStream(Response):
             if self._ended is None:
                 self._gate.drivers.leave(self._driven)
             self._permit.release()
-        with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
-            async with asyncio.timeout(LINGER):
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+        if not self._complete:
+            with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
+                async with asyncio.timeout(LINGER):
+                    await _write(send, last, more=False)
 
     async def _relay(self, send: Send) -> Ended | None:
         try:
             async with asyncio.timeout(self._seconds + self._gate.grace):
                 while self._ended is None:
                     batch = await self._driven.line.take(self._gate.ping)
-                    await _write(send, self._frames(batch) if batch else self._wire.ping)
+                    frames = self._frames(batch) if batch else self._wire.ping
+                    await _write(send, frames, more=self._ended is None)
+            self._complete = True
         except TimeoutError:
             return None
         return self._ended
@@ -173,6 +177,7 @@ class EventStream(Response):
             else:
                 self._ended = told
                 self._permit.used(told.bill.turn.total)
+                self._permit.release()  # before the caller can know that there is room for another request
                 frames.append(self._last(told))
         return b"".join(frames)
 
@@ -180,5 +185,5 @@ class EventStream(Response):
         return self._wire.ended(ended) if ended.error is None else self._wire.failed(ended.error, ended)
 
 
-async def _write(send: Send, frames: bytes) -> None:
-    await send({"type": "http.response.body", "body": frames, "more_body": True})
+async def _write(send: Send, frames: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": frames, "more_body": more})

@@ -119,6 +119,25 @@ async def test_a_key_has_its_concurrency(gateway: House, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_whoever_knows_the_end_may_ask_again(gateway: House, stream: bool) -> None:
+    key = gateway.add_key("one1", concurrency=1)
+    again: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def heard(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                again.append((await post(gateway, key)).status_code)
+            await send(message)
+
+        await gateway.app(scope, receive, heard)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        headers = {"authorization": f"Bearer {key}"}
+        reply = await client.post("/v1/chat/completions", json=ask(stream=stream), headers=headers)
+    assert (reply.status_code, again) == (200, [200])
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_the_process_has_its_size(stream: bool) -> None:
     gateway = House(rates=Rates(running=2))
     keys = [gateway.add_key("one1"), gateway.add_key("two2"), gateway.add_key("three3")]
