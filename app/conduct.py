@@ -445,19 +445,20 @@ class Driver:
             await self._tell_dispatchers([Stop(self.state.run)])
             await self._quiesce()
         while not self.state.ended:
-            command = confirmed(command, self.state, decided)
+            upon = self.state
+            command = confirmed(command, upon, decided)
             if command.step is not None:
-                refs = ended.of_step(self.state.steps[command.step])
-                self._contents = await self._store.contents(self.state.run, refs, self._worth_waiting)
+                refs = ended.of_step(upon.steps[command.step])
+                self._contents = await self._store.contents(upon.run, refs, self._worth_waiting)
             try:
-                await self._end(command, decided)
+                await self._end(command, upon)
             except Conflict:  # the end sums up all calls: those too of which we have not heard
                 await self._catch_up()
 
-    async def _end(self, command: Finish, decided: float) -> None:
-        """Nothing is written if another end follows from what was folded meanwhile."""
+    async def _end(self, command: Finish, upon: RunState) -> None:
+        """The end that was decided on upon that state; nothing is written if something was folded meanwhile."""
         async with self._writing:
-            if not self.state.ended and confirmed(command, self.state, decided) == command:
+            if self.state is upon:
                 gone, held = given_up(self.state.planning)
                 events = (*gone, *ending(tentative(self.state, gone), command))
                 last = Entry(self.state.run, self._means.now(), events, epoch=self._epoch, release=held, spent=held)
