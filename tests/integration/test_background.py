@@ -45,6 +45,7 @@ def gateways(installed: tuple[Process, Process, Process], stub: StubControl) -> 
         if not process.alive:
             process.start()
         within(10, process.ready)
+        within(10, lambda process=process: process.metric("baton_queue_sound") == 1, "a run may be handed over")
     stub.clear()
     return one, other
 
