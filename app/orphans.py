@@ -185,7 +185,7 @@ async def hand_back(means: Means, home: str, epochs: Mapping[str, int]) -> None:
     Whoever is not reached finds them with the next sweep, and, while the database is away, when they have lapsed."""
     with suppress(StoreUnavailable, QueueUnavailable):
         given = await means.store.renew(home, epochs, means.now() - GIVEN_UP) if epochs else ()
-        await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in given])
+        await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in given], at_once=True)
 
 
 def _is_handed(state: RunState) -> bool:

@@ -107,7 +107,7 @@ class MemoryQueue:
             if taken is not None:
                 self._load[taken.lane] -= 1
 
-    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Call the sinks of the address before returning; a sink that raises is counted and disturbs nobody."""
         self._check_open()
         for sink in self._sinks.get(address, ()):

@@ -117,8 +117,12 @@ class StepQueue(Protocol):
         """Forget deliveries: the step is finished, or the database said that it is not ours."""
         ...
 
-    async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        """Send live messages to an address, in order; lost if nobody hears, or if the server goes away with them."""
+    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+        """Send live messages to an address, in order; lost if nobody hears, or if the server goes away with them.
+
+        They are on their way when this returns; `at_once`, before all that wait, they have arrived at the server: what
+        becomes of the sender then makes no difference.
+        """
         ...
 
     def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:

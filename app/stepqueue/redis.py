@@ -161,11 +161,15 @@ class RedisQueue:
             if tickets:
                 await self._streams.delete(tickets)
 
-    async def tell(self, address: str, messages: Sequence[Live]) -> None:
-        """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them."""
+    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+        """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
+        `at_once` it is a publish of its own."""
         if self._closed or self._fuse.blown:
             raise QueueUnavailable
-        if messages:
+        if at_once and messages:
+            async with self._bounded():
+                await self._voice.publish({self._keys.live(address): messages})
+        elif messages:
             self._voice.say(self._keys.live(address), messages)
 
     async def _speak(self) -> None:

@@ -219,7 +219,7 @@ class Wire:
         self.told: list[tuple[str, Live]] = []
         self.down = False
 
-    async def tell(self, address: str, messages: list[Live]) -> None:
+    async def tell(self, address: str, messages: list[Live], *, at_once: bool = False) -> None:
         if self.down:
             raise QueueUnavailable()
         self.told += [(address, message) for message in messages]

@@ -226,6 +226,15 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
     assert others == []
 
 
+async def test_a_message_that_is_told_at_once_is_told_whatever_becomes_of_the_teller(open_queue: Opener) -> None:
+    heard: list[Live] = []
+    async with open_queue() as hearer, hearer.hear("a", heard.append), open_queue() as teller:
+        await teller.tell("a", MESSAGES, at_once=True)
+        await teller.tell("a", [], at_once=True)
+        await _until(lambda: len(heard) >= len(MESSAGES))
+    assert heard == MESSAGES
+
+
 async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
     heard: list[Live] = []
 

@@ -82,10 +82,10 @@ class DoomedQueue:
         await self._queue.done(tickets)
         self._fate.pass_by("done.after", *_steps(tickets))
 
-    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
-        await self._queue.tell(address, self._stuttered(messages))
+        await self._queue.tell(address, self._stuttered(messages), at_once=at_once)
         await self._queue._voice.silent.wait()  # type: ignore[attr-defined] # until then it is only said, not told
         self._fate.pass_by("tell.after", *labels)
 

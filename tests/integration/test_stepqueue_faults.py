@@ -199,6 +199,7 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
                 queue.take(1, 60.0),
                 queue.keep([mine]),
                 queue.done([mine]),
+                queue.tell("a", [Stop("lost")], at_once=True),
                 queue.ready(),
             ]
             began = time.monotonic()

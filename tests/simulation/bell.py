@@ -158,7 +158,7 @@ class Bell:
         for ticket in tickets:
             self._server.forget(ticket.receipt)
 
-    async def tell(self, address: str, messages: Sequence[Live]) -> None:
+    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         await self._arrive("queue.tell")
         if self._seam.hit("queue.tell.fails"):
             raise QueueUnavailable
