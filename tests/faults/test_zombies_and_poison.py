@@ -20,7 +20,14 @@ from tests.stubs import Reply, Trickle
 pytestmark = pytest.mark.timeout(120)
 FROZEN = 2 * LEASE
 PLANNED = {"baton": {"plan": CHAIN}}
-POISON = {"steps": [{"worker": "epsilon", "subtask": "Die.", "access": ["user"]}]}
+POISON = {
+    "steps": [
+        {"worker": "alpha", "subtask": "Live.", "access": ["user"]},
+        {"worker": "epsilon", "subtask": "Die.", "access": ["user"]},
+    ]
+}
+POISONED = {"kill": "*kill stream.before[worker=epsilon]", "raise": "*raise append.after[call.intended@1]"}
+"""How the second step ends whoever takes it: the process, or what it does for the step."""
 ANSWER = "epsilon says so."
 Record = Callable[[str, object], None]
 
@@ -132,9 +139,9 @@ def dies(how: str) -> object:
     )
 
 
-@pytest.mark.parametrize("how", [dies("kill"), dies("raise")])
+@pytest.mark.parametrize("how", [dies(how) for how in POISONED])
 def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Record) -> None:
-    house.orders.lay(f"*{how} stream.before[worker=epsilon]")
+    house.orders.lay(POISONED[how])
     began = time.monotonic()
     calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
     others = []
@@ -153,6 +160,18 @@ def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Re
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
     assert (failed["error"], failed["deliveries"]) == ("dead_letter", DELIVERIES)
     assert house.stub.requests("epsilon") == []
+
+
+@at("F-33", "adapter that breaks at every call", "error, then answered by another worker; nobody dies")
+def test_a_step_whose_adapter_breaks_is_answered_by_another_worker(house: Scene) -> None:
+    alive = [process.pid for process in house.processes]
+    house.orders.lay("*raise stream.before[worker=epsilon]")
+    answered = ask(house.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
+    assert answered.status == 200
+    assert settle(house) == []
+    outcomes = account(house, answered.run).outcomes()
+    assert outcomes == [["ok"], ["error", "error", "ok"]]
+    assert [process.pid for process in house.processes] == alive
 
 
 @at("F-33", "plan that kills every driver", "the fallback answers, degraded; others unaffected")
