@@ -320,10 +320,10 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
             await answered.wait()
         return await append(entry)
 
-    async def stopping(queue: MemoryQueue, address: str, messages: Sequence[Live]) -> None:
+    async def stopping(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         if not late and any(isinstance(message, Stop) for message in messages):
             ending.set()
-        await tell(queue, address, messages)
+        await tell(queue, address, messages, at_once=at_once)
 
     monkeypatch.setattr(opened.means.store, "append", held)
     monkeypatch.setattr(MemoryQueue, "tell", stopping)
