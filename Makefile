@@ -15,8 +15,8 @@ test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
 # Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
 JOBS ?= 4
-test: .venv/dev.stamp  ## Everything but the fuzzers, the fault suite and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
-	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz -p no:schemathesis -n $(JOBS) \
+test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
+	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
 		--dist loadfile --no-loadscope-reorder $(AGAIN)
 
 FAULTS ?= faults_suite
@@ -28,7 +28,9 @@ fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
 	BATON_TEST_FUZZ=$(CASES) $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4 $(AGAIN)
 
 SEEDS ?= 10000
-simulate: .venv/dev.stamp  ## Ten thousand simulated worlds over all cores; `python -m tests.simulation SEED` tells one's story.
+ZOO := tests/simulation/test_zoo.py
+simulate: .venv/dev.stamp  ## The bug zoo, and ten thousand simulated worlds over all cores; `python -m tests.simulation SEED` tells one's story.
+	$(BIN)/python -m pytest $(ZOO) -p no:schemathesis -n auto
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 lint: .venv/dev.stamp
