@@ -16,6 +16,16 @@ from tests.api.house import finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 
+async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """A run whose second step sees the first, by tickets alone."""
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:  # which audits what was sent
+        opened.drivers.beside = None
+        patch.setattr(opened.dispatcher, "_known", lambda _run: None)
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven)).ended.error is None
+
+
 async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,12 +40,7 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
 
     monkeypatch.setattr(SqlStore, "journal", no_more)
     monkeypatch.setattr(MemoryQueue, "ring", early)
-    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:  # which audits what was sent
-        opened.drivers.beside = None
-        monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
-        assert (await finish(driven)).ended.error is None
+    await chained(tmp_path, monkeypatch)
 
 
 async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_before_it(
@@ -54,12 +59,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
 
     monkeypatch.setattr(MemoryQueue, "ring", guessed)
     monkeypatch.setattr(SqlStore, "append", slow)
-    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:  # which audits what was sent
-        opened.drivers.beside = None
-        monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
-        assert (await finish(driven)).ended.error is None
+    await chained(tmp_path, monkeypatch)
 
 
 async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_once(
