@@ -45,6 +45,14 @@ async def address(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Address]:
         yield opened
 
 
+def _command(venv: Path, program: str) -> list[str]:
+    """Node finds the packages beside the link to the programs, if it takes the link for a folder."""
+    if venv.name.endswith("-node"):
+        keep = ("--preserve-symlinks", "--preserve-symlinks-main")
+        return [str(venv / "bin" / "node"), *keep, str(venv / "drives" / f"by_{program}.mjs")]
+    return [str(venv / "bin" / "python"), str(DRIVES / f"by_{program}.py")]
+
+
 Drive = Callable[[str, str], Awaitable[dict[str, Any]]]
 
 
@@ -54,8 +62,7 @@ def drive(address: Address, tmp_path: Path) -> Drive:
 
     async def run(program: str, venv: str) -> dict[str, Any]:
         process = await asyncio.create_subprocess_exec(
-            str(ROOT / f".venv-clients-{venv}" / "bin" / "python"),
-            str(DRIVES / f"by_{program}.py"),
+            *_command(ROOT / f".venv-clients-{venv}", program),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=tmp_path,

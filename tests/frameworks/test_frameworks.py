@@ -102,3 +102,11 @@ async def test_litellm(drive: Drive) -> None:
     assert report == alike(
         ("chat", "like", "messages"), {name: said for name, said in COMMON.items() if name != "memory"}
     )
+
+
+async def test_vercel(drive: Drive) -> None:
+    report = without_errors(await drive("vercel", "node"))
+    streamed = {"usage": [TOTAL, TOTAL], "object streamed": OBJECT, "object behind tools": OBJECT, "choice": "Oslo"}
+    of_old = {"object of old": OBJECT, "object of old, streamed": OBJECT}
+    forced = {"forced": [["weather", {"city": "Oslo"}]], "tools of an agent": TOOLS}
+    assert report == alike(("chat", "responses", "like", "messages"), COMMON | streamed | of_old | forced)
