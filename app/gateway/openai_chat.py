@@ -51,6 +51,12 @@ class TextPart(Wire):
     text: str
     prompt_cache_breakpoint: CacheBreakpoint | None = None
     cache_control: CacheMark | None = None
+    # The reply that it came in: OpenAI's Agents SDK for JavaScript writes the rest of that beside the text. It has no
+    # effect; calls that are to be answered stand in the message.
+    role: Literal["assistant"] | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=512)] | None = None
+    tool_calls: Any = None
 
 
 class RefusalPart(Wire):

@@ -150,6 +150,22 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
             "prompt_cache_retention": "24h",
         },
     ),
+    # The same in JavaScript, on the older route: what stood beside a text in a reply stands in its part.
+    "agents sdk, javascript": (
+        CHAT,
+        {
+            "messages": [
+                HI,
+                {
+                    "role": "assistant",
+                    "content": [text("Hm.", role="assistant", refusal=None, annotations=[], tool_calls=[CALL])],
+                    "tool_calls": [CALL],
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "found"},
+            ],
+            "tools": [FUNCTION],
+        },
+    ),
     # Codex, with `web_search = "disabled"`.
     "codex": (
         RESPONSES,
