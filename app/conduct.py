@@ -45,7 +45,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.mailbox import Mailbox
-from app.order import CancelAsked, Moved
+from app.order import CancelAsked, Moved, Owner
 from app.outage import Patient
 from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
@@ -73,6 +73,7 @@ class Driver:
         means: Means,
         *,
         home: str,
+        owner: Owner,
         state: RunState,
         task: Task,
         salt: bytes,
@@ -84,6 +85,7 @@ class Driver:
         self._means = means
         self._home = home
         self._epoch = epoch
+        self.owner = owner
         self.audience = audience
         self.state = state
         self.salt = salt

@@ -38,7 +38,7 @@ from app.mailbox import Mailbox
 from app.order import CancelAsked, Driven, Moved, Order, Told
 from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
-from app.resumption import Found, Waiting
+from app.resumption import Found, Known, Waiting
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Entry, Outbox
 from app.telemetry import SPAN_RUN
@@ -132,6 +132,7 @@ class Drivers:
         driver = Driver(
             self._means,
             home=self._home,
+            owner=order.owner,
             state=begin(Event(name, 0, admitted.kind, entry.at, admitted.body)),
             task=order.task,
             salt=salt,
@@ -170,8 +171,8 @@ class Drivers:
 
     async def _resume(self, order: Order, found: Found, *, handed: bool) -> Driven:
         """Take a run that waits into this process, with what its caller brought, in one entry."""
-        run, epoch = found.state.run, found.row.epoch
-        driver = await driver_for(self._means, self._home, found.state, found.salt, epoch + 1)
+        run, known = found.state.run, found.known
+        driver = await driver_for(self._means, self._home, known.owner, known.state, known.salt, known.epoch + 1)
         line: Mailbox[Told] = Mailbox(LINE)
         driver.audience.admit(line, notes=order.stream_steps)
         driver.fresh, driver.beside = True, self.beside
@@ -195,7 +196,7 @@ class Drivers:
         return Driven(run, line, driver.state)
 
     async def _commit_turn(self, driver: Driver, order: Order, found: Found) -> None:
-        begun, tier = resumption.begin(self._means, order, found, self._home), found.row.tier
+        begun, tier = resumption.begin(self._means, order, found, self._home), found.state.admitted.tier
         follows = await driver.consequences(tentative(found.state, begun.entry.events))
         follows.outbox = [*(Outbox(n, tier, self._home, begun.turn) for n in begun.steps), *follows.outbox]
         await driver.write(begun.entry, follows)
@@ -321,7 +322,7 @@ class Drivers:
                 await driver.drive()
             error = None
             if driver.state.state == "awaiting_tool":
-                self._waiting.keep(driver.salt, driver.state)
+                self._waiting.keep(Known(driver.owner, driver.salt, driver.state, driver.epoch + 1))
         except* BatonError as group:
             error = _first(group)
             self._means.telemetry.log(logging.WARNING, "a run is left to its next driver", run=run, error=error.code)

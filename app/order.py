@@ -17,6 +17,14 @@ from app.store.protocol import Once
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a run is."""
+
+    tenant: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What a gateway asks for: a run, or the next turn of the one whose tool calls the conversation's end answers.
 
@@ -49,6 +57,11 @@ class Order:
     """The wire format and the request's options for the reply: with them, the journal is enough to write it again."""
     once: Once | None = None
     """The request's claim to be carried out once; made together with the admission."""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose run it is to be, or must be."""
+        return Owner(self.tenant, self.key)
 
     @property
     def background(self) -> bool:

@@ -26,6 +26,7 @@ from app.core.progress import fold, give_up
 from app.core.state import RunState
 from app.ended import outcome
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
+from app.order import Owner
 from app.outcomes import given_up
 from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
@@ -124,7 +125,9 @@ class Orphans:
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
-            driver = await driver_for(self._means, self._home, state, journal.salt, row.epoch)
+            driver = await driver_for(
+                self._means, self._home, Owner(row.tenant, row.key), state, journal.salt, row.epoch
+            )
         except NotFound:
             return await self._end(state, row, _without_content(late))
         driver.audience = self._audience(row.id)
@@ -161,7 +164,7 @@ class Orphans:
         self._means.telemetry.log(logging.WARNING, "an orphan was ended", run=row.id, error=shown.error)
 
 
-async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoch: int) -> Driver:
+async def driver_for(means: Means, home: str, owner: Owner, state: RunState, salt: bytes, epoch: int) -> Driver:
     """A driver for a run that exists already; `NotFound` if its content was erased."""
     tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
     if tier is None:
@@ -170,6 +173,7 @@ async def driver_for(means: Means, home: str, state: RunState, salt: bytes, epoc
     return Driver(
         means,
         home=home,
+        owner=owner,
         state=state,
         task=task_from_json(orjson.loads(task)),
         salt=salt,

@@ -21,12 +21,24 @@ from app.core.progress import advance, fold
 from app.core.results import Returned, Standing
 from app.core.state import RunState, Turn
 from app.errors import InvalidRequest, NotFound
-from app.order import Order
+from app.order import Order, Owner
 from app.store.content import address
-from app.store.protocol import Entry, Lease, RunRow
+from app.store.protocol import Entry, Lease
 
 KEPT = 256
-"""Runs that wait for their callers and whose journals this process need not fold again."""
+"""Runs that wait for their callers and that this process need not look up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A run as far as its next turn needs it."""
+
+    owner: Owner
+    salt: bytes
+    """Empty where its content was erased."""
+    state: RunState
+    epoch: int
+    """That of its row then."""
 
 
 class Waiting:
@@ -35,30 +47,33 @@ class Waiting:
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
-        self._states: OrderedDict[str, tuple[bytes, RunState]] = OrderedDict()
+        self._runs: OrderedDict[str, Known] = OrderedDict()
 
-    def keep(self, salt: bytes, state: RunState) -> None:
+    def keep(self, known: Known) -> None:
         """Take note of a run that waits."""
-        self._states[state.run] = salt, state
-        self._states.move_to_end(state.run)
-        while len(self._states) > self._most:
-            self._states.popitem(last=False)
+        self._runs[known.state.run] = known
+        self._runs.move_to_end(known.state.run)
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)
 
-    def take(self, run: str) -> tuple[bytes, RunState] | None:
-        """What is kept of a run, its salt first; it is kept no longer."""
-        return self._states.pop(run, None)
+    def take(self, run: str) -> Known | None:
+        """What is kept of a run; it is kept no longer."""
+        return self._runs.pop(run, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The run that results belong to, and what they are to it."""
 
-    row: RunRow
-    salt: bytes
-    state: RunState
+    known: Known
     standing: Standing
     shares: Mapping[int, tuple[str, bytes]]
     """What each step gets, as content with its ref."""
+
+    @property
+    def state(self) -> RunState:
+        """What the run has come to."""
+        return self.known.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +88,44 @@ class Beginning:
 async def find(means: Means, order: Order, came: Returned, waiting: Waiting) -> Found | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
+    A run that waited here for just these results is not looked up: whether it still does is for the commit to say,
+    which is fenced by the epoch that it waited under.
+
     Raises `InvalidRequest` for results that nothing can be made of. A run of somebody else is not there.
     """
-    try:
-        row = await means.store.run(came.run)
-    except NotFound:
-        raise results.unknown() from None
-    if row.tenant != order.tenant or (row.tier != order.tier.name and row.key != order.key):
+    known = waiting.take(came.run)
+    if known is None or known.state.awaited.keys() != came.results.keys():
+        known = await _look_up(means, came.run, known)
+    state, tier = known.state, known.state.admitted.tier
+    if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
         raise results.unknown()
-    salt, state = await _now(means, row, waiting.take(came.run))
     standing = results.standing(state, came)
-    if standing == "history" or row.erased or not salt or row.tier not in means.catalog().tiers:
+    if standing == "history" or not known.salt or tier not in means.catalog().tiers:
         return None
     portions = results.portions(state, came)
     bodies = {n: orjson.dumps([message_to_json(message) for message in share]) for n, share in portions.items()}
-    shares = {n: (address(salt, body), body) for n, body in bodies.items()}
+    shares = {n: (address(known.salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
         _check_same(state, shares)
     else:
         _check_authority(means, order, state, portions)
-    return Found(row, salt, state, standing, shares)
+    return Found(known, standing, shares)
 
 
-async def _now(means: Means, row: RunRow, known: tuple[bytes, RunState] | None) -> tuple[bytes, RunState]:
-    """The run's salt, and its state now: at least as far as its row has got."""
-    if known is None:
-        journal = await means.store.journal(row.id, upto=row.seq)
-        return journal.salt, fold(journal.events)
-    salt, state = known
-    if state.seq < row.seq:
-        for event in (await means.store.journal(row.id, upto=row.seq, after=state.seq)).events:
+async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
+    """The run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
+    try:
+        row = await means.store.run(run)
+    except NotFound:
+        raise results.unknown() from None
+    if kept is None:
+        journal = await means.store.journal(run, upto=row.seq)
+        salt, state = journal.salt, fold(journal.events)
+    else:
+        salt, state = kept.salt, kept.state
+        for event in (await means.store.journal(run, upto=row.seq, after=state.seq)).events:
             state = advance(state, event)
-    return salt, state
+    return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, row.epoch)
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
@@ -139,7 +160,7 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
     """The turn that the request begins, and that `home` drives. How to decode, and the tools, are as it says now."""
     state, now = found.state, means.now()
     asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
-    request = (address(found.salt, asked), asked)
+    request = (address(found.known.salt, asked), asked)
     turn = Turn(
         number=state.turn.number + 1,
         deadline=now + min(order.limits.seconds, state.admitted.limits.seconds),
@@ -155,7 +176,7 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
         run=state.run,
         at=now,
         events=(resumed, *came),
-        epoch=found.row.epoch,
+        epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
         once=order.once,
         notify=means.notifies and notices.wanted(order.wire),

@@ -313,6 +313,8 @@ def _check_order(run: _Run, entry: Entry) -> None:
     """The epoch first, because a driver that lost its run must hear of that whatever became of the run."""
     if entry.epoch != run.epoch and (entry.epoch is not None or entry.lease is not None):
         raise LeaseLost
+    if run.salt is None and any(draft.kind is Kind.RESUMED for draft in entry.events):
+        raise NotFound
     if not _fenced(entry) and any(draft.kind not in ANYBODY for draft in entry.events):
         raise LeaseLost
     ended = run.ended_at is not None

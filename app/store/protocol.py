@@ -10,9 +10,9 @@ writer's fence under the run's row lock, and refuses the whole entry if it does 
 * whoever has neither (nor brings a new run) may write the kinds in `ANYBODY` only, else `LeaseLost`; a run that nobody
   drives, because it waits for its caller, is then taken up by the next sweep;
 * once a run has ended only `AFTER_THE_END` kinds are taken, else `RunEnded`; a second terminal event is impossible;
-* an entry that names the `seq` that it follows is refused with `Conflict` (code `MOVED`) once there are later events;
-* `once` is refused with `Conflict` (code `TAKEN`) while another entry's claim on that id lasts: of two requests that
-  are to be carried out once, one is;
+* an entry that names the `seq` that it follows is refused with `Conflict` (code `MOVED`) once there are later events,
+  and one that begins a turn of a run whose content was erased with `NotFound`;
+* `once` is refused with `Conflict` (code `TAKEN`) while another entry's claim on that id lasts;
 * `hold` is refused with `RunOverBudget` if spent + held + asked would pass a cap (D7).
 
 Database faults become `StoreUnavailable`, after which nothing of the entry was written. When the connection dies during
@@ -178,7 +178,7 @@ class Entry:
     """Whether the end of the turn that begins with this entry becomes a notice: it is then written in the transaction
     of the event that ends the turn, whoever writes that."""
     lease: Lease | None = None
-    """Needs `epoch`; whoever writes under the old one from then on has lost the run."""
+    """Needs `epoch`, which is one more from then on: whoever writes under the old one has lost the run."""
     seq: int | None = None
     """The number of the event that this entry must follow: for what sums up all that came before, such as an end."""
 

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from app.core.journal import Kind
 from app.core.position import ATTEMPT, DONE, FINISH, USAGE
 from app.core.progress import fold
+from app.order import Owner
 from app.orphans import driver_for
 from app.stepqueue.protocol import Delta
 from app.wiring import House
@@ -179,7 +180,7 @@ async def test_what_is_over_is_told_by_the_journal_and_by_no_driver_that_stood_s
     journal = await opened.means.store.journal(run_of(heard))
     intent = next(event for event in journal.events if event.kind is Kind.CALL_INTENDED)
     past = fold(journal.events[: intent.seq])
-    stale = await driver_for(opened.means, "here", past, journal.salt, epoch=1)
+    stale = await driver_for(opened.means, "here", Owner("", ""), past, journal.salt, epoch=1)
     assert stale.audience.hear(past, Delta(past.run, 0, intent.body["call"], 0, "Five "))
     opened.drivers._drivers[past.run] = stale
     async with asyncio.timeout(5):

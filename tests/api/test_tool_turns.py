@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from app.core.chat import Toolbox
-from app.core.journal import Kind
+from app.core.journal import Draft, Kind
 from app.core.tools import run_of
 from app.errors import InvalidRequest
+from app.store.protocol import Entry
 from app.wiring import House
 from tests.api.house import events, finish, kinds, open_house, plan, pool_text
 from tests.api.talks import ADD, BOX, LOOK, Talk, calling, gathered, look
@@ -71,6 +72,30 @@ async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, ho
     assert [message["content"] for message in sent[2] if message["role"] == "tool"] == ["A", "B", "3"]
     assert all(len(received.json["tools"]) == 2 for received in stub.requests)
     assert kinds(await events(house, state.run)).count(Kind.PLAN_OPENED) == 1
+
+
+async def test_a_run_that_waits_here_is_not_looked_up(
+    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit of the turn is fenced by the epoch under which it waited."""
+    stub.script("alpha", calling(look("a")), DONE)
+    talk = Talk(house)
+    first = await talk.say()
+    talk.answer(first, "A")
+    monkeypatch.setattr(house.means.store, "run", None)
+    assert (await talk.say()).ended.answer == "It is 42."
+
+
+async def test_what_has_become_of_a_waiting_run_meanwhile_counts(stub: ProviderStub, house: House) -> None:
+    """Though this process remembers it as it was."""
+    stub.script("alpha", calling(look("a")))
+    talk = Talk(house)
+    first = await talk.say()
+    talk.answer(first, "A")
+    run = first.ended.state.run
+    await house.means.store.append(Entry(run, house.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)))
+    assert (await finish(await talk.begin())).ended.state.state == "cancelled"
+    assert Kind.RESUMED in kinds(await events(house, run))
 
 
 async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, house: House) -> None:

@@ -308,6 +308,16 @@ async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
         assert await store.contents("run", [early[0], late[0]]) == {}
 
 
+async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
+    """Even for whoever has all of it in memory. What goes on already goes on, to an end that says so."""
+    async with opener() as store:
+        await store.append(admitted("run"))
+        assert await store.erase("run")
+        with pytest.raises(NotFound):
+            await store.append(Entry("run", 2.0, (Draft(Kind.RESUMED, {"turn": 1}),), epoch=1))
+        await store.append(Entry("run", 2.0, (Draft(Kind.FAILED, {}),), epoch=1))
+
+
 async def test_an_address_depends_on_the_salt() -> None:
     assert address(b"a", b"text") != address(b"b", b"text")
     assert address(b"", b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
