@@ -39,6 +39,8 @@ class Streams:
         self._sweep_every = lease / 10
         self._sweep_at = 0.0
         self._cursors: dict[str, bytes] = {}
+        self._crowded = True
+        """Whether the last look left tickets behind, as far as anybody knows."""
         self._bound = bound
         self._lengths: dict[str, int] = {}
         self.undecodable = 0
@@ -120,16 +122,25 @@ class Streams:
             found = await self._reclaim(slots)
             if found:
                 return found
-        found = []
+        if self._crowded or block <= 0:
+            found = await self._by_priority(slots)
+            self._crowded = len(found) == slots
+            if found or block <= 0:
+                return found
+        found = await self._read(self._lanes, slots, block)
+        self._crowded = len(found) >= slots
+        await self._put_back(found[slots:])
+        return found[:slots]
+
+    async def _by_priority(self, slots: int) -> list[Ticket]:
+        """What waits, lane by lane: of a lower one only what the higher ones leave room for. A read for each, and so
+        not the way while there is room for all."""
+        found: list[Ticket] = []
         for lane in self._lanes:
             found += await self._read([lane], slots - len(found))
             if len(found) == slots:
-                return found
-        if found or block <= 0:
-            return found
-        found = await self._read(self._lanes, slots, block)
-        await self._put_back(found[slots:])
-        return found[:slots]
+                break
+        return found
 
     async def _read(self, lanes: Sequence[str], slots: int, block: float | None = None) -> list[Ticket]:
         """New tickets: up to `slots` from *each* lane, for that is how COUNT works."""

@@ -1,10 +1,12 @@
 """Telling over Redis: many steps stream at once, and what they say while one publish is under way shares the next.
 
 A publish costs some 150 microseconds of processor time whatever it carries, a delta in it only a few. Nobody waits for
-it either: to wait for one's turn, under a time limit, cost as much again for each delta.
+it either: to wait for one's turn, under a time limit, cost as much again for each delta. Who says little is published
+at once; many who keep talking share a publish every few milliseconds.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -14,6 +16,10 @@ from app.stepqueue.wire import pack_live, sealed
 
 BREATH: Final = 20_000
 """Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
+PACE: Final = 0.005
+"""Seconds between two publishes, of a process that keeps talking."""
+FREELY: Final = 20
+"""Publishes that need not keep to it, of one that has been silent for a while."""
 
 
 class Voice:
@@ -26,6 +32,8 @@ class Voice:
         self._next: dict[str, list[Live]] = {}
         self._waiting = 0
         self._said = asyncio.Event()
+        self._free = 0.0
+        """When the next publish could leave, had all before it kept the pace."""
         self.silent = asyncio.Event()
         """Set while there is nothing to be published, nor on its way."""
         self.silent.set()
@@ -42,10 +50,13 @@ class Voice:
         self.silent.clear()
 
     async def breath(self) -> Mapping[str, Sequence[Live]]:
-        """Wait until something was said, and take all of it, by channel."""
+        """Wait until something was said and may be published, and take all of it, by channel."""
         if not self._next:
             self.silent.set()
         await self._said.wait()
+        self._free = max(self._free, time.monotonic() - FREELY * PACE) + PACE
+        if (early := self._free - time.monotonic()) > 0:
+            await asyncio.sleep(early)
         self._said.clear()
         taken, self._next, self._waiting = self._next, {}, 0
         return taken

@@ -60,8 +60,8 @@ async def queue(server: servers.Server) -> AsyncIterator[RedisQueue]:
         yield opened
 
 
-def ticket(number: int) -> Ticket:
-    return Ticket(f"run-{number}", number, "mini", "driver", number)
+def ticket(number: int, tier: str = "mini") -> Ticket:
+    return Ticket(f"run-{number}", number, tier, "driver", number)
 
 
 async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
@@ -253,19 +253,6 @@ async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
     assert abs(ends[0][1] - ends[1][1]) < 0.4
 
 
-async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
-    heard: list[Live] = []
-    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.hear("a", heard.append):
-        async with RedisQueue(server.url, ["mini"]) as teller, Redis.from_url(server.url) as client:
-            before = await _publishes(client)
-            for step in range(500):
-                await teller.tell("a", [Stop("run", step)])
-            await teller.close()
-            assert await _publishes(client) - before <= 4
-        await _until(lambda: len(heard) == 500)
-    assert heard == [Stop("run", step) for step in range(500)]
-
-
 async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
     async with queue.hear("a", heard.append):
@@ -278,10 +265,6 @@ async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, 
         await _until(lambda: queue.sound, 3.0)
         heard.clear()
         await _tell_until_heard(queue, heard)
-
-
-async def _publishes(client: Redis) -> int:
-    return int((await client.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"])
 
 
 async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
@@ -473,15 +456,18 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
 
 
 async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.Server, queue: RedisQueue) -> None:
-    await queue.ring([ticket(number) for number in range(5)])
-    taken = await queue.take(5, 1.0)
-    await queue._streams._put_back(taken[2:])  # what a blocking read over several lanes does in a rare race
+    assert await queue.take(2, 0.02) == []  # nothing is left behind, so the next look is at all tiers at once
+    await queue.ring([*(ticket(number) for number in range(3)), *(ticket(number, "ultra") for number in range(3, 6))])
+    taken = await queue.take(2, 1.0)
+    assert [each.step for each in taken] == [3, 4]
     async with RedisQueue(server.url, TIERS, LEASE) as other:
-        assert [each.step for each in await other.take(9, 0)] == [2, 3, 4]
-        await other.done(taken[2:])
-        await queue.done(taken[:2])
+        rest = await other.take(9, 0)
+        assert {each.step for each in rest} == {0, 1, 2, 5}
+        assert rest[0].step == 5
+        await other.done(rest)
+        await queue.done(taken)
     async with Redis.from_url(server.url) as client:
-        assert await client.xlen(Keys("baton").tickets("mini")) == 3
+        assert [await client.xlen(Keys("baton").tickets(tier)) for tier in TIERS] == [0, 0]
 
 
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
