@@ -11,6 +11,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.errors import Conflict
+from app.store.prepared import Row, Rows
 from app.store.protocol import TAKEN, Once
 from app.store.statements import CLAIM, Statements
 from app.store.tables import ONCE
@@ -37,11 +38,13 @@ class Claims:
             self._known[once.id] = replace(once, run=run)
             self._changed.add(once.id)
 
-    def write(self, conn: Connection, statements: Statements) -> None:
-        """In the order of their ids, so that two batches never wait for each other crosswise."""
+    def writes(self, statements: Statements) -> tuple[tuple[Rows, list[Row]], ...]:
+        """What is to be written, in the order of their ids, so that two batches never wait for each other crosswise."""
         made = [_row(self._known[name]) for name in sorted(self._changed)]
-        statements.new_claim.each(conn, [row for row in made if row[0] not in self._stored])
-        statements.change_claim.each(conn, [(*row[1:], row[0]) for row in made if row[0] in self._stored])
+        return (
+            (statements.new_claim, [row for row in made if row[0] not in self._stored]),
+            (statements.change_claim, [(*row[1:], row[0]) for row in made if row[0] in self._stored]),
+        )
 
 
 def find(conn: Connection, claim: str, now: float) -> Once | None:

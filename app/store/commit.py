@@ -1,8 +1,8 @@
 """One transaction of the journal: many entries in, one outcome each out.
 
 The rows of the runs (and of the tickets, if any entry moves one) are read under lock; the entries are then checked and
-applied to them in memory, in order, each seeing what those before it did; what came of it is written with one
-statement per table. An entry that is refused changes nothing and does not disturb the others.
+applied to them in memory, in order, each seeing what those before it did; what came of it is written at the end, no
+row twice. An entry that is refused changes nothing and does not disturb the others.
 """
 
 from collections.abc import Sequence
@@ -180,29 +180,31 @@ class _Desk:
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
 
     def write(self, conn: Connection, statements: Statements) -> None:
-        """One statement per table that has something to say."""
-        statements.new_run.each(conn, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()])
-        changed = sorted(self._changed - self._born.keys())
-        statements.change_run.each(conn, [_CHANGE_OF(self._runs[name]) for name in changed])
-        self._write_leases(conn, statements)
-        statements.new_event.each(conn, self._events)
-        statements.new_content.each(conn, self._contents)
-        statements.new_tag.each(conn, self._tags)
-        statements.new_notice.each(conn, self._notices)
-        self._claims.write(conn, statements)
+        """Whatever has something to say."""
         touched = [self._tickets[place] for place in sorted(self._touched)]
         kept = [ticket for ticket in touched if not ticket.gone]
-        statements.end_ticket.each(conn, [(t.run, t.step) for t in touched if t.gone and t.stored])
-        statements.change_ticket.each(conn, [_TICKET_CHANGE_OF(t) for t in kept if t.stored])
-        statements.new_ticket.each(conn, [_TICKET_OF(t) for t in kept if not t.stored])
+        runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
+        statements.write(
+            conn,
+            (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
+            (statements.change_run, [_CHANGE_OF(run) for run in runs]),
+            (statements.new_event, self._events),
+            (statements.new_content, self._contents),
+            (statements.new_tag, self._tags),
+            (statements.new_notice, self._notices),
+            *self._claims.writes(statements),
+            (statements.end_ticket, [(t.run, t.step) for t in touched if t.gone and t.stored]),
+            (statements.change_ticket, [_TICKET_CHANGE_OF(t) for t in kept if t.stored]),
+            (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
+        )
+        self._write_leases(conn, statements)
 
     def _write_leases(self, conn: Connection, statements: Statements) -> None:
-        """A wish comes after a change of hands: it must not be slept over."""
+        """They change rows that were just written. A wish comes after a change of hands: it must not be slept over."""
         runs = [self._runs[name] for name in sorted(self._changed)]
         held = [(run, run.lease) for run in runs if run.lease is not None]
-        statements.change_lease.each(
-            conn, [(lease.deadline, run.epoch, lease.driver, lease.until, run.id) for run, lease in held]
-        )
+        leases = [(lease.deadline, run.epoch, lease.driver, lease.until, run.id) for run, lease in held]
+        statements.write(conn, (statements.change_lease, leases))
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:

@@ -31,6 +31,16 @@ WORK_SECONDS = 5.0
 READERS = 4
 CHECKPOINT_EVERY = 500
 """Writes after which the write-ahead log is copied into the database file, beside the work."""
+BY_KEY = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""How a Postgres is to plan: once for each statement, and by the index. All that we ask for often is found by its key;
+but left to itself it plans a write anew each time (half a millisecond), or goes by what it saw of a table that was
+still empty, through all of it, when it is not any more."""
 NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
 
@@ -107,6 +117,7 @@ class Postgres:
             "lock_timeout": str(int(LOCK_SECONDS * 1000)),
             "statement_timeout": str(int(work_seconds * 1000)),
             "idle_in_transaction_session_timeout": str(int(2 * work_seconds * 1000)),
+            **BY_KEY,
         }
         self._writing = create_async_engine(
             url,

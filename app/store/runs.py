@@ -64,7 +64,7 @@ def renew(
     """Prolong those leases that are still the driver's own; the runs with their last seq."""
     rows = statements.leases.fetch(conn, statements.values(list(epochs)), driver)
     ours = {name: seq for name, epoch, seq in rows if epochs[name] == epoch}
-    statements.renew.each(conn, [(until, name) for name in ours])
+    statements.write(conn, (statements.renew, [(until, name) for name in ours]))
     return ours
 
 
@@ -111,7 +111,7 @@ def keep(conn: Connection, statements: Statements, held: Sequence[Held], until: 
     """Prolong those claims that are still what the ticket's row says."""
     rows = statements.held.fetch(conn, statements.values(sorted({claim.run for claim in held})))
     ours = frozenset(held).intersection(map(Held._make, rows))
-    statements.keep.each(conn, [(until, *claim) for claim in sorted(ours)])
+    statements.write(conn, (statements.keep, [(until, *claim) for claim in sorted(ours)]))
     return ours
 
 

@@ -1,8 +1,5 @@
-"""The statements of the append path, of renewals, and of what a step reads: written in Core, compiled once per dialect,
-run on the driver's own cursor.
-
-Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
-cost more than the rest of a small batch. Everything off this path uses Core as usual.
+"""The statements of the append path, of renewals, and of what a step reads: written in Core, compiled once per dialect
+(see `prepared.py`). Everything off this path uses Core as usual.
 """
 
 from collections.abc import Sequence
@@ -19,15 +16,13 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
-    delete,
     func,
-    insert,
     literal_column,
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
+from app.store.prepared import Prepared, Rows, Writes
 from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
@@ -39,34 +34,6 @@ LIVE = tuple(column.name for column in RUNS.columns)[len(BORN) :]
 TICKET = tuple(column.name for column in TICKETS.columns)
 NOTICE = tuple(column.name for column in NOTICES.columns)
 CLAIM = tuple(column.name for column in ONCE.columns)
-
-
-class Prepared:
-    """One statement as text; a row's values stand in the order of `names`."""
-
-    def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
-        compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
-        if list(compiled.positiontup) != list(names):
-            raise AssertionError(f"{compiled.positiontup} is not {names}")
-        self._text = str(compiled)
-
-    def each(self, conn: Connection, rows: list[tuple[Any, ...]]) -> None:
-        """Execute once per row; nothing at all without rows."""
-        if rows:
-            cursor = conn.connection.cursor()
-            if len(rows) == 1:
-                cursor.execute(self._text, rows[0])
-            else:
-                cursor.executemany(self._text, rows)
-            cursor.close()
-
-    def fetch(self, conn: Connection, *values: object) -> Sequence[tuple[Any, ...]]:
-        """The rows for these values."""
-        cursor = conn.connection.cursor()
-        cursor.execute(self._text, values)
-        rows = cursor.fetchall()
-        cursor.close()
-        return rows
 
 
 class Lookup:
@@ -107,19 +74,10 @@ class Statements:
             ["its_run", "ids"],
         )
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
-        self.new_run = Prepared(insert(RUNS), dialect, [*BORN, *LIVE])
-        self.change_run = Prepared(
-            update(RUNS)
-            .where(RUNS.c.id == bindparam("its_id"), RUNS.c.epoch == bindparam("its_epoch"))
-            .values({name: bindparam(name) for name in LIVE}),
-            dialect,
-            [*LIVE, "its_id", "its_epoch"],
-        )
-        self.change_lease = Prepared(
-            update(RUNS).where(RUNS.c.id == bindparam("its_id")).values({name: bindparam(name) for name in LEASE}),
-            dialect,
-            [*LEASE, "its_id"],
-        )
+        self.write = Writes(dialect)
+        self.new_run = Rows(RUNS, "insert")
+        self.change_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
+        self.change_lease = Rows(RUNS, "update", LEASE, ["id"])
         self.hasten = Prepared(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
@@ -127,26 +85,16 @@ class Statements:
             dialect,
             ["lease_until", "its_id"],
         )
-        self.new_event = Prepared(insert(EVENTS), dialect, ["run", "seq", "kind", "at", "body"])
-        self.new_content = Prepared(self._insert_once(CONTENTS), dialect, ["run", "ref", "body"])
-        self.new_tag = Prepared(self._insert_once(TAGS), dialect, ["name", "value", "run"])
-        self.new_notice = Prepared(self._insert_once(NOTICES), dialect, NOTICE)
-        this_ticket = (TICKETS.c.run == bindparam("its_run"), TICKETS.c.step == bindparam("its_step"))
-        self.new_ticket = Prepared(insert(TICKETS), dialect, TICKET)
-        self.change_ticket = Prepared(
-            update(TICKETS).where(*this_ticket).values({name: bindparam(name) for name in TICKET[2:]}),
-            dialect,
-            [*TICKET[2:], "its_run", "its_step"],
-        )
-        self.end_ticket = Prepared(delete(TICKETS).where(*this_ticket), dialect, ["its_run", "its_step"])
-
+        self.new_event = Rows(EVENTS, "insert")
+        self.new_content = Rows(CONTENTS, "once")
+        self.new_tag = Rows(TAGS, "once")
+        self.new_notice = Rows(NOTICES, "once")
+        self.new_ticket = Rows(TICKETS, "insert")
+        self.change_ticket = Rows(TICKETS, "update", TICKET[2:], ["run", "step"])
+        self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
         self.claims = Lookup(self, dialect, ONCE, ["id"])
-        self.new_claim = Prepared(insert(ONCE), dialect, CLAIM)
-        self.change_claim = Prepared(
-            update(ONCE).where(ONCE.c.id == bindparam("its_id")).values({name: bindparam(name) for name in CLAIM[1:]}),
-            dialect,
-            [*CLAIM[1:], "its_id"],
-        )
+        self.new_claim = Rows(ONCE, "insert")
+        self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
 
     def _renewals(self, dialect: Dialect) -> None:
         """Thousands of leases and claims are prolonged every second or so, and the loop stands still meanwhile."""
@@ -157,11 +105,7 @@ class Statements:
             dialect,
             ["ids", "its_driver"],
         )
-        self.renew = Prepared(
-            update(RUNS).where(run.id == bindparam("its_id")).values(lease_until=bindparam("lease_until")),
-            dialect,
-            ["lease_until", "its_id"],
-        )
+        self.renew = Rows(RUNS, "update", ["lease_until"], ["id"])
         self.held = Prepared(
             select(ticket.run, ticket.step, ticket.claim)
             .where(self.among(ticket.run), ticket.holder.is_not(None))
@@ -170,12 +114,7 @@ class Statements:
             dialect,
             ["ids"],
         )
-        this_claim = [ticket[name] == bindparam(f"its_{name}") for name in ("run", "step", "claim")]
-        self.keep = Prepared(
-            update(TICKETS).where(*this_claim).values(until=bindparam("until")),
-            dialect,
-            ["until", "its_run", "its_step", "its_claim"],
-        )
+        self.keep = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
 
     def values(self, ids: Sequence[str]) -> object:
         """A list as the one parameter that it travels as."""
@@ -187,11 +126,6 @@ class Statements:
             return column == func.any(bindparam("ids", type_=ARRAY(Text)))
         values = func.json_each(bindparam("ids", type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
-
-    def _insert_once(self, table: Table) -> Executable:
-        if self.arrays:
-            return postgresql.insert(table).on_conflict_do_nothing()
-        return sqlite.insert(table).on_conflict_do_nothing()
 
 
 def _journal() -> Executable:

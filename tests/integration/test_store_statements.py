@@ -1,0 +1,94 @@
+"""What the journal asks of a real Postgres: how often, and how that goes about it."""
+
+import re
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from sqlalchemy import Connection
+
+from app.core.journal import Draft, Kind
+from app.store.prepared import Prepared, Row
+from app.store.protocol import Entry, Held, Move, Outbox
+from app.store.sql import SqlStore, open_store
+from tests.conformance.entries import admitted, queued, take
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that were sent, but for BEGIN and COMMIT."""
+    sent: list[str] = []
+    each, fetch = Prepared.each, Prepared.fetch
+
+    def noted_each(self: Prepared, conn: Connection, rows: Sequence[Row]) -> None:
+        sent.extend([self._text] * len(rows))
+        each(self, conn, rows)
+
+    def noted_fetch(self: Prepared, conn: Connection, *values: object) -> Sequence[Row]:
+        sent.append(self._text)
+        return fetch(self, conn, *values)
+
+    monkeypatch.setattr(Prepared, "each", noted_each)
+    monkeypatch.setattr(Prepared, "fetch", noted_fetch)
+    return sent
+
+
+@pytest.fixture
+async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
+    async with open_store(migrated_postgres_url) as opened:
+        yield opened
+
+
+async def _a_step(store: SqlStore, asked: list[str]) -> list[int]:
+    """How many statements a run's admission, its step's ticket, its intent and its end take."""
+    counts = []
+    end = Entry(
+        "run",
+        4.0,
+        (Draft(Kind.CALL_FINISHED, {}), Draft(Kind.STEP_DONE, {"n": 0})),
+        move=Move(0, "finish", claim=1),
+        contents=(("ref", b"text"), ("another", b"text")),
+        outbox=(Outbox(1, "mini", "driver"),),
+        tags=(("model", "a"),),
+    )
+    for entry in (admitted("run"), queued("run"), take("run", 0, "a"), end):
+        asked.clear()
+        await store.append(entry)
+        counts.append(len(asked))
+    return counts
+
+
+async def test_an_entry_takes_one_statement_to_write_whatever_is_in_it(store: SqlStore, asked: list[str]) -> None:
+    """Beside the reads under lock of the run and of its tickets, where it has any."""
+    assert await _a_step(store, asked) == [2, 3, 3, 3]
+    asked.clear()
+    assert await store.renew("driver", {"run": 1}, 9.0) == {"run": 4}
+    assert await store.keep([Held("run", 1, 0)], 9.0) == frozenset()
+    assert [query.split()[0] for query in asked] == ["SELECT", "WITH", "SELECT"]
+
+
+async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few(
+    store: SqlStore, asked: list[str]
+) -> None:
+    await _a_step(store, asked)
+    await store.append(Entry("run", 5.0, move=Move(1, "take", version=0, holder="a", until=9.0)))
+    await store.keep([Held("run", 1, 2)], 9.0)
+    await store.renew("driver", {"run": 1}, 9.0)
+    await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(1, "finish", claim=2)))
+    await store.journal("run")
+    await store.contents("other", ["ref"])
+
+    def plans(conn: Connection) -> list[str]:
+        conn.exec_driver_sql("ANALYZE")
+        found = []
+        for number, query in enumerate(sorted({query for query in asked if "$1" in query})):
+            conn.exec_driver_sql(f"PREPARE q{number} AS {query}")
+            values = ", ".join(["NULL"] * max(int(place) for place in re.findall(r"\$(\d+)", query)))
+            found.append("\n".join(row[0] for row in conn.exec_driver_sql(f"EXPLAIN EXECUTE q{number}({values})")))
+        return found
+
+    plan = "\n".join(await store._runner.read(plans))
+    for table in ("runs", "tickets", "events", "contents"):
+        assert f"Seq Scan on {table}" not in plan
+        assert f"on {table}" in plan
