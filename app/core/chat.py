@@ -85,6 +85,8 @@ class Tool:
     """JSON schema of its arguments, an object; None means that it takes none."""
     strict: bool = False
     """Whether the arguments must follow the schema, where the provider can see to that."""
+    spelling: Mapping[str, Any] | None = None
+    """How the request spelled it, where not as this function: for replies in its format, and for nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +289,7 @@ def toolbox_to_json(toolbox: Toolbox) -> dict[str, Any]:
     """A toolbox as plain JSON values; schemas as they came."""
     tools = [
         {"name": one.name, "description": one.description, "parameters": one.parameters, "strict": one.strict}
+        | ({"spelling": one.spelling} if one.spelling is not None else {})
         for one in toolbox.tools
     ]
     return {"tools": tools, "choice": toolbox.choice, "named": toolbox.named, "parallel": toolbox.parallel}

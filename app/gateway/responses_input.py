@@ -13,9 +13,9 @@ from app.core.chat import Image, Message, Part, Text, ToolCall
 from app.errors import InvalidRequest
 from app.gateway.asked import Wire
 from app.gateway.openai_chat import IMAGE
+from app.gateway.responses_tools import FunctionName, flat, free_text
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
 Status = Literal["in_progress", "completed", "incomplete"] | None
 Role = Literal["user", "assistant", "system", "developer"]
@@ -85,21 +85,35 @@ class CallItem(Wire):
     id: ItemId = None
     status: Status = None
     caller: Caller | None = None
-    namespace: None = None
+    namespace: FunctionName | None = None
+    is_async: Annotated[Literal[False], Field(alias="async")] = False
+
+
+class CustomCallItem(Wire):
+    """An earlier answer's wish to call a tool of free text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: FunctionName
+    input: str
+    id: ItemId = None
+    status: Status = None
+    caller: Caller | None = None
+    namespace: FunctionName | None = None
     is_async: Annotated[Literal[False], Field(alias="async")] = False
 
 
 class OutputItem(Wire):
     """What came of a call."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
     output: str | list[Annotated[InputText | InputImage, Discriminator("type")]]
     id: ItemId = None
     status: Status = None
     name: str | None = None
     caller: Caller | None = None
-    namespace: None = None
+    namespace: FunctionName | None = None
 
 
 class ReasoningItem(Wire):
@@ -132,14 +146,16 @@ def _kind(value: Any) -> str | None:
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[OutputItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 
 
-AnyItem = MessageItem | CallItem | OutputItem | ReasoningItem | ItemReference
+AnyItem = MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem | ItemReference
 
 
 def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
@@ -152,7 +168,11 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
         if isinstance(item, MessageItem):
             yield Message(item.role, _parts(item, place))
         elif isinstance(item, CallItem):
-            yield Message("assistant", (), calls=(ToolCall(item.call_id, item.name, item.arguments),))
+            call = ToolCall(item.call_id, flat(item.namespace, item.name), item.arguments)
+            yield Message("assistant", (), calls=(call,))
+        elif isinstance(item, CustomCallItem):
+            call = ToolCall(item.call_id, flat(item.namespace, item.name), free_text(item.input))
+            yield Message("assistant", (), calls=(call,))
         elif isinstance(item, OutputItem):
             output = item.output
             parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))

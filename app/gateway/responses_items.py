@@ -7,7 +7,8 @@ from app.core.chat import Image, Message
 from app.errors import InvalidRequest
 from app.gateway import query
 from app.gateway.responses_history import exchanged
-from app.gateway.responses_reply import Subject, call_item
+from app.gateway.responses_reply import Subject
+from app.gateway.responses_tools import call_item
 from app.store.protocol import Store
 
 MOST = 100
@@ -51,7 +52,7 @@ def _items(of: Subject, place: int, message: Message) -> Iterator[dict[str, Any]
         head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
         yield head | {"content": [_part(part, message.role) for part in message.parts]}
     for call in message.calls:
-        yield call_item(call.id, call.name, call.arguments, "completed")
+        yield call_item(of.asked.toolbox, call, "completed")
 
 
 def _part(part: Any, role: str) -> dict[str, Any]:

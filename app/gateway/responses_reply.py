@@ -15,7 +15,7 @@ Sequence numbers never fall and never change: they say how far the reply has bee
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -28,6 +28,7 @@ from app.core.state import RunState
 from app.errors import BatonError
 from app.gateway import fault
 from app.gateway.openai_reply import extension
+from app.gateway.responses_tools import call_item, chosen, described, is_free, item_id
 from app.order import Ended, Noted, Said
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
@@ -87,8 +88,8 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "service_tier": "default",
         "temperature": of.asked.sampling.temperature,
         "text": {"format": _format(of.asked.form)},
-        "tool_choice": _choice(of.asked),
-        "tools": [_tool(of.asked, place) for place in range(len(of.asked.toolbox.tools))],
+        "tool_choice": chosen(of.asked.toolbox),
+        "tools": described(of.asked.toolbox),
         "top_logprobs": of.asked.logprobs or 0,
         "top_p": of.asked.sampling.top_p,
         "truncation": "disabled",
@@ -113,19 +114,13 @@ def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if ended.answer or not (ended.calls or ended.error):
         found.append(message_item(of, [_part(ended.answer, ended.logprobs, ended.refusal)], status))
-    return found + [call_item(call.id, call.name, call.arguments, "completed") for call in ended.calls]
+    return found + [call_item(of.asked.toolbox, call, "completed") for call in ended.calls]
 
 
 def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
     """The assistant's message."""
     name = of.id.replace("resp_", "msg_", 1)
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def call_item(call: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    """A function call."""
-    item = {"id": f"fc_{call}", "type": "function_call", "status": status, "call_id": call, "name": name}
-    return item | {"arguments": arguments}
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
@@ -181,17 +176,6 @@ def _format(form: Form | None) -> dict[str, Any]:
         return {"type": "json_object"}
     named = {"name": form.name, "description": form.description or None, "strict": form.strict}
     return {"type": "json_schema", **named, "schema": form.schema}
-
-
-def _choice(asked: Task) -> object:
-    box = asked.toolbox
-    return {"type": "function", "name": box.named} if box.choice == "named" else box.choice
-
-
-def _tool(asked: Task, place: int) -> dict[str, Any]:
-    tool = asked.toolbox.tools[place]
-    shape = {"parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "name": tool.name, "description": tool.description or None, **shape}
 
 
 class Events:
@@ -293,22 +277,31 @@ class Events:
         self._at = max(self._at, TEXT + len(self._text) + 3)
         self._calls.append(call)
         self._open_call, self._index = True, self._index + 1
-        item = call_item(call.id, call.name, "", "in_progress")
+        item = call_item(self._of.asked.toolbox, call, "in_progress")
         return self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
 
     def _more_arguments(self, text: str) -> bytes:
-        call = self._calls[-1]
+        call, box = self._calls[-1], self._of.asked.toolbox
         told = max(self._after - self._base - self._at, 0)
-        self._calls[-1] = ToolCall(call.id, call.name, call.arguments + text)
-        place = {"item_id": f"fc_{call.id}", "output_index": self._index}
+        self._calls[-1] = call = replace(call, arguments=call.arguments + text)
+        if is_free(box, call.name):  # a text inside of JSON is told when it is whole
+            self._at += len(text)
+            return b""
+        place = {"item_id": item_id(box, call), "output_index": self._index}
         return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[told:])
 
     def _end_call(self) -> bytes:
         call, self._open_call = self._calls[-1], False
-        place = {"item_id": f"fc_{call.id}", "output_index": self._index}
-        item = call_item(call.id, call.name, call.arguments, "completed")
-        told = {"arguments": call.arguments, "name": call.name}
-        done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
+        box = self._of.asked.toolbox
+        place = {"item_id": item_id(box, call), "output_index": self._index}
+        item = call_item(box, call, "completed")
+        if is_free(box, call.name):
+            kind = "response.custom_tool_call_input"
+            done = self._event(f"{kind}.delta", self._at, **place, delta=item["input"])
+            done += self._event(f"{kind}.done", self._at + 1, **place, input=item["input"])
+        else:
+            told = {"arguments": call.arguments, "name": item["name"]}
+            done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
         return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
 
     def _event(self, kind: str, number: int, **fields: object) -> bytes:

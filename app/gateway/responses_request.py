@@ -5,51 +5,19 @@ in an error.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import NO_TOOLS, Form, Message, Sampling, Task, Text, Tool, Toolbox
-from app.core.form import is_closed
+from app.core.chat import Form, Message, Sampling, Task, Text
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
-from app.gateway.forms import NamedSchema, check, schema_form
+from app.gateway.forms import NamedSchema, schema_form
 from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, refusal, unknown
-from app.gateway.responses_input import FunctionName, Item, conversation
-
-Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
-"""Who may call a function: the model itself, and no program of its."""
-
-
-class FunctionTool(Wire):
-    """A function of the caller's."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    allowed_callers: Direct = None
-    defer_loading: Literal[False] | None = None
-    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
-
-
-class NamedFunction(Wire):
-    """A function by its name: the one that must be called, or one of those that may be."""
-
-    type: Literal["function"]
-    name: FunctionName
-
-
-class AllowedTools(Wire):
-    """Some of the functions on offer, and whether one of them must be called."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=128, fail_fast=True)]
+from app.gateway.responses_input import Item, conversation
+from app.gateway.responses_tools import MOST, AnyTool, Choice, check_kinds, left_out, toolbox_of
 
 
 class FreeText(Wire):
@@ -99,10 +67,8 @@ class ResponsesRequest(Wire):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     input: str | Annotated[list[Item], Field(min_length=1, max_length=2_048, fail_fast=True)]
     instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] = []
-    tool_choice: (
-        Literal["none", "auto", "required"] | Annotated[NamedFunction | AllowedTools, Discriminator("type")] | None
-    ) = None
+    tools: Annotated[list[AnyTool], Field(max_length=MOST, fail_fast=True)] = []
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -138,13 +104,14 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
             raise unknown(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
     given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
+    check_kinds(given.get("tools"))
     try:
         request = ResponsesRequest.model_validate(given)
     except ValidationError as error:
         raise refusal(error, given) from None
     if request.background and not request.store:
         raise InvalidRequest("A background response must be stored: leave store out.", param="store")
-    return request, ignored
+    return request, (*ignored, *left_out(request.tools))
 
 
 def task_of(request: ResponsesRequest, before: tuple[Message, ...]) -> Task:
@@ -157,7 +124,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...]) -> Task:
         sampling,
         request.user,
         request.metadata,
-        toolbox=_toolbox(request),
+        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls),
         logprobs=(request.top_logprobs or 0) if told else None,
         form=_form(request),
     )
@@ -168,44 +135,6 @@ def given(request: ResponsesRequest) -> tuple[Message, ...]:
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)
     return conversation(request.input)
-
-
-CHOICES: Final[Mapping[str, Literal["auto", "none", "required"]]] = {
-    "auto": "auto",
-    "none": "none",
-    "required": "required",
-}
-
-
-def _toolbox(request: ResponsesRequest) -> Toolbox:
-    choice = request.tool_choice
-    if not request.tools:
-        if choice not in (None, "auto", "none"):
-            raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
-        return NO_TOOLS
-    names = [tool.name for tool in request.tools]
-    if len(set(names)) < len(names):
-        raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
-    tools = tuple(_tool(tool, place) for place, tool in enumerate(request.tools))
-    if isinstance(choice, NamedFunction):
-        if choice.name not in names:
-            raise InvalidRequest("It names none of the tools.", param="tool_choice.name", code="invalid_value")
-        return Toolbox(tools, "named", choice.name, request.parallel_tool_calls)
-    if isinstance(choice, AllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        if not allowed <= set(names):
-            raise InvalidRequest("It names none of the tools.", param="tool_choice.tools", code="invalid_value")
-        kept = tuple(tool for tool in tools if tool.name in allowed)
-        return Toolbox(kept, choice.mode, parallel=request.parallel_tool_calls)
-    return Toolbox(tools, CHOICES[choice or "auto"], parallel=request.parallel_tool_calls)
-
-
-def _tool(tool: FunctionTool, place: int) -> Tool:
-    """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
-    if tool.parameters is not None:
-        check(tool.parameters, f"tools[{place}].parameters")
-    strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
-    return Tool(tool.name, tool.description or "", tool.parameters, strict)
 
 
 def _form(request: ResponsesRequest) -> Form | None:

@@ -1,0 +1,272 @@
+"""The tools of `/v1/responses` as functions that any worker can call, and their calls as the caller knows them.
+
+A worker is offered functions only. Those of a namespace get its name before theirs; a tool that takes free text becomes
+a function of one text, `input`, and is told the grammar in words, since no decoder of ours keeps to it. How the caller
+spelled a tool stands beside it in the task (`Tool.spelling`), so that every reply, of any process, spells it so again.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, StringConstraints
+
+from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
+from app.core.form import is_closed
+from app.errors import InvalidRequest
+from app.gateway.asked import Wire
+from app.gateway.forms import check
+
+MOST: Final = 128
+NAME_LENGTH: Final = 64
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Description = Annotated[str, StringConstraints(max_length=65_536)] | None
+Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
+"""Who may call a function: the model itself, and no program of its."""
+FREE_TEXT: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class FunctionTool(Wire):
+    """A function of the caller's."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Description = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: Direct = None
+    defer_loading: Literal[False] | None = None
+    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class AnyText(Wire):
+    """Whatever text."""
+
+    type: Literal["text"]
+
+
+class Grammar(Wire):
+    """Text by a grammar."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, StringConstraints(max_length=65_536)]
+
+
+class CustomTool(Wire):
+    """A tool of the caller's that takes free text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Description = None
+    format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
+    allowed_callers: Direct = None
+    defer_loading: Literal[False] | None = None
+    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class Namespace(Wire):
+    """Tools that belong together."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: Description = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Discriminator("type")]], Field(max_length=MOST, fail_fast=True)
+    ]
+
+
+class CachedSearch(Wire):
+    """A search that may not reach the web, as Codex offers one by default: left out, and noted."""
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+    search_context_size: str | None = None
+    user_location: dict[str, Any] | None = None
+    filters: dict[str, Any] | None = None
+    search_content_types: list[str] | None = None
+
+
+AnyTool = Annotated[FunctionTool | CustomTool | Namespace | CachedSearch, Discriminator("type")]
+
+
+class Named(Wire):
+    """A tool by its name: the one that must be called, or one of those that may be."""
+
+    type: Literal["function", "custom"]
+    name: FunctionName
+
+
+class AllowedTools(Wire):
+    """Some of the tools on offer, and whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MOST, fail_fast=True)]
+
+
+Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, Discriminator("type")]
+
+
+def check_kinds(tools: object) -> None:
+    """`InvalidRequest` for a tool that somebody else than the caller would have to run; what is no tool passes."""
+    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in ("function", "custom", "namespace"):
+            if kind == "web_search" and tool.get("external_web_access") is False:
+                continue
+            raise InvalidRequest(
+                f"Invalid value for 'tools[{place}].type': it should be 'function', 'custom' or 'namespace'. Nobody "
+                "here would run a tool of this type: leave it out, or offer a function that your side runs.",
+                param=f"tools[{place}].type",
+                code="unsupported_value",
+            )
+
+
+def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
+    """What of the tools is only noted."""
+    return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
+
+
+def flat(namespace: str | None, name: str) -> str:
+    """What a worker calls a tool of a namespace; the same for the same two names at any time."""
+    if namespace is None:
+        return name
+    joined = f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
+    if len(joined) <= NAME_LENGTH:
+        return joined
+    return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+
+
+def free_text(text: str) -> str:
+    """The arguments of a call that brings free text."""
+    return json.dumps({"input": text})
+
+
+def toolbox_of(asked: Iterable[AnyTool], choice: Choice | None, parallel: bool) -> Toolbox:
+    """The functions of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
+    tools = tuple(_functions(asked))
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
+        return NO_TOOLS
+    names = {tool.name for tool in tools}
+    if len(names) < len(tools):
+        raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
+    if len(tools) > MOST:
+        raise InvalidRequest(f"At most {MOST} tools.", param="tools", code="array_above_max_length")
+    if isinstance(choice, Named):
+        return Toolbox(tools, "named", _known([choice], names, "tool_choice.name").pop(), parallel)
+    if isinstance(choice, AllowedTools):
+        allowed = _known(choice.tools, names, "tool_choice.tools")
+        return Toolbox(tuple(tool for tool in tools if tool.name in allowed), choice.mode, parallel=parallel)
+    return Toolbox(tools, choice or "auto", parallel=parallel)
+
+
+def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
+    found = {one.name for one in chosen}
+    if not found <= names:
+        raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
+    return found
+
+
+def _functions(asked: Iterable[AnyTool]) -> Iterator[Tool]:
+    for place, tool in enumerate(asked):
+        if isinstance(tool, Namespace):
+            about = {"namespace": tool.name, "about": tool.description}
+            for at, one in enumerate(tool.tools):
+                made = _function(one, f"tools[{place}].tools[{at}]")
+                told = "\n\n".join(filter(None, (tool.description, made.description)))
+                spelling = {"name": one.name, **about, "said": made.description, **(made.spelling or {})}
+                yield replace(made, name=flat(tool.name, one.name), description=told, spelling=spelling)
+        elif not isinstance(tool, CachedSearch):
+            yield _function(tool, f"tools[{place}]")
+
+
+def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
+    """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
+    said = tool.description or ""
+    if isinstance(tool, CustomTool):
+        grammar = tool.format if isinstance(tool.format, Grammar) else None
+        rules = f" It must follow this {grammar.syntax} grammar:\n{grammar.definition}" if grammar is not None else ""
+        told = f"{said}\n\nThe text `input` is passed on as it is.{rules}".strip()
+        spelling = {"name": tool.name, "said": said, "format": tool.format.model_dump() if tool.format else None}
+        return Tool(tool.name, told, FREE_TEXT, spelling=spelling)
+    if tool.parameters is not None:
+        check(tool.parameters, f"{param}.parameters")
+    strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
+    return Tool(tool.name, said, tool.parameters, strict)
+
+
+def described(toolbox: Toolbox) -> list[dict[str, Any]]:
+    """`tools` of a response: as they were sent."""
+    told: list[dict[str, Any]] = []
+    for tool in toolbox.tools:
+        spelling = tool.spelling or {}
+        if "namespace" not in spelling:
+            told.append(_described(tool))
+            continue
+        head = {"type": "namespace", "name": spelling["namespace"], "description": spelling["about"] or ""}
+        if not told or told[-1].get("type") != "namespace" or told[-1]["name"] != head["name"]:
+            told.append(head | {"tools": []})
+        told[-1]["tools"].append(_described(tool))
+    return told
+
+
+def _described(tool: Tool) -> dict[str, Any]:
+    spelling = tool.spelling or {}
+    said = {"name": spelling.get("name", tool.name), "description": spelling.get("said", tool.description) or None}
+    if "format" in spelling:
+        return {"type": "custom", **said, "format": spelling["format"] or {"type": "text"}}
+    return {"type": "function", **said, "parameters": tool.parameters, "strict": tool.strict}
+
+
+def chosen(toolbox: Toolbox) -> object:
+    """`tool_choice` of a response."""
+    if toolbox.choice != "named":
+        return toolbox.choice
+    return {"type": "custom" if is_free(toolbox, toolbox.named) else "function", "name": toolbox.named}
+
+
+def is_free(toolbox: Toolbox, name: str) -> bool:
+    """Whether that function stands for a tool of free text."""
+    return "format" in _spelling(toolbox, name)
+
+
+def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
+    """A call as an item of the output; `arguments` need not be whole yet."""
+    spelling = _spelling(toolbox, call.name)
+    free = "format" in spelling
+    named = {"call_id": call.id, "name": spelling.get("name", call.name)}
+    named |= {"namespace": spelling["namespace"]} if "namespace" in spelling else {}
+    if free:
+        return {"id": item_id(toolbox, call), "type": "custom_tool_call", **named, "input": input_of(call.arguments)}
+    item = {"id": item_id(toolbox, call), "type": "function_call", "status": status, **named}
+    return item | {"arguments": call.arguments}
+
+
+def item_id(toolbox: Toolbox, call: ToolCall) -> str:
+    """A call's item goes by its id."""
+    return f"{'ctc' if is_free(toolbox, call.name) else 'fc'}_{call.id}"
+
+
+def input_of(arguments: str) -> str:
+    """The free text that arguments bring: all of them, where a worker did not write them as it was told."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _spelling(toolbox: Toolbox, name: str) -> Mapping[str, Any]:
+    return next((tool.spelling or {} for tool in toolbox.tools if tool.name == name), {})
