@@ -21,6 +21,8 @@ from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, Unsupporte
 WHOLE = 1 << 63
 YIELD_ABOVE = 1 << 18
 """Bytes from which the event loop gets a turn between the passes over a body."""
+COLON = b"\\u003"
+"""How the escape of a colon begins."""
 SLICE = 1 << 20
 """Bytes of a body from which escapes are taken in one turn."""
 
@@ -82,10 +84,12 @@ async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], Non
         more(int(announced))
     body = await _read(request, bounds, (lambda _: None) if announced.isdigit() else more)
     await _give_way(body)
-    colons = await _prescan(body, bounds)
+    colons = await _prescan(body, bounds) if len(body) > bounds.nodes or COLON in body else None
     value = _parse(body)
     await _give_way(body)
-    _walk(value, colons, bounds, nul=b"\\u0000" in body)
+    keys, said = _walk(value, bounds, nul=b"\\u0000" in body)
+    if keys != (body.count(b":") - said if colons is None else colons):
+        raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
     await _give_way(body)
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
@@ -142,13 +146,12 @@ async def _read(request: Request, bounds: Bounds, more: Callable[[int], None]) -
 
 
 async def _prescan(body: bytes, bounds: Bounds) -> int:
-    """Refuse bodies of too many nodes before they are built; the number of keys as written.
+    """Refuse bodies of too many nodes before they are built; the number of keys as written. A body of fewer bytes than
+    nodes needs neither: of its colons, those that are not inside a string when it has been parsed come after keys.
 
     Escapes stand only inside strings, so once they are taken out every second piece between quotes is structure. In a
     body that is not JSON the count may be wrong, but only from where the parser stops too.
     """
-    if len(body) < YIELD_ABOVE and not body.strip(b" \t\r\n"):
-        raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
     if b"\\" in body:
         body = await _without_escapes(body)
     if body.count(b'"') > 2 * bounds.nodes:
@@ -183,6 +186,8 @@ def _parse(body: bytes) -> object:
     try:
         value: object = orjson.loads(body)
     except orjson.JSONDecodeError:
+        if not body.strip(b" \t\r\n"):
+            raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json") from None
         raise InvalidRequest(
             "The body is not valid JSON in UTF-8 (RFC 8259: no NaN or Infinity, no unpaired surrogates).",
             code="invalid_json",
@@ -190,11 +195,12 @@ def _parse(body: bytes) -> object:
     return value
 
 
-def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
-    """Check all values, level by level; `colons` is the number of keys before duplicates fell together, and `nul` says
-    whether there may be a NUL, which JSON can hold only as an escape. The parser makes these types exactly."""
+def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
+    """Check all values, level by level; how many keys there are, where duplicates have fallen together, and how many
+    colons in strings. `nul` says whether there may be a NUL, which JSON can hold only as an escape. The parser makes
+    these types exactly."""
     level = [root]
-    keys = depth = 0
+    keys = colons = depth = 0
     while level and depth <= bounds.depth:
         depth += 1
         deeper: list[object] = []
@@ -203,6 +209,7 @@ def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
             if type(value) is str:
                 if len(value) > bounds.text or (nul and "\x00" in value):
                     raise _bad_text(value)
+                colons += value.count(":")
             elif type(value) is dict:
                 objects.append(value)
                 deeper += value.values()
@@ -210,16 +217,16 @@ def _walk(root: object, colons: int, bounds: Bounds, *, nul: bool) -> None:
                 deeper += value
             elif isinstance(value, float | int) and not -WHOLE <= value < WHOLE:
                 raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
-        keys += _check_keys(objects, bounds, nul)
+        names = _names(objects, bounds, nul)
+        keys, colons = keys + len(names), colons + "".join(names).count(":")
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
-    if keys != colons:
-        raise InvalidRequest("An object in the body has the same key twice.", code="invalid_json")
+    return keys, colons
 
 
-def _check_keys(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> int:
-    """Check all objects of a level; how many keys they have."""
+def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[str]:
+    """The keys of all objects of a level, checked."""
     if max(map(len, objects), default=0) > bounds.keys:
         raise _too_many()
     names = [name for value in objects for name in value]
@@ -227,7 +234,7 @@ def _check_keys(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> 
         raise _bad_text("")
     if nul and any("\x00" in name for name in names):
         raise _bad_text("\x00")
-    return len(names)
+    return names
 
 
 def _bad_text(text: str) -> InvalidRequest:

@@ -261,6 +261,17 @@ async def test_escapes_across_slices_hide_no_key(gateway: House, key: str, shift
     check(await send(gateway, key, twice.encode()), 400)
 
 
+@pytest.mark.parametrize("colon", [b":", b"\\u003a", b"\\u003A", b"\\\\u003a", b"u003a"])
+@pytest.mark.parametrize("length", [1, 50_000])
+async def test_colons_in_strings_hide_no_key_and_make_none(gateway: House, key: str, colon: bytes, length: int) -> None:
+    """Whether a body is short enough for its colons to be counted where they stand, or not."""
+    asked = ask("?" * length, metadata={"~": "~~"})
+    body = json.dumps(asked).encode().replace(b"~", colon)
+    assert (await send(gateway, key, body)).status_code == 200
+    for twice in (b'"user":"~","user":"x"}', b'"user":"x","user":"~"}'):
+        check(await send(gateway, key, body[:-1] + b"," + twice.replace(b"~", colon)), 400)
+
+
 @pytest.mark.parametrize("name", FIELDS)
 async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> None:
     body, param = FIELDS[name]
