@@ -18,7 +18,7 @@ from app.core.journal import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kin
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.claims import Claims
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
-from app.store.statements import LIVE, TICKET, Statements
+from app.store.statements import ENDLESS, LIVE, TICKET, Statements
 from app.store.tables import EVENTS, RUNS
 
 Outcome = Appended | Exception
@@ -99,7 +99,8 @@ class _Ticket:
 
 
 _LIVE_OF = attrgetter(*LIVE)
-_CHANGE_OF = attrgetter(*LIVE, "id", "stored_epoch")
+_CHANGE_OF = attrgetter(*ENDLESS, "id", "stored_epoch")
+_END_OF = attrgetter(*LIVE, "id", "stored_epoch")
 _TICKET_OF = attrgetter(*TICKET)
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
@@ -187,7 +188,9 @@ class _Desk:
         statements.write(
             conn,
             (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
-            (statements.change_run, [_CHANGE_OF(run) for run in runs]),
+            (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
+            (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
+            (statements.hand_run, _handed(runs)),
             (statements.new_event, self._events),
             (statements.new_content, self._contents),
             (statements.new_tag, self._tags),
@@ -197,14 +200,12 @@ class _Desk:
             (statements.change_ticket, [_TICKET_CHANGE_OF(t) for t in kept if t.stored]),
             (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
         )
-        self._write_leases(conn, statements)
+        self._write_later(conn, statements)
 
-    def _write_leases(self, conn: Connection, statements: Statements) -> None:
-        """They change rows that were just written. A wish comes after a change of hands: it must not be slept over."""
+    def _write_later(self, conn: Connection, statements: Statements) -> None:
+        """What changes rows that were just written. A wish comes after a change of hands: it must not be slept over."""
         runs = [self._runs[name] for name in sorted(self._changed)]
-        held = [(run, run.lease) for run in runs if run.lease is not None]
-        leases = [(lease.deadline, run.epoch, lease.driver, lease.until, run.id) for run, lease in held]
-        statements.write(conn, (statements.change_lease, leases))
+        statements.write(conn, (statements.hand_run, _handed([run for run in runs if run.id in self._born])))
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:
@@ -347,6 +348,12 @@ def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     """The values of `statements.BORN`."""
     described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at, new.deadline)
     return (*described, run.epoch, new.driver, new.lease_until, run.cap_usd, run.cap_tokens)
+
+
+def _handed(runs: Sequence[_Run]) -> list[tuple[Any, ...]]:
+    """The values of `hand_run` for those whose lease has changed."""
+    leases = [(run, run.lease) for run in runs if run.lease is not None]
+    return [(lease.deadline, run.epoch, lease.driver, lease.until, *_END_OF(run)) for run, lease in leases]
 
 
 def _project(run: _Run, row: Projection) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from app.core.journal import Draft, Kind
 from app.store.prepared import Prepared, Row
-from app.store.protocol import Entry, Held, Move, Outbox
+from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import admitted, queued, take
 
@@ -66,6 +66,9 @@ async def test_an_entry_takes_one_statement_to_write_whatever_is_in_it(store: Sq
     assert await store.renew("driver", {"run": 1}, 9.0) == {"run": 4}
     assert await store.keep([Held("run", 1, 0)], 9.0) == frozenset()
     assert [query.split()[0] for query in asked] == ["SELECT", "WITH", "SELECT"]
+    asked.clear()
+    await store.append(Entry("run", 5.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
+    assert [query.split()[0] for query in asked] == ["SELECT", "WITH"]
 
 
 async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few(
