@@ -102,7 +102,8 @@ class Driver:
         self._early: dict[int, Event] = {}
         self._writing = asyncio.Lock()
         self._contents: Mapping[str, bytes] = {}
-        """The answer among them, read before the end is written."""
+        """Of the latest end of a step that was brought here, or read before the run's end is written: the reply among
+        them."""
         self._began = means.tick()
         self._store = Patient(means.store)
 
@@ -239,11 +240,11 @@ class Driver:
     def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
         """The run's success too, where nothing needs to be waited for and the answer is at hand."""
         command, state = follows.pending, follows.state
+        self._contents = fresh = dict(entry.contents)
         if not isinstance(command, Finish) or command.kind is not Kind.SUCCEEDED or state.open_calls:
             return follows
-        fresh, step = dict(entry.contents), state.steps[command.step] if command.step is not None else None
+        step = state.steps[command.step] if command.step is not None else None
         if step is not None and step.output in fresh and self._planner.idle:
-            self._contents = fresh
             follows.events += ending(state, command)
             follows.state = tentative(state, follows.events[-1:])
         return follows
@@ -488,7 +489,7 @@ class Driver:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
         try:
             told = ended.told(state, self._contents)
-        except NotFound:  # of a turn that calls tools, or another driver wrote the end
+        except NotFound:  # several steps call tools, or another driver wrote the end
             told = await ended.read(self._means.store, state)
         self.audience.end(told)
         await self.audience.ring_far(self._means.queue, self._means.tick())
