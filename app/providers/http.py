@@ -104,7 +104,7 @@ class Endpoint:
         if url.origin() != self.base.origin():
             raise fault(WorkerMisconfigured, who, "the key belongs to another origin")
         limits = aiohttp.ClientTimeout(connect=connect, sock_connect=connect)
-        return await self._opened().post(url, data=body, headers=self._headers, timeout=limits, allow_redirects=False)
+        return await self._opened().post(url, data=body, timeout=limits, allow_redirects=False)
 
     def _opened(self) -> aiohttp.ClientSession:
         """A session belongs to a running loop, so it waits for the first call. aiohttp sets TCP_NODELAY by itself."""
@@ -114,7 +114,7 @@ class Endpoint:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
             cookies = aiohttp.DummyCookieJar()
             self._session = aiohttp.ClientSession(
-                connector=connector, cookie_jar=cookies, trust_env=False, auto_decompress=False
+                headers=self._headers, connector=connector, cookie_jar=cookies, trust_env=False, auto_decompress=False
             )
         return self._session
 
