@@ -11,9 +11,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import NO_TOOLS, Form, Image, Message, Part, Sampling, Task, Text, Tool, Toolbox, ToolCall
+from app.core.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
 from app.core.form import is_closed
 from app.errors import InvalidRequest
+from app.gateway.anthropic_tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import check
 from app.gateway.refusal import refusal
@@ -30,27 +31,11 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 UNTHREADED: Final = "thread_unsupported_request"
 """By this word Anthropic's clients know that they are to go on without a thread; their tool runners begin with one."""
-CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "named",
-    "none": "none",
-}
 THOUGHTFUL: Final = "high"
 """The effort that thinking stands for, where the request does not say one itself."""
 
 Read = TypeVar("Read", bound=BaseModel)
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
-
-
-class CacheMark(Wire):
-    """Where the caller would have a prefix cached."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-    scope: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """Claude Code says who else may use the cache."""
 
 
 class TextBlock(Wire):
@@ -98,12 +83,20 @@ class ToolUseBlock(Wire):
     toolset_name: None = None
 
 
+class ToolReferenceBlock(Wire):
+    """A deferred tool that a search of the caller's has found: from here on it is on offer."""
+
+    type: Literal["tool_reference"]
+    tool_name: Name
+    cache_control: CacheMark | None = None
+
+
 class ToolResultBlock(Wire):
     """What came of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
-    content: str | list[Annotated[TextBlock | ImageBlock, Discriminator("type")]] | None = None
+    content: str | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Discriminator("type")]] | None = None
     is_error: bool | None = None
     cache_control: CacheMark | None = None
     toolset_name: None = None
@@ -135,29 +128,6 @@ class Turn(Wire):
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=1_024, fail_fast=True)]
-
-
-class WireTool(Wire):
-    """A function of the caller's."""
-
-    type: Literal["custom"] | None = None
-    name: Name
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-    cache_control: CacheMark | None = None
-    eager_input_streaming: bool | None = None
-    input_examples: Annotated[list[dict[str, Any]], Field(max_length=64)] | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
-
-
-class ToolChoice(Wire):
-    """How tools are to be used."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Wire):
@@ -269,7 +239,11 @@ def task_of(asked: Asked) -> Task:
     system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
     first = _spoken("system", (Text(system),) if isinstance(system, str) else tuple(map(Text, system)))
     messages = (message for place, turn in enumerate(asked.messages) for message in _messages(turn, place))
-    return Task((*first, *messages), toolbox=_toolbox(asked), form=_form(asked))
+    return Task(
+        (*first, *messages),
+        toolbox=toolbox_of(asked.tools, asked.tool_choice, _referred(asked.messages)),
+        form=_form(asked),
+    )
 
 
 def whole_task(request: MessagesRequest) -> Task:
@@ -296,13 +270,13 @@ def _messages(turn: Turn, place: int) -> Iterator[Message]:
     for at, block in enumerate(turn.content):
         where = f"messages.{place}.content.{at}"
         if isinstance(block, ToolResultBlock):
-            _allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
+            allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
             yield Message("tool", _result(block), call_id=block.tool_use_id, failed=bool(block.is_error))
         elif isinstance(block, ToolUseBlock):
-            _allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
+            allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
             calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
         elif isinstance(block, TextBlock | ImageBlock):
-            _allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds images")
+            allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds images")
             parts.append(_part(block))
     if calls:
         yield Message("assistant", tuple(parts), calls=tuple(calls))
@@ -314,41 +288,28 @@ def _spoken(role: Literal["user", "assistant", "system"], parts: tuple[Part, ...
     return (Message(role, parts),) if parts else ()
 
 
-def _allow(allowed: bool, param: str, said: str) -> None:
-    if not allowed:
-        raise InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
-
-
 def _result(block: ToolResultBlock) -> tuple[Part, ...]:
     if isinstance(block.content, str):
         return (Text(block.content),)
     return tuple(_part(part) for part in block.content or ())
 
 
-def _part(block: TextBlock | ImageBlock) -> Part:
+def _part(block: TextBlock | ImageBlock | ToolReferenceBlock) -> Part:
     if isinstance(block, TextBlock):
         return Text(block.text)
+    if isinstance(block, ToolReferenceBlock):
+        return Text(f"The tool {block.tool_name} can be called now.")
     source = block.source
     return Image(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
 
 
-def _toolbox(asked: Asked) -> Toolbox:
-    choice = asked.tool_choice
-    if not asked.tools:
-        _allow(choice is None or choice.type in ("auto", "none"), "tool_choice", "there are no tools to choose from")
-        return NO_TOOLS
-    names = [tool.name for tool in asked.tools]
-    _allow(len(set(names)) == len(names), "tools", "two tools have the same name")
-    for place, tool in enumerate(asked.tools):
-        check(tool.input_schema, f"tools[{place}].input_schema")
-    tools = tuple(
-        Tool(tool.name, tool.description or "", tool.input_schema, tool.strict or False) for tool in asked.tools
-    )
-    if choice is None:
-        return Toolbox(tools)
-    named = choice.name or "" if choice.type == "tool" else ""
-    _allow(choice.type != "tool" or named in names, "tool_choice.name", "it names none of the tools")
-    return Toolbox(tools, CHOICES[choice.type], named, not choice.disable_parallel_tool_use)
+def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
+    """The tools that results refer to, each with its place."""
+    for place, turn in enumerate(turns):
+        for at, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                where = f"messages.{place}.content.{at}.content"
+                yield from ((one.tool_name, where) for one in block.content if isinstance(one, ToolReferenceBlock))
 
 
 def _form(asked: Asked) -> Form | None:

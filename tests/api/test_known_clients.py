@@ -1,6 +1,6 @@
 """What well-known clients send, as they send it: each request works, or is refused for a reason that is told.
 
-`known_clients.py` has the bodies.
+`known_clients.py` and `known_refusals.py` have the bodies.
 """
 
 from collections.abc import AsyncIterator
@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.known_clients import HEADERS, HI, MARK, MESSAGES, REFUSED, RESPONSES, SCHEMA, WORK, text
+from tests.api.known_clients import HEADERS, HI, MARK, MESSAGES, RESPONSES, SCHEMA, WORK, text
+from tests.api.known_refusals import REFUSED
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -101,3 +102,18 @@ async def test_vercels_second_turn_refers_to_the_first(stub: ProviderStub, clien
         ("user", "Thanks."),
     ]
     assert sent[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "x"}'}
+
+
+async def test_deferred_tools_are_offered_once_they_are_found(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """Claude Code's search is a tool of its own; what it finds, and nothing else, is offered with the next request."""
+    path, body = WORK["claude code, deferred tools"]
+    for messages, offered in ((body["messages"][:1], ["ToolSearch"]), (body["messages"], ["ToolSearch", "look"])):
+        asked = {"model": "baton-mini"} | body | {"messages": messages}
+        assert (await client.post(path, json=asked)).status_code == 200
+        sent = stub.of("alpha")[-1].json
+        assert [tool["function"]["name"] for tool in sent["tools"]] == offered
+    assert sent["messages"][-1]["content"] == "The tool look can be called now."
+    choice = {"tool_choice": {"type": "tool", "name": "later"}}
+    stub.script("alpha", Reply(chunks=(), tool_calls=[ToolCall("later", "{}", "c1")], finish="tool"))
+    assert (await client.post(path, json={"model": "baton-mini"} | body | choice)).status_code == 200
+    assert [tool["function"]["name"] for tool in stub.of("alpha")[-1].json["tools"]][-1] == "later"

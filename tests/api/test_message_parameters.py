@@ -12,6 +12,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from pydantic import BaseModel
 
 from app.gateway import anthropic_request as ours
+from app.gateway import anthropic_tools as tools
 from app.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
@@ -132,10 +133,11 @@ def test_every_field_is_driven_by_a_test() -> None:
         (ours.ToolResultBlock, sdk.ToolResultBlockParam, set()),
         (ours.ThinkingBlock, sdk.ThinkingBlockParam, set()),
         (ours.RedactedThinkingBlock, sdk.RedactedThinkingBlockParam, set()),
-        (ours.WireTool, sdk.ToolParam, set()),
+        (tools.WireTool, sdk.ToolParam, set()),
+        (ours.ToolReferenceBlock, sdk.ToolReferenceBlockParam, set()),
         (ours.OutputConfig, sdk.OutputConfigParam, set()),
         (ours.Metadata, sdk.MetadataParam, set()),
-        (ours.CacheMark, sdk.CacheControlEphemeralParam, {"scope"}),
+        (tools.CacheMark, sdk.CacheControlEphemeralParam, {"scope"}),
     ],
 )
 def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type, beyond: set[str]) -> None:
