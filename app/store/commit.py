@@ -138,9 +138,8 @@ class _Desk:
     def __init__(self, conn: Connection, statements: Statements, batch: Sequence[Packed]) -> None:
         ids = list({packed.entry.run for packed in batch})
         moving = list({packed.entry.run for packed in batch if packed.moves_tickets})
-        rows = statements.runs.fetch(conn, ids)
-        self._runs = {row[0]: _Run(*row) for row in rows}
-        tickets = statements.tickets.fetch(conn, moving)
+        runs, tickets = statements.under_lock(conn, ids, moving)
+        self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _Ticket(*row) for row in tickets}
         self._claims = Claims(conn, statements, (packed.entry.once for packed in batch))
         self._born: dict[str, tuple[Any, ...]] = {}

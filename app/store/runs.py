@@ -63,7 +63,7 @@ def renew(
 ) -> dict[str, int]:
     """Prolong those leases that are still the driver's own; the runs with their last seq."""
     rows = statements.leases.fetch(conn, statements.values(list(epochs)), driver)
-    ours = {name: seq for name, epoch, seq in rows if epochs[name] == epoch}
+    ours = {name: seq for name, epoch, seq, *_ in rows if epochs[name] == epoch}
     statements.write(conn, (statements.renew, [(until, name) for name in ours]))
     return ours
 
@@ -110,7 +110,7 @@ def adopt(
 def keep(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
     """Prolong those claims that are still what the ticket's row says."""
     rows = statements.held.fetch(conn, statements.values(sorted({claim.run for claim in held})))
-    ours = frozenset(held).intersection(map(Held._make, rows))
+    ours = frozenset(held).intersection([Held(*row[:3]) for row in rows])
     statements.write(conn, (statements.keep, [(until, *claim) for claim in sorted(ours)]))
     return ours
 

@@ -16,13 +16,16 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    cast,
     func,
     literal_column,
+    null,
     select,
+    union_all,
     update,
 )
 
-from app.store.prepared import Prepared, Rows, Writes
+from app.store.prepared import Prepared, Row, Rows, Writes
 from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
@@ -34,6 +37,8 @@ LIVE = tuple(column.name for column in RUNS.columns)[len(BORN) :]
 ENDLESS = tuple(name for name in LIVE if name != "ended_at")
 """The same while the run has not ended. To set `ended_at`, be it to what it is, makes SQLite write the index of leases
 anew: a quarter of the statement's time and a page of the log."""
+RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
+"""Columns of a run that an entry is checked against."""
 TICKET = tuple(column.name for column in TICKETS.columns)
 NOTICE = tuple(column.name for column in NOTICES.columns)
 CLAIM = tuple(column.name for column in ONCE.columns)
@@ -66,7 +71,7 @@ class Statements:
     def __init__(self, dialect: Dialect) -> None:
         self.arrays = dialect.name == "postgresql"
         self._renewals(dialect)
-        self.runs = Lookup(self, dialect, RUNS, ["id"], "id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
+        self.runs = Lookup(self, dialect, RUNS, ["id"], *RUN)
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
         self.contents = Prepared(
@@ -77,6 +82,7 @@ class Statements:
             ["its_run", "ids"],
         )
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
+        self._both = Prepared(self._runs_and_tickets(), dialect, ["ids", "moving"]) if self.arrays else None
         self.write = Writes(dialect)
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
@@ -101,17 +107,23 @@ class Statements:
         self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
 
     def _renewals(self, dialect: Dialect) -> None:
-        """Thousands of leases and claims are prolonged every second or so, and the loop stands still meanwhile."""
+        """Thousands of leases and claims are prolonged every second or so, and the loop stands still meanwhile.
+
+        Nobody waits until such a commit is on a server's disk, least of all with the locks of all these rows: what a
+        crash takes back are a few moments of a lease, and fences do not depend on those.
+        """
         run, ticket = RUNS.c, TICKETS.c
+        words: list[ColumnElement[Any]] = [literal_column(word) for word in ("'synchronous_commit'", "'off'", "true")]
+        at_ease = (func.set_config(*words),) if self.arrays else ()
         ours = (self.among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
         self.leases = Prepared(
-            select(run.id, run.epoch, run.seq).where(*ours).order_by(run.id).with_for_update(),
+            select(run.id, run.epoch, run.seq, *at_ease).where(*ours).order_by(run.id).with_for_update(),
             dialect,
             ["ids", "its_driver"],
         )
         self.renew = Rows(RUNS, "update", ["lease_until"], ["id"])
         self.held = Prepared(
-            select(ticket.run, ticket.step, ticket.claim)
+            select(ticket.run, ticket.step, ticket.claim, *at_ease)
             .where(self.among(ticket.run), ticket.holder.is_not(None))
             .order_by(ticket.run, ticket.step)
             .with_for_update(),
@@ -120,15 +132,38 @@ class Statements:
         )
         self.keep = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
 
+    def under_lock(
+        self, conn: Connection, ids: Sequence[str], moving: Sequence[str]
+    ) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The rows of these runs, and the tickets of those that are `moving`; from a server in one go.
+
+        There, if somebody else had the lock, a ticket that they inserted is not among them (what they changed or
+        deleted is). Nobody misses it: the driver alone makes tickets, and who takes one has heard of its commit.
+        """
+        if self._both is None or not moving:
+            return self.runs.fetch(conn, ids), self.tickets.fetch(conn, moving)
+        rows = self._both.fetch(conn, ids, moving)
+        return [row[: len(RUN)] for row in rows if row[0]], [row[len(RUN) :] for row in rows if not row[0]]
+
+    def _runs_and_tickets(self) -> Executable:
+        """In this order, so that two transactions never wait for each other crosswise."""
+        runs = select(*[RUNS.c[name] for name in RUN]).where(self.among(RUNS.c.id)).order_by(RUNS.c.id)
+        tickets = select(TICKETS).where(self.among(TICKETS.c.run, "moving")).order_by(TICKETS.c.run, TICKETS.c.step)
+        first, second = runs.with_for_update().subquery(), tickets.with_for_update().subquery()
+        return union_all(
+            select(*first.c, *[cast(null(), column.type) for column in second.c]),
+            select(*[cast(null(), column.type) for column in first.c], *second.c),
+        )
+
     def values(self, ids: Sequence[str]) -> object:
         """A list as the one parameter that it travels as."""
         return list(ids) if self.arrays else orjson.dumps(ids).decode()
 
-    def among(self, column: Column[Any]) -> ColumnElement[bool]:
+    def among(self, column: Column[Any], name: str = "ids") -> ColumnElement[bool]:
         """Membership in a list that travels as one parameter, so that the statement's text never changes."""
         if self.arrays:
-            return column == func.any(bindparam("ids", type_=ARRAY(Text)))
-        values = func.json_each(bindparam("ids", type_=Text)).table_valued("value")
+            return column == func.any(bindparam(name, type_=ARRAY(Text)))
+        values = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
 
 
