@@ -17,7 +17,7 @@ from app.errors import InvalidRequest
 from app.gateway.anthropic_tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import check
-from app.gateway.refusal import refusal
+from app.gateway.refusal import check_kinds, refusal
 
 IGNORED: Final = (
     *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),
@@ -228,6 +228,7 @@ def _given(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(model: type[Read], given: dict[str, Any]) -> Read:
+    check_kinds(given.get("tools"), "custom")
     try:
         return model.model_validate(given)
     except ValidationError as error:

@@ -16,7 +16,7 @@ from app.gateway.asked import Extension, Wire, order_of
 from app.gateway.forms import ResponseFormat, form_of
 from app.gateway.openai_tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.parameters import PARAMETERS, is_ignored
-from app.gateway.refusal import NAME, refusal, unknown
+from app.gateway.refusal import NAME, check_kinds, refusal, unknown
 from app.order import Order
 from app.store.protocol import KeyRow
 
@@ -159,6 +159,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
     _check_names(given)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
     given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
+    check_kinds(given.get("tools"), "function")
     try:
         request = ChatRequest.model_validate(given)
     except ValidationError as error:

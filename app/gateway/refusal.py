@@ -4,7 +4,7 @@ Nothing of a value ever occurs in a message; names do, if they look like a name.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -41,6 +41,23 @@ def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     if kind == "union_tag_invalid":  # the tags that there are; the one that was given is not told
         said = f"its type must be one of {deepest['ctx']['expected_tags']}"
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
+
+
+def check_kinds(tools: object, *kinds: str, spared: Callable[[Mapping[str, Any]], bool] = lambda _: False) -> None:
+    """`InvalidRequest` for the first tool of another type, unless it is `spared`: the caller's side would not run it.
+
+    What is no tool, or has no type, passes.
+    """
+    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds and not spared(tool):
+            param, known = f"tools[{place}].type", " or ".join(map(repr, kinds))
+            raise InvalidRequest(
+                f"Invalid value for '{param}': it should be {known}. Nobody here would run a tool of another type: "
+                "leave it out, or offer a function that your side runs.",
+                param=param,
+                code="unsupported_value",
+            )
 
 
 def unknown(param: str | None) -> InvalidRequest:

@@ -15,9 +15,9 @@ from app.gateway.asked import Extension, Wire
 from app.gateway.forms import NamedSchema, schema_form
 from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
-from app.gateway.refusal import NAME, refusal, unknown
+from app.gateway.refusal import NAME, check_kinds, refusal, unknown
 from app.gateway.responses_input import Item, conversation
-from app.gateway.responses_tools import MOST, AnyTool, Choice, check_kinds, left_out, toolbox_of
+from app.gateway.responses_tools import MOST, AnyTool, Choice, is_cached, left_out, toolbox_of
 
 
 class FreeText(Wire):
@@ -104,7 +104,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
             raise unknown(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
     given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
-    check_kinds(given.get("tools"))
+    check_kinds(given.get("tools"), "function", "custom", "namespace", spared=is_cached)
     try:
         request = ResponsesRequest.model_validate(given)
     except ValidationError as error:

@@ -116,19 +116,9 @@ class AllowedTools(Wire):
 Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, Discriminator("type")]
 
 
-def check_kinds(tools: object) -> None:
-    """`InvalidRequest` for a tool that somebody else than the caller would have to run; what is no tool passes."""
-    for place, tool in enumerate(tools if isinstance(tools, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in ("function", "custom", "namespace"):
-            if kind == "web_search" and tool.get("external_web_access") is False:
-                continue
-            raise InvalidRequest(
-                f"Invalid value for 'tools[{place}].type': it should be 'function', 'custom' or 'namespace'. Nobody "
-                "here would run a tool of this type: leave it out, or offer a function that your side runs.",
-                param=f"tools[{place}].type",
-                code="unsupported_value",
-            )
+def is_cached(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool is a `CachedSearch`."""
+    return tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
 def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
         MESSAGES,
         {"max_tokens": 9, "messages": [HI], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "tools[0].type",
-        "should be 'custom'",
+        "should be 'custom'. Nobody here would run a tool of another type: leave it out",
     ),
     "claude code, a document": (
         MESSAGES,
@@ -78,6 +78,12 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
         {"max_tokens": 9, "messages": [HI], "mcp_servers": [{"type": "url", "url": "https://x.example", "name": "x"}]},
         "mcp_servers",
         "offer functions in `tools`",
+    ),
+    "free-form tools on the older route": (
+        CHAT,
+        {"messages": [HI], "tools": [{"type": "custom", "custom": {"name": "patch"}}]},
+        "tools[0].type",
+        "offer a function that your side runs",
     ),
     "vercel, a file": (
         RESPONSES,
