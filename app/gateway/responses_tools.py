@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
+import orjson
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
@@ -251,7 +252,7 @@ def item_id(toolbox: Toolbox, call: ToolCall) -> str:
 def input_of(arguments: str) -> str:
     """The free text that arguments bring: all of them, where a worker did not write them as it was told."""
     try:
-        found = json.loads(arguments)
+        found = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
     except ValueError:
         return arguments
     text = found.get("input") if isinstance(found, dict) else None

@@ -144,6 +144,8 @@ async def test_names_stay_apart_and_short(client: httpx.AsyncClient) -> None:
     assert ours.flat("mcp__files__", "read") == "mcp__files__read"
 
 
-@pytest.mark.parametrize("arguments", ['{"input": 5}', '{"text": "x"}', '"x"', "x", ""])
+@pytest.mark.parametrize(
+    "arguments", ['{"input": 5}', '{"text": "x"}', '"x"', "x", "", '{"input": "\\ud800"}', "[" * 9999]
+)
 def test_what_a_worker_writes_otherwise_is_passed_on(arguments: str) -> None:
     assert ours.input_of(arguments) == arguments
