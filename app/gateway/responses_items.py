@@ -8,7 +8,7 @@ from app.errors import InvalidRequest
 from app.gateway import query
 from app.gateway.responses_history import exchanged
 from app.gateway.responses_reply import Subject
-from app.gateway.responses_tools import call_item
+from app.gateway.responses_tools import call_item, is_free
 from app.store.protocol import Store
 
 MOST = 100
@@ -21,7 +21,11 @@ async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str
     order = asked.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
-    found = [item for message in enumerate(await _given(store, of)) for item in _items(of, *message)]
+    given = await _given(store, of)
+    box = of.asked.toolbox
+    free = frozenset(call.id for message in given for call in message.calls if is_free(box, call.name))
+    given = given[1:] if of.state.turn.number else given  # the calls before are the reply's, not the request's
+    found = [item for message in enumerate(given) for item in _items(of, *message, free)]
     if order == "desc":
         found.reverse()
     after = asked.get("after")
@@ -36,17 +40,19 @@ async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str
 
 
 async def _given(store: Store, of: Subject) -> list[Message]:
+    """What the request added; of results, behind the message that called for them."""
     turn = of.state.turn.number
     if turn:
-        return (await exchanged(store, of.state, turn - 1))[1:]
+        return await exchanged(store, of.state, turn - 1)
     return list(of.task.messages[-of.state.turn.wire["given"] :])
 
 
-def _items(of: Subject, place: int, message: Message) -> Iterator[dict[str, Any]]:
+def _items(of: Subject, place: int, message: Message, free: frozenset[str]) -> Iterator[dict[str, Any]]:
     name = f"{of.id.removeprefix('resp_')}_in{place}"
     if message.call_id:
         output = {"call_id": message.call_id, "output": message.text, "status": "completed"}
-        yield {"id": f"fco_{name}", "type": "function_call_output", **output}
+        kinds = ("ctco", "custom_tool_call_output") if message.call_id in free else ("fco", "function_call_output")
+        yield {"id": f"{kinds[0]}_{name}", "type": kinds[1], **output}
         return
     if message.parts:
         head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}

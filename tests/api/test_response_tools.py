@@ -87,6 +87,8 @@ async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient,
     sent = stub.of("alpha")[1].json["messages"]
     assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
     assert sent[2]["content"] == "patched"
+    (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
+    assert (listed["type"], listed["call_id"]) == ("custom_tool_call_output", call["call_id"])
 
 
 async def test_free_text_is_streamed_when_it_is_whole(stub: ProviderStub, client: httpx.AsyncClient) -> None:
@@ -111,7 +113,9 @@ async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncC
         {"type": "function_call_output", "call_id": "1", "output": "begun"},
         {"type": "custom_tool_call_output", "call_id": "2", "output": "patched"},
     ]
-    await asked(client, input=items, tools=[AGENTS, PATCH])
+    response = await asked(client, input=items, tools=[AGENTS, PATCH])
+    listed = (await client.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
+    assert [item["type"] for item in listed[1:]] == [item["type"] for item in items[1:]]
     calls = stub.of("alpha")[0].json["messages"][1]["tool_calls"]
     assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
         ("agents__spawn", {}),
