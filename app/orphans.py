@@ -12,14 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-import orjson
-
 from app.attempt import Means
 from app.audience import Audience
 from app.conduct import Driver
 from app.consequences import ending, projection, tentative
 from app.core.arms import tier_of
-from app.core.chat import Usage, task_from_json, usage_to_json
+from app.core.chat import Usage, usage_to_json
 from app.core.commands import Finish
 from app.core.journal import Draft, Kind
 from app.core.progress import fold, give_up
@@ -30,7 +28,7 @@ from app.order import Owner
 from app.outcomes import given_up
 from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
-from app.view import texts_of
+from app.view import task_of
 from app.work import rung_again
 
 SWEEP = 50
@@ -169,13 +167,12 @@ async def driver_for(means: Means, home: str, owner: Owner, state: RunState, sal
     tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
     if tier is None:
         raise KeyError(state.admitted.tier)
-    task = (await texts_of(means.store, state.run, {state.admitted.task}))[state.admitted.task]
     return Driver(
         means,
         home=home,
         owner=owner,
         state=state,
-        task=task_from_json(orjson.loads(task)),
+        task=await task_of(means.store, state.run, state.admitted.task),
         salt=salt,
         conductor=means.conductor(tier),
         audience=Audience(state.run),

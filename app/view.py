@@ -17,10 +17,11 @@ from app.core.form import Flaw, constrains, shown
 from app.core.nesting import parent_of, speaks
 from app.core.pool import Limits, Worker
 from app.core.records import changed
-from app.core.state import Exchange, RunState, StepState
+from app.core.state import RunState, StepState
 from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.errors import NotFound
 from app.providers.protocol import Request
+from app.store.bodies import Reader
 from app.store.protocol import Store
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
@@ -108,34 +109,58 @@ async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]
         own = changed(own, steps=tuple(m for m in own.steps if m not in inherited))
     earlier = [state.steps[m] for m in own.steps if state.steps[m].state == "done"]
     answered = [one for one in step.exchanges if one.results]
-    refs = {state.admitted.task, state.turn.request, step.subtask}
-    refs |= {ref for one in earlier for ref in (one.subtask, one.output)}
-    refs |= {ref for one in answered for ref in (one.said, one.results)}
-    texts = await texts_of(store, state.run, refs, fresh)
-    done = {one.n: Seen(one.n, texts[one.subtask], texts[one.output]) for one in earlier}
-    task = task_from_json(orjson.loads(texts[state.admitted.task]))
-    asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
-    used = tuple(_use(one, texts) for one in answered)
+    wanted: set[tuple[str, Reader]] = {(ref, _task) for ref in (state.admitted.task, state.turn.request) if ref}
+    wanted |= {(ref, _text) for ref in (step.subtask, *(ref for one in earlier for ref in (one.subtask, one.output)))}
+    wanted |= {pair for one in answered for pair in ((one.said, _message), (one.results, _messages))}
+    found = await _records(store, state.run, wanted, fresh)
+    done = {one.n: Seen(one.n, found[one.subtask, _text], found[one.output, _text]) for one in earlier}
+    task = found[state.admitted.task, _task]
+    asked = found[state.turn.request, _task] if state.turn.request else task
+    used = tuple(
+        [ToolUse(one.worker, found[one.said, _message], one.ids, found[one.results, _messages]) for one in answered]
+    )
     if parent is not None and step.inherits:
         task = changed(task, messages=(await look(store, state, parent.n, fresh)).messages(""))
     last = state.is_last_round and parent is None
-    return View(step, task, asked, texts[step.subtask], granted(own, done), used, last, speaks(state, step))
+    return View(step, task, asked, found[step.subtask, _text], granted(own, done), used, last, speaks(state, step))
 
 
-def _use(exchange: Exchange, texts: Mapping[str, str]) -> ToolUse:
-    said: Mapping[str, Any] = orjson.loads(texts[exchange.said])
-    came: list[Mapping[str, Any]] = orjson.loads(texts[exchange.results])
-    return ToolUse(exchange.worker, message_from_json(said), exchange.ids, tuple(map(message_from_json, came)))
+async def task_of(store: Store, run: str, ref: str) -> Task:
+    """A task by its ref. `NotFound` if it was erased."""
+    task: Task = (await _records(store, run, {(ref, _task)}))[ref, _task]
+    return task
 
 
-async def texts_of(
-    store: Store, run: str, refs: Iterable[str], fresh: Mapping[str, bytes] = NOTHING
-) -> Mapping[str, str]:
-    """Texts by ref, stored or fresh; the empty ref is the empty text. `NotFound` if one was erased."""
-    wanted = set(refs) - {""}
-    bodies = {ref: fresh[ref] for ref in wanted if ref in fresh}
-    if len(bodies) < len(wanted):
-        bodies |= await store.contents(run, sorted(wanted - bodies.keys()))
-    if len(bodies) < len(wanted):
+def _text(body: bytes) -> str:
+    return body.decode()
+
+
+def _task(body: bytes) -> Task:
+    return task_from_json(orjson.loads(body))
+
+
+def _message(body: bytes) -> Message:
+    return message_from_json(orjson.loads(body))
+
+
+def _messages(body: bytes) -> tuple[Message, ...]:
+    return tuple([message_from_json(one) for one in orjson.loads(body)])
+
+
+async def _records(
+    store: Store, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
+) -> Mapping[tuple[str, Reader], Any]:
+    """What is read of contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was erased."""
+    found: dict[tuple[str, Reader], Any] = {("", _text): ""}
+    found |= {(ref, read): read(fresh[ref]) for ref, read in wanted if ref in fresh}
+    if stored := wanted - found.keys():
+        found |= await store.records(run, stored)
+    if wanted - found.keys():
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    return {"": ""} | {ref: body.decode() for ref, body in bodies.items()}
+    return found
+
+
+async def texts_of(store: Store, run: str, refs: Iterable[str]) -> Mapping[str, str]:
+    """Texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
+    found = await _records(store, run, {(ref, _text) for ref in refs})
+    return {ref: text for (ref, _), text in found.items()}

@@ -29,6 +29,7 @@ from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
 from app.core.journal import Draft, Event, Kind
 from app.core.notices import Notice
+from app.store.bodies import Bodies
 from app.store.versions import Versions
 
 
@@ -308,7 +309,7 @@ class Held(NamedTuple):
     claim: int
 
 
-class Store(Versions, Protocol):
+class Store(Bodies, Versions, Protocol):
     """See the module docstring for what every implementation promises."""
 
     @property
@@ -339,17 +340,8 @@ class Store(Versions, Protocol):
         """Events with after < seq: all, or at least those up to `upto` (which a cache may serve). `NotFound`."""
         ...
 
-    async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
-        """The bodies that are still stored; a missing ref was erased."""
-        ...
-
     async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
         """Keep a pool's snapshot under its digest, for the audit; what this store has kept already costs nothing."""
-        ...
-
-    async def erase(self, run: str) -> bool:
-        """Forget all content of a run, its salt and the comments on it; the journal stays. False if there is no such
-        run."""
         ...
 
     async def run(self, run: str) -> RunRow:

@@ -5,10 +5,12 @@ bytes; the run that was longest not asked for goes first.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.core.journal import TERMINAL, Event
+from app.store.bodies import Reader
 from app.store.commit import Packed
 from app.store.protocol import Appended, Journal
 
@@ -23,6 +25,8 @@ class _Kept:
     salt: bytes
     events: list[Event] = field(default_factory=list)
     contents: dict[str, bytes] = field(default_factory=dict)
+    records: dict[tuple[str, Reader], Any] = field(default_factory=dict)
+    """What contents were read as, by ref and reader; each counts as much as its body."""
     size: int = 0
 
 
@@ -70,6 +74,20 @@ class RecentJournals:
         """Those bodies that are kept."""
         kept = self._runs.get(run)
         return {ref: kept.contents[ref] for ref in refs if ref in kept.contents} if kept else {}
+
+    def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
+        """What is read of those bodies that are kept; each is read once."""
+        found: dict[tuple[str, Reader], Any] = {}
+        if (kept := self._runs.get(run)) is None:
+            return found
+        for one in wanted:
+            ref, read = one
+            if one not in kept.records and ref in kept.contents:
+                kept.records[one] = read(kept.contents[ref])
+                self._grow(run, kept, len(kept.contents[ref]))
+            if one in kept.records:
+                found[one] = kept.records[one]
+        return found
 
     def forget(self, run: str) -> None:
         """Let go of a run."""

@@ -1,10 +1,10 @@
 """The store over SQLAlchemy Core, on SQLite or Postgres. `open_store` is the way in."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from sqlalchemy import Connection
@@ -17,6 +17,7 @@ from app.core.notices import Notice
 from app.core.versions import Change
 from app.errors import StoreUnavailable
 from app.store import changes, claims, content, feedback, keys, notices, rated, runs, trials
+from app.store.bodies import Reader
 from app.store.commit import pack
 from app.store.engines import AWAY, Fault, Runner, open_runner
 from app.store.lanes import Lane
@@ -108,6 +109,12 @@ class SqlStore:
         if missing:
             found |= await self._read(partial(content.read, statements=self._statements, run=run, refs=missing))
         return found
+
+    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        found = self._recent.records(run, wanted)
+        missing = [one for one in wanted if one not in found]
+        bodies = await self.contents(run, sorted({ref for ref, _ in missing})) if missing else {}
+        return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 
     async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
         if digest not in self._pinned:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -30,6 +30,7 @@ from app.gateway.gate import Gate
 from app.mailbox import Mailbox
 from app.order import Driven, Ended, Order, Said, Told
 from app.stepqueue.protocol import StepQueue
+from app.store.bodies import Reader
 from app.store.protocol import Journal, KeyRow, Ledger, Once, RunQuery, RunRow, Store
 from app.telemetry import Telemetry
 
@@ -222,6 +223,10 @@ class ShelfStore:
         self._check()
         events = journal_of(run, TEXTS)
         return Journal(b"salt", tuple(event for event in events if event.seq > after))
+
+    async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
+        bodies = await self.contents(run, [ref for ref, _ in wanted])
+        return {(ref, read): read(bodies[ref]) for ref, read in wanted if ref in bodies}
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         self._check()

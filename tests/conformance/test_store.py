@@ -308,6 +308,27 @@ async def test_nothing_of_an_erased_run_comes_back(opener: Opener) -> None:
         assert await store.contents("run", [early[0], late[0]]) == {}
 
 
+async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) -> None:
+    read: list[bytes] = []
+
+    def length(body: bytes) -> int:
+        read.append(body)
+        return len(body)
+
+    ref = address(SALT, b"text")
+    wanted = {(ref, length), (ref, bytes.decode), ("none", length)}
+    async with opener() as store, opener() as other:
+        await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
+        held = store._recent._bytes
+        for _ in range(2):
+            assert await store.records("run", wanted) == {(ref, length): 4, (ref, bytes.decode): "text"}
+        assert read == [b"text"]
+        assert store._recent._bytes == held + 2 * len(b"text")
+        assert await other.records("run", wanted) == await store.records("run", wanted)
+        assert await store.erase("run")
+        assert await store.records("run", wanted) == {}
+
+
 async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
     """Even for whoever has all of it in memory. What goes on already goes on, to an end that says so."""
     async with opener() as store:
