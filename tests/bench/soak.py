@@ -2,12 +2,14 @@
 
     load       RUNS runs of three steps at a time beside STREAMS slow streams, for SECONDS; they arrive one after the
                other, as fast as they end, since a thousand that begin in one moment would end in one, too. The runs
-               that count begin when all streams are open, and end before the first stream does
+               that count begin when all streams are open, and end before the first stream does. How long a worker takes
+               for a step (STEP) says how many steps there are a second
     overload   open loop: three times the runs that the service is set to hold, each a step of half a second
 
 `python -m tests.bench.soak [--setup embedded|distributed]` prints one table. A step's own overhead is the caller's wall
-time less what the workers took, divided by the steps. Growth is the slope of the memory meanwhile; what is pending is
-counted after the last answer.
+time less what the workers took, divided by the steps; the disk is not in it (`--fsync` shows what it adds). Growth is
+the slope of the memory meanwhile; what is pending is counted after the last answer. On two cores one process that does
+it all is given twice the steps a second that a gateway and a dispatcher are, who share them with Postgres and Redis.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from .processes import upstream
 from .subject import Target, baton, body, one_step, step
 from .table import Row, rendered
 
-STEPS, STEP_MS = 3, 10_000
+STEPS = 3
 LONGEST = 120.0
 """Seconds that the slowest answer may be under way when the last request has been sent."""
 OPENING = 40.0
-"""Seconds in which the streams are opened, and the runs come to their number."""
+"""Seconds in which the streams are opened, and the runs come to their number; more where their steps are long."""
 HELD_RUNS, HELD_SECONDS, TIMES = 100, 0.5, 3
 LOOK_EVERY = 2.0
 
@@ -91,13 +93,13 @@ def _unacknowledged(url: str) -> int:
 
 
 @contextmanager
-def _house(setup: str, **environ: str) -> Iterator[House]:
+def _house(setup: str, *, fsync: bool, **environ: str) -> Iterator[House]:
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
         database = queue = None
         roles: tuple[str, ...] = ("serve",)
         if setup == "distributed":
-            database = stack.enter_context(servers.postgres(fsync=True)).url
+            database = stack.enter_context(servers.postgres(fsync=fsync)).url
             queue, roles = stack.enter_context(servers.redis()).url, ("gateway", "dispatcher")
         target = stack.enter_context(
             baton(workers.url, name=setup, roles=roles, database=database, redis=queue, more=environ)
@@ -105,19 +107,19 @@ def _house(setup: str, **environ: str) -> Iterator[House]:
         yield House(target, database, queue)
 
 
-def _chain() -> str:
-    return body(*(step("long", "user", *([n - 1] if n else [])) for n in range(STEPS)))
+def _chain(worker: str) -> str:
+    return body(*(step(worker, "user", *([n - 1] if n else [])) for n in range(STEPS)))
 
 
-def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
-    target = house.target
+def _load(house: House, runs: int, streams: int, seconds: float, each: int) -> list[Row]:
+    target, opening = house.target, max(OPENING, STEPS * each + 2.0)
     chains = Load(
-        url=target.address("long"),
-        body=_chain(),
+        url=target.address(f"{each}s"),
+        body=_chain(f"{each}s"),
         connections=runs + runs // 10,
         seconds=seconds,
-        warmup=OPENING,
-        rate=runs * 1000 / (STEPS * STEP_MS),
+        warmup=opening,
+        rate=runs / (STEPS * each),
         patience=LONGEST,
         headers=target.headers,
     )
@@ -126,8 +128,8 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         body=one_step("drip", stream=True),
         connections=streams,
         requests=streams,
-        seconds=OPENING + seconds,
-        rate=streams / OPENING,
+        seconds=opening + seconds,
+        rate=streams / opening,
         patience=LONGEST,
         headers=target.headers,
     )
@@ -138,7 +140,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
             time.sleep(LOOK_EVERY)
             watch.look(target, time.monotonic() - began)
     finished, dripped = (report.result() for report in reports)
-    per_step = {rank: (ms - STEPS * STEP_MS) / STEPS for rank, ms in finished.latency_ms.items()}
+    per_step = {rank: ms / STEPS - each * 1000 for rank, ms in finished.latency_ms.items()}
     time.sleep(LOOK_EVERY)
     return [
         Row("runs of three steps ended", None, "", finished.requests),
@@ -147,7 +149,7 @@ def _load(house: House, runs: int, streams: int, seconds: float) -> list[Row]:
         Row("streams ended", streams, "", dripped.requests, better="higher"),
         Row("answers that failed", 0, "", finished.errors + dripped.errors, finished.first_error[:60]),
         Row("memory, at its most", None, "MiB", max(watch.mebibytes)),
-        Row("memory, slope with all open", 6, "MiB/min", watch.slope(OPENING, OPENING + seconds)),
+        Row("memory, slope with all open", 6, "MiB/min", watch.slope(opening, opening + seconds)),
         Row("files open, at most", None, "", max(watch.files)),
         Row("pending after the last answer", 0, "", house.pending()),
     ]
@@ -196,15 +198,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--step", type=int, choices=(10, 20, 30), help="seconds that a worker takes")
+    parser.add_argument("--fsync", action="store_true", help="let Postgres wait for the disk")
     chosen = parser.parse_args()
-    size = f"{chosen.runs} runs and {chosen.streams} streams for {chosen.seconds:g} s"
+    each = chosen.step or (10 if chosen.setup == "embedded" else 20)
+    size = f"{chosen.runs} runs, their steps of {each} s, and {chosen.streams} streams for {chosen.seconds:g} s"
     print(f"{chosen.setup}: {size}; load of the machine {os.getloadavg()[0]:.1f}")
     rows: list[Row] = []
     if "load" in (chosen.part or ("load",)):
-        with _house(chosen.setup) as house:
-            rows += _load(house, chosen.runs, chosen.streams, chosen.seconds)
+        with _house(chosen.setup, fsync=chosen.fsync) as house:
+            rows += _load(house, chosen.runs, chosen.streams, chosen.seconds, each)
     if "overload" in (chosen.part or ("overload",)):
-        with _house(chosen.setup, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as house:
+        with _house(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as house:
             rows += _overload(house, min(chosen.seconds, 20.0))
     print(rendered(rows))
     raise SystemExit(any(row.verdict == "MISSED" for row in rows))
