@@ -341,8 +341,8 @@ def wait_for_results_without_end(patch: Patch) -> None:
 
 
 def forget_what_tools_said(patch: Patch) -> None:
-    use = view._use
-    patch.setattr(view, "_use", lambda exchange, texts: replace(use(exchange, texts), came=()))
+    use = view.ToolUse
+    patch.setattr(view, "ToolUse", lambda *given: replace(use(*given), came=()))
 
 
 def widen_the_view_inside(patch: Patch) -> None:
