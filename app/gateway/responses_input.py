@@ -75,32 +75,30 @@ class MessageItem(Wire):
     phase: str | None = None
 
 
-class CallItem(Wire):
+class AnyCall(Wire):
+    """An earlier answer's wish to call a tool."""
+
+    call_id: CallId
+    name: FunctionName
+    id: ItemId = None
+    status: Status = None
+    caller: Caller | None = None
+    namespace: FunctionName | None = None
+    is_async: Annotated[Literal[False], Field(alias="async")] = False
+
+
+class CallItem(AnyCall):
     """An earlier answer's wish to call a function."""
 
     type: Literal["function_call"]
-    call_id: CallId
-    name: FunctionName
     arguments: str
-    id: ItemId = None
-    status: Status = None
-    caller: Caller | None = None
-    namespace: FunctionName | None = None
-    is_async: Annotated[Literal[False], Field(alias="async")] = False
 
 
-class CustomCallItem(Wire):
+class CustomCallItem(AnyCall):
     """An earlier answer's wish to call a tool of free text."""
 
     type: Literal["custom_tool_call"]
-    call_id: CallId
-    name: FunctionName
     input: str
-    id: ItemId = None
-    status: Status = None
-    caller: Caller | None = None
-    namespace: FunctionName | None = None
-    is_async: Annotated[Literal[False], Field(alias="async")] = False
 
 
 class OutputItem(Wire):
