@@ -40,7 +40,6 @@ anew: a quarter of the statement's time and a page of the log."""
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
 """Columns of a run that an entry is checked against."""
 TICKET = tuple(column.name for column in TICKETS.columns)
-NOTICE = tuple(column.name for column in NOTICES.columns)
 CLAIM = tuple(column.name for column in ONCE.columns)
 
 
