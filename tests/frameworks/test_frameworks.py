@@ -59,15 +59,16 @@ async def test_langchain(drive: Drive) -> None:
     assert report == alike(ROUTES["all"], expected)
 
 
-async def test_agents_sdk(drive: Drive) -> None:
-    report = without_errors(await drive("agents_sdk", "recent"))
+@pytest.mark.parametrize(("environment", "text"), [("recent", "str"), ("node", "string")])
+async def test_agents_sdk(drive: Drive, environment: str, text: str) -> None:
+    report = without_errors(await drive("agents_sdk", environment))
     expected = COMMON | {
         "usage": TOTAL,
         "streamed": [SAID, SAID, TOTAL],
         "tools streamed": [TOOLS, TOOLS, 2 * TOTAL],
         "object streamed": [OBJECT, WORDS, TOTAL],
         "object behind tools": OBJECT,
-        "handoff": ["Other", "str"],
+        "handoff": ["Other", text],
     }
     assert report == {"chat": expected, "responses": expected | {"followed up": COMMON["memory"]}}
 
@@ -136,16 +137,3 @@ async def test_langchain_in_javascript(drive: Drive) -> None:
     both = {"object by tools": OBJECT, "object of an agent": OBJECT, "forced": [["weather", {"city": "Oslo"}]]}
     usage = {"usage": [TOTAL, TOTAL]}
     assert report == alike(ROUTES["openai"], COMMON | both | usage) | {"messages": COMMON | both}
-
-
-async def test_agents_sdk_in_javascript(drive: Drive) -> None:
-    report = without_errors(await drive("agents_sdk", "node"))
-    expected = COMMON | {
-        "usage": TOTAL,
-        "streamed": [SAID, SAID, TOTAL],
-        "tools streamed": [TOOLS, TOOLS, 2 * TOTAL],
-        "object streamed": [OBJECT, WORDS, TOTAL],
-        "object behind tools": OBJECT,
-        "handoff": ["Other", "string"],
-    }
-    assert report == {"chat": expected, "responses": expected | {"followed up": COMMON["memory"]}}
