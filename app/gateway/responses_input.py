@@ -11,9 +11,10 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from app.core.chat import Image, Message, Part, Text, ToolCall
 from app.errors import InvalidRequest
+from app.gateway import free_text
 from app.gateway.asked import Wire
 from app.gateway.openai_chat import IMAGE
-from app.gateway.responses_tools import FunctionName, flat, free_text
+from app.gateway.responses_tools import FunctionName, flat
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
@@ -169,7 +170,7 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
             call = ToolCall(item.call_id, flat(item.namespace, item.name), item.arguments)
             yield Message("assistant", (), calls=(call,))
         elif isinstance(item, CustomCallItem):
-            call = ToolCall(item.call_id, flat(item.namespace, item.name), free_text(item.input))
+            call = ToolCall(item.call_id, flat(item.namespace, item.name), free_text.arguments_of(item.input))
             yield Message("assistant", (), calls=(call,))
         elif isinstance(item, OutputItem):
             output = item.output

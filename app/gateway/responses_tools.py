@@ -1,22 +1,21 @@
 """The tools of `/v1/responses` as functions that any worker can call, and their calls as the caller knows them.
 
-A worker is offered functions only. Those of a namespace get its name before theirs; a tool that takes free text becomes
-a function of one text, `input`, and is told the grammar in words, since no decoder of ours keeps to it. How the caller
-spelled a tool stands beside it in the task (`Tool.spelling`), so that every reply, of any process, spells it so again.
+A worker is offered functions only. Those of a namespace get its name before theirs, and `free_text.py` makes one of a
+tool that takes free text. How the caller spelled a tool stands beside it in the task (`Tool.spelling`), so that every
+reply, of any process, spells it so again.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from pydantic import Discriminator, Field, StringConstraints
 
 from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
 from app.core.form import is_closed
 from app.errors import InvalidRequest
+from app.gateway import free_text
 from app.gateway.asked import Wire
 from app.gateway.forms import check
 
@@ -26,12 +25,6 @@ FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$"
 Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
 """Who may call a function: the model itself, and no program of its."""
-FREE_TEXT: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 
 
 class FunctionTool(Wire):
@@ -58,7 +51,7 @@ class Grammar(Wire):
     """Text by a grammar."""
 
     type: Literal["grammar"]
-    syntax: Literal["lark", "regex"]
+    syntax: free_text.Syntax
     definition: Annotated[str, StringConstraints(max_length=65_536)]
 
 
@@ -137,11 +130,6 @@ def flat(namespace: str | None, name: str) -> str:
     return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
-def free_text(text: str) -> str:
-    """The arguments of a call that brings free text."""
-    return json.dumps({"input": text})
-
-
 def toolbox_of(asked: Iterable[AnyTool], choice: Choice | None, parallel: bool) -> Toolbox:
     """The functions of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
     tools = tuple(_functions(asked))
@@ -186,11 +174,9 @@ def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
     """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
     said = tool.description or ""
     if isinstance(tool, CustomTool):
-        grammar = tool.format if isinstance(tool.format, Grammar) else None
-        rules = f" It must follow this {grammar.syntax} grammar:\n{grammar.definition}" if grammar is not None else ""
-        told = f"{said}\n\nThe text `input` is passed on as it is.{rules}".strip()
-        spelling = {"name": tool.name, "said": said, "format": tool.format.model_dump() if tool.format else None}
-        return Tool(tool.name, told, FREE_TEXT, spelling=spelling)
+        grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
+        spelled = tool.format.model_dump() if tool.format is not None else None
+        return free_text.as_function(tool.name, said, spelled, grammar)
     if tool.parameters is not None:
         check(tool.parameters, f"{param}.parameters")
     strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
@@ -229,7 +215,7 @@ def chosen(toolbox: Toolbox) -> object:
 
 def is_free(toolbox: Toolbox, name: str) -> bool:
     """Whether that function stands for a tool of free text."""
-    return "format" in _spelling(toolbox, name)
+    return name in free_text.names(toolbox)
 
 
 def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
@@ -239,7 +225,12 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     named = {"call_id": call.id, "name": spelling.get("name", call.name)}
     named |= {"namespace": spelling["namespace"]} if "namespace" in spelling else {}
     if free:
-        return {"id": item_id(toolbox, call), "type": "custom_tool_call", **named, "input": input_of(call.arguments)}
+        return {
+            "id": item_id(toolbox, call),
+            "type": "custom_tool_call",
+            **named,
+            "input": free_text.text_of(call.arguments),
+        }
     item = {"id": item_id(toolbox, call), "type": "function_call", "status": status, **named}
     return item | {"arguments": call.arguments}
 
@@ -247,16 +238,6 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
 def item_id(toolbox: Toolbox, call: ToolCall) -> str:
     """A call's item goes by its id."""
     return f"{'ctc' if is_free(toolbox, call.name) else 'fc'}_{call.id}"
-
-
-def input_of(arguments: str) -> str:
-    """The free text that arguments bring: all of them, where a worker did not write them as it was told."""
-    try:
-        found = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
-    except ValueError:
-        return arguments
-    text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 def _spelling(toolbox: Toolbox, name: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
+from app.gateway import free_text
 from app.gateway import responses_tools as ours
 from tests.api.test_exact_responses import exact_events
 from tests.exact import exactly
@@ -152,4 +153,4 @@ async def test_names_stay_apart_and_short(client: httpx.AsyncClient) -> None:
     "arguments", ['{"input": 5}', '{"text": "x"}', '"x"', "x", "", '{"input": "\\ud800"}', "[" * 9999]
 )
 def test_what_a_worker_writes_otherwise_is_passed_on(arguments: str) -> None:
-    assert ours.input_of(arguments) == arguments
+    assert free_text.text_of(arguments) == arguments

@@ -1,0 +1,61 @@
+"""Tools of the caller's that take free text, as functions that any worker can call, and their calls as texts again.
+
+A worker is offered functions only. Such a tool becomes a function of one text, `input`, and is told its grammar in
+words, since no decoder of ours keeps to it. How the caller spelled it stands beside it in the task (`Tool.spelling`).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import orjson
+
+from app.core.chat import Tool, Toolbox
+
+Syntax = Literal["lark", "regex"]
+PARAMETERS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def as_function(
+    name: str, description: str, spelled: Mapping[str, Any] | None, grammar: tuple[Syntax, str] | None
+) -> Tool:
+    """The function that stands for a tool; `spelled` is its format as the request has it, `grammar` what that asks."""
+    rules = f" It must follow this {grammar[0]} grammar:\n{grammar[1]}" if grammar is not None else ""
+    told = f"{description}\n\nThe text `input` is passed on as it is.{rules}".strip()
+    return Tool(name, told, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
+
+
+def is_free(tool: Tool) -> bool:
+    """Whether a function stands for a tool of free text."""
+    return tool.spelling is not None and "format" in tool.spelling
+
+
+def names(toolbox: Toolbox) -> list[str]:
+    """The functions on offer that stand for tools of free text."""
+    return [tool.name for tool in toolbox.tools if is_free(tool)]
+
+
+def arguments_of(text: str) -> str:
+    """The arguments of a call that brings free text."""
+    return json.dumps({"input": text})
+
+
+def text_of(arguments: str) -> str:
+    """The free text that arguments bring: all of them, where a worker did not write them as it was told."""
+    text = whole(arguments)
+    return text if text is not None else arguments
+
+
+def whole(arguments: str) -> str | None:
+    """The free text that arguments bring, once they are whole; None before, and where they are otherwise."""
+    try:
+        found = orjson.loads(arguments)  # as strict as replies are: no lone surrogates, no bottomless nesting
+    except ValueError:
+        return None
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else None
