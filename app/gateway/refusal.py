@@ -33,6 +33,8 @@ def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     deepest = max(found, key=lambda one: len(one["loc"]))
     param, value = _path(deepest["loc"], given)
     kind = deepest["type"]
+    if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
+        kind, param = "missing", f"{param}.type"
     if kind == "extra_forbidden":
         return unknown(param)
     if kind == "missing":
