@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, StringConstraints, ValidationError
 from app.core.chat import Image, Message, Part, Sampling, Task, Text
 from app.core.pool import Tier
 from app.errors import InvalidRequest
+from app.gateway import free_text
 from app.gateway.asked import Extension, Wire, order_of
 from app.gateway.forms import ResponseFormat, form_of
 from app.gateway.openai_tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
@@ -159,7 +160,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
     _check_names(given)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
     given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
-    check_kinds(given.get("tools"), "function")
+    check_kinds(given.get("tools"), "function", "custom")
     try:
         request = ChatRequest.model_validate(given)
     except ValidationError as error:
@@ -183,9 +184,11 @@ def _check_names(given: Mapping[str, object]) -> None:
 
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
     """What the request asks of a run."""
+    task = _task(request)
     usage = request.stream_options is not None and request.stream_options.include_usage
+    custom = free_text.names(task.toolbox)
     return order_of(
-        _task(request),
+        task,
         tier,
         key,
         model=request.model,
@@ -193,7 +196,7 @@ def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: Ke
         extension=request.baton,
         streams=request.stream,
         ignored=ignored,
-        wire={"format": "chat"} | ({"usage": True} if usage else {}),
+        wire={"format": "chat"} | ({"usage": True} if usage else {}) | ({"custom": custom} if custom else {}),
     )
 
 

@@ -12,13 +12,13 @@ import orjson
 
 from app.core import position
 from app.core.bill import Bill
-from app.core.chat import ToolDelta, Usage, summed
+from app.core.chat import ToolDelta, Usage, gather, summed
 from app.core.logprobs import Decoded
 from app.core.nesting import parent_of
 from app.core.pool import MILLION
 from app.core.state import RunState, StepState
 from app.errors import BatonError
-from app.gateway import fault
+from app.gateway import fault, free_text
 from app.gateway.openai_tools import wire_calls
 from app.order import Ended, Noted, Said
 
@@ -125,12 +125,17 @@ def reply_id(state: RunState) -> str:
     return f"chatcmpl-{state.run}" + (f"-{state.turn.number}" if state.turn.number else "")
 
 
+def custom_of(state: RunState) -> frozenset[str]:
+    """The turn's tools that take free text, by name."""
+    return frozenset(state.turn.wire.get("custom", ()))
+
+
 def completion(ended: Ended) -> bytes:
     """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
     state = ended.state
     message: dict[str, Any] = {"role": "assistant", "content": ended.answer, "refusal": None}
     if ended.calls:
-        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls)}
+        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls, custom_of(state))}
     elif ended.refusal:
         message |= {"content": None, "refusal": ended.answer}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
@@ -180,6 +185,9 @@ class Chunks:
         self._said = self._head + b',"choices":[{"index":0,"delta":{"content":'
         self._refused = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
         self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
+        self._custom = custom_of(state)
+        self._written: dict[int, list[str] | None] = {}
+        """The arguments of calls of free text, by the call's place; None once the text was told."""
 
     def role(self) -> bytes:
         """The first chunk."""
@@ -199,10 +207,30 @@ class Chunks:
         return b"id: %d\n" % said.at + words + calls
 
     def _called(self, more: ToolDelta) -> bytes:
-        function = {"name": more.name} if more.name else {}
-        call = {"index": more.index, "function": {**function, "arguments": more.arguments}}
-        named = {"id": more.id, "type": "function"} if more.name else {}
-        return self._chunk({"tool_calls": [call | named]}, None, b"")
+        named = {"name": more.name} if more.name else {}
+        head = {"id": more.id} if more.name else {}
+        if more.name not in self._custom and more.index not in self._written:
+            return self._call(more.index, "function", head, named | {"arguments": more.arguments})
+        if more.name:
+            self._written[more.index] = []
+            return self._call(more.index, "custom", head, named | {"input": ""}) + self._more_text(more)
+        return self._more_text(more)
+
+    def _more_text(self, more: ToolDelta) -> bytes:
+        """A text inside of JSON is told when it is whole."""
+        if (pieces := self._written[more.index]) is None:
+            return b""
+        gather(pieces, more.arguments)
+        text = free_text.whole("".join(pieces)) if more.arguments.rstrip().endswith("}") else None
+        return self._tell(more.index, text) if text is not None else b""
+
+    def _tell(self, index: int, text: str) -> bytes:
+        self._written[index] = None
+        return self._call(index, "custom", {}, {"input": text})
+
+    def _call(self, index: int, kind: str, head: Mapping[str, object], body: Mapping[str, object]) -> bytes:
+        typed = {"type": kind} if head else {}
+        return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
 
     def noted(self, noted: Noted) -> bytes:
         """A step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in it."""
@@ -210,11 +238,13 @@ class Chunks:
 
     def ended(self, ended: Ended) -> bytes:
         """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker."""
+        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
+        texts = b"".join(self._tell(at, free_text.text_of(ended.calls[at].arguments)) for at in late)
         finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
         usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
         behind = position.end_of(ended.state).number
         last = ((position.FINISH, finish), (position.USAGE, usage), (position.DONE, b"data: [DONE]\n\n"))
-        return b"".join(
+        return texts + b"".join(
             b"id: %d\n" % (behind + place) + frame
             for place, frame in last
             if behind + place > self._after and (place != position.USAGE or self._usage)

@@ -1,9 +1,10 @@
 """Tools as OpenAI's chat completions write them: definitions, choices, calls, and the rules of such a conversation.
 
-Functions only: what is called in free text (`custom`) has no place in most workers' formats.
+A custom tool, which takes free text, is a function to workers (`free_text.py`); a reply is told by its `wire` which of
+them are spelled as custom ones again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints
@@ -11,19 +12,21 @@ from pydantic import Discriminator, Field, StringConstraints
 from app.core.chat import NO_TOOLS, Message, Tool, Toolbox, ToolCall
 from app.core.tools import MOST_CALLS, run_of
 from app.errors import InvalidRequest
+from app.gateway import free_text
 from app.gateway.asked import Wire
 from app.gateway.forms import check
 
 MOST_TOOLS: Final = 128
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 CallId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 
 
 class Function(Wire):
     """What a function is called, does and takes."""
 
     name: FunctionName
-    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    description: Description = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -35,28 +38,73 @@ class FunctionTool(Wire):
     function: Function
 
 
+class AnyText(Wire):
+    """Whatever text."""
+
+    type: Literal["text"]
+
+
+class Rules(Wire):
+    """The grammar of a text."""
+
+    syntax: free_text.Syntax
+    definition: Annotated[str, StringConstraints(max_length=65_536)]
+
+
+class Grammar(Wire):
+    """Text by a grammar."""
+
+    type: Literal["grammar"]
+    grammar: Rules
+
+
+class Custom(Wire):
+    """What a tool of free text is called, does and takes."""
+
+    name: FunctionName
+    description: Description = None
+    format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
+
+
+class CustomTool(Wire):
+    """A tool of free text on offer."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
 class Named(Wire):
-    """A function by its name."""
+    """A tool by its name."""
 
     name: FunctionName
 
 
-class NamedTool(Wire):
+class NamedFunction(Wire):
     """A function by its name, as a tool."""
 
     type: Literal["function"]
     function: Named
 
 
+class NamedCustom(Wire):
+    """A tool of free text by its name."""
+
+    type: Literal["custom"]
+    custom: Named
+
+
+NamedTool = Annotated[NamedFunction | NamedCustom, Discriminator("type")]
+
+
 class Allowed(Wire):
-    """Some of the functions on offer, and whether one of them must be called."""
+    """Some of the tools on offer, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
 
 
 class AllowedTools(Wire):
-    """A choice among some of the functions on offer."""
+    """A choice among some of the tools on offer."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
@@ -71,24 +119,49 @@ class Called(Wire):
     provider_specific_fields: Any = None
 
 
-class Call(Wire):
+class AnyCall(Wire):
     """A call in an assistant's message. Who put it together from a stream may leave the `index` in it."""
 
     id: CallId
-    type: Literal["function"]
-    function: Called
     index: int | None = None
     """Of a stream's piece; some clients send it back."""
     provider_specific_fields: Any = None
     """LiteLLM's, as in a message."""
 
 
-Tools = Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)]
-Choice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Discriminator("type")]
-CallsOfTurn = Annotated[list[Call], Field(min_length=1, max_length=MOST_CALLS, fail_fast=True)]
+class Call(AnyCall):
+    """A call of a function."""
+
+    type: Literal["function"]
+    function: Called
 
 
-def toolbox_of(tools: Sequence[FunctionTool], choice: Any, parallel: bool | None) -> Toolbox:
+class Written(Wire):
+    """What is called, with its free text."""
+
+    name: FunctionName
+    input: str
+
+
+class CustomCall(AnyCall):
+    """A call of a tool of free text."""
+
+    type: Literal["custom"]
+    custom: Written
+
+
+AnyTool = FunctionTool | CustomTool
+Tools = Annotated[list[Annotated[AnyTool, Discriminator("type")]], Field(max_length=MOST_TOOLS, fail_fast=True)]
+Choice = (
+    Literal["none", "auto", "required"] | Annotated[NamedFunction | NamedCustom | AllowedTools, Discriminator("type")]
+)
+CallsOfTurn = Annotated[
+    list[Annotated[Call | CustomCall, Discriminator("type")]],
+    Field(min_length=1, max_length=MOST_CALLS, fail_fast=True),
+]
+
+
+def toolbox_of(tools: Sequence[AnyTool], choice: Any, parallel: bool | None) -> Toolbox:
     """The tools of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
     if not tools:
         if choice not in (None, "none"):
@@ -96,24 +169,29 @@ def toolbox_of(tools: Sequence[FunctionTool], choice: Any, parallel: bool | None
         return NO_TOOLS
     offered: dict[str, Tool] = {}
     for place, tool in enumerate(tools):
-        param = f"tools[{place}].function"
-        if tool.function.name in offered:
-            raise _refusal(f"{param}.name", "another tool has this name")
-        if tool.function.parameters is not None:
-            check(tool.function.parameters, f"{param}.parameters")
-        offered[tool.function.name] = _tool(tool.function)
+        made = _tool(tool, f"tools[{place}]")
+        if made.name in offered:
+            raise _refusal(f"tools[{place}].{tool.type}.name", "another tool has this name")
+        offered[made.name] = made
     return _chosen(offered, choice, parallel is not False)
 
 
-def _tool(function: Function) -> Tool:
-    return Tool(function.name, function.description or "", function.parameters, function.strict or False)
+def _tool(tool: AnyTool, param: str) -> Tool:
+    if isinstance(tool, FunctionTool):
+        function = tool.function
+        if function.parameters is not None:
+            check(function.parameters, f"{param}.function.parameters")
+        return Tool(function.name, function.description or "", function.parameters, function.strict or False)
+    asked = tool.custom.format
+    grammar = (asked.grammar.syntax, asked.grammar.definition) if isinstance(asked, Grammar) else None
+    spelled = asked.model_dump() if asked is not None else None
+    return free_text.as_function(tool.custom.name, tool.custom.description or "", spelled, grammar)
 
 
 def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
     """Tools that are not allowed are not offered, which comes to the same."""
-    if isinstance(choice, NamedTool):
-        name = _known(choice, offered)
-        return Toolbox(tuple(offered.values()), "named", name, parallel)
+    if isinstance(choice, NamedFunction | NamedCustom):
+        return Toolbox(tuple(offered.values()), "named", _known(choice, offered), parallel)
     if isinstance(choice, AllowedTools):
         allowed = {_known(tool, offered) for tool in choice.allowed_tools.tools}
         kept = tuple(tool for name, tool in offered.items() if name in allowed)
@@ -121,15 +199,21 @@ def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
     return Toolbox(tuple(offered.values()), choice or "auto", parallel=parallel)
 
 
-def _known(tool: NamedTool, offered: dict[str, Tool]) -> str:
-    if tool.function.name not in offered:
+def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
+    name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
+    if name not in offered or free_text.is_free(offered[name]) != isinstance(choice, NamedCustom):
         raise _refusal("tool_choice", "it names a tool that is not among tools")
-    return tool.function.name
+    return name
 
 
-def calls_of(calls: Sequence[Call]) -> tuple[ToolCall, ...]:
+def calls_of(calls: Sequence[Call | CustomCall]) -> tuple[ToolCall, ...]:
     """The calls of an assistant's message."""
-    return tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in calls)
+    return tuple(
+        ToolCall(call.id, call.custom.name, free_text.arguments_of(call.custom.input))
+        if isinstance(call, CustomCall)
+        else ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in calls
+    )
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
@@ -169,9 +253,14 @@ def _refusal(param: str, said: str) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")
 
 
-def wire_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """`tool_calls` of a reply."""
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
+def wire_calls(calls: Sequence[ToolCall], custom: Container[str] = ()) -> list[dict[str, Any]]:
+    """`tool_calls` of a message; `custom` has the names of those that bring free text. Workers call functions only."""
+    return [{"id": call.id, **(_written(call) if call.name in custom else _called(call))} for call in calls]
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _written(call: ToolCall) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": call.name, "input": free_text.text_of(call.arguments)}}

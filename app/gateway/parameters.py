@@ -60,8 +60,11 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
     "baton": _honoured("Baton's extension: budget, pool, labels, plan, stream_steps, on_disconnect, explore."),
     # Tools and formats of the answer.
-    "tools": _honoured("At most 128 functions; custom tools are refused. Only workers with `tools` may take part."),
-    "tool_choice": _honoured("`none`, `auto`, `required`, a function, or `allowed_tools`. Binds the answering step."),
+    "tools": _honoured(
+        "At most 128 functions and custom tools, whose grammar is told in words and kept by no decoder. Only workers "
+        "with `tools` may take part."
+    ),
+    "tool_choice": _honoured("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
     "parallel_tool_calls": _honoured("`false`: at most one call of each step in a reply."),
     "functions": _refused("Deprecated by OpenAI in favour of `tools`.", []),
     "function_call": _refused("Deprecated by OpenAI in favour of `tool_choice`.", "none"),

@@ -152,13 +152,28 @@ class ToolCall(Shape):
     function: Function
 
 
+class Custom(Shape):
+    """Which tool is called, with what text."""
+
+    name: str
+    input: str
+
+
+class CustomCall(Shape):
+    """A call of one of the caller's tools of free text."""
+
+    id: str
+    type: Literal["custom"]
+    custom: Custom
+
+
 class AnswerMessage(Shape):
     """The answer."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall | CustomCall] | None = None
 
 
 class ChatChoice(Shape):

@@ -79,12 +79,6 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str, str]] = {
         "mcp_servers",
         "offer functions in `tools`",
     ),
-    "free-form tools on the older route": (
-        CHAT,
-        {"messages": [HI], "tools": [{"type": "custom", "custom": {"name": "patch"}}]},
-        "tools[0].type",
-        "offer a function that your side runs",
-    ),
     "vercel, a file": (
         RESPONSES,
         {

@@ -45,6 +45,10 @@ def offer(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name} | more}
 
 
+def write(name: str, format: Any = None) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name, "format": format}}
+
+
 def choose(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
@@ -89,7 +93,11 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "a call of a user": (message("x", tool_calls=[CALL]), "messages[0].tool_calls"),
     "a call of a custom tool": (
         message("x", "assistant", tool_calls=[CALL | {"type": "custom"}]),
-        "messages[0].tool_calls[0].type",
+        "messages[0].tool_calls[0].custom",
+    ),
+    "a call of another tool": (
+        message("x", "assistant", tool_calls=[CALL | {"type": CANARY}]),
+        "messages[0].tool_calls[0]",
     ),
     "arguments that are none": (
         message("x", "assistant", tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
@@ -120,7 +128,18 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
     "n 2": (ask(n=2), "n"),
     "n 1e18": (ask(n=10**18), "n"),
     "n true": (ask(n=True), "n"),
-    "a custom tool": (ask(tools=[{"type": "custom", "custom": {"name": CANARY}}]), "tools[0].type"),
+    "a tool of another type": (ask(tools=[{"type": "mcp", "mcp": {"name": CANARY}}]), "tools[0].type"),
+    "a custom tool with a bad name": (ask(tools=[write(f"a b {CANARY}")]), "tools[0].custom.name"),
+    "a custom tool with another format": (ask(tools=[write("f", {"type": CANARY})]), "tools[0].custom.format"),
+    "a custom tool with another grammar": (
+        ask(tools=[write("f", {"type": "grammar", "grammar": {"syntax": CANARY, "definition": "x"}})]),
+        "tools[0].custom.format.grammar.syntax",
+    ),
+    "a custom tool and a function of one name": (ask(tools=[offer("f"), write("f")]), "tools[1].custom.name"),
+    "tool_choice of a function that is a custom tool": (
+        ask(tools=[write("f")], tool_choice=choose("f")),
+        "tool_choice",
+    ),
     "a tool with a bad name": (ask(tools=[offer(f"a b {CANARY}")]), "tools[0].function.name"),
     "a tool twice": (ask(tools=[offer("f"), offer("f")]), "tools[1].function.name"),
     "a tool with a bad schema": (ask(tools=[offer("f", parameters={"type": CANARY})]), "tools[0].function.parameters"),

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 from openai import AsyncOpenAI
 
-from tests.clients.reports import ASKED, CHOICES, MESSAGES, Gathered, Report, told, turn, usage
+from tests.clients.reports import ASKED, CHOICES, CUSTOM, MESSAGES, Gathered, Pieces, Report, told, turn, usage, written
 
 
 async def chat(client: AsyncOpenAI) -> Report:
@@ -57,6 +57,19 @@ async def _said(client: AsyncOpenAI, asked: dict[str, Any], helps: bool) -> Any:
         return (await client.chat.completions.create(**asked)).choices[0].message
     async with client.chat.completions.stream(**asked) as stream:
         return (await stream.get_final_completion()).choices[0].message
+
+
+async def custom(client: AsyncOpenAI) -> Report:
+    """Calls of free text whole and streamed, and their results."""
+    ask, pieces = client.chat.completions.create, Pieces()
+    (whole,) = (await ask(**CUSTOM)).choices
+    async for chunk in await ask(**CUSTOM, stream=True):
+        pieces.take(chunk)
+    calls = whole.message.tool_calls or []
+    results = [{"role": "tool", "tool_call_id": call.id, "content": call.type} for call in calls]
+    last = await ask(**CUSTOM | {"messages": [*MESSAGES, whole.message, *results]})
+    whole_calls = [written(call) for call in calls]
+    return {"whole": whole_calls, "streamed": pieces.calls, "last": last.choices[0].message.content}
 
 
 async def models(client: AsyncOpenAI) -> Report:

@@ -32,6 +32,8 @@ CHOICES: Final[Any] = {
     "one": {"parallel_tool_calls": False},
 }
 """What is said of the tools, by the name that it has in a report."""
+CUSTOM: Final[Any] = ASKED | {"tools": [{"type": "custom", "custom": {"name": "patch"}}, TOOLS[1]]}
+"""The question with a tool of free text and a function."""
 
 
 def usage(counted: CompletionUsage | None) -> Report | None:
@@ -103,3 +105,30 @@ class Gathered:
         end."""
         whole = _turn(self._text, self._calls, self._finish, self._usage)
         return whole | {"pieces": self._pieces, "early": self._ended - self._began if self._calls else None}
+
+
+def written(call: Any) -> list[str]:
+    """A call of either kind, whole: its kind, its name and what it brings."""
+    assert call.id.startswith("call_bt")
+    if call.type == "custom":
+        return [call.type, call.custom.name, call.custom.input]
+    return [call.type, call.function.name, call.function.arguments]
+
+
+class Pieces:
+    """Calls of either kind, put together as they come. The client's own types know the pieces of functions only."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        """As `written` has them."""
+
+    def take(self, chunk: ChatCompletionChunk) -> None:
+        """One chunk."""
+        for piece in (piece for choice in chunk.choices for piece in choice.delta.tool_calls or ()):
+            found = piece.to_dict()
+            if piece.id:
+                self.calls.append([str(found["type"]), "", ""])
+            call, more = self.calls[piece.index], found[self.calls[piece.index][0]]
+            assert isinstance(more, dict)
+            call[1] += more.get("name", "")
+            call[2] += more.get("input", more.get("arguments", ""))

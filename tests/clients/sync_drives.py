@@ -5,7 +5,7 @@ from typing import Any
 import openai
 from openai import OpenAI
 
-from tests.clients.reports import ASKED, CHOICES, MESSAGES, Gathered, Report, told, turn, usage
+from tests.clients.reports import ASKED, CHOICES, CUSTOM, MESSAGES, Gathered, Pieces, Report, told, turn, usage, written
 
 
 def chat(client: OpenAI) -> Report:
@@ -54,6 +54,19 @@ def _said(client: OpenAI, asked: dict[str, Any], helps: bool) -> Any:
         return client.chat.completions.create(**asked).choices[0].message
     with client.chat.completions.stream(**asked) as stream:
         return stream.get_final_completion().choices[0].message
+
+
+def custom(client: OpenAI) -> Report:
+    """Calls of free text whole and streamed, and their results."""
+    ask, pieces = client.chat.completions.create, Pieces()
+    (whole,) = (ask(**CUSTOM)).choices
+    for chunk in ask(**CUSTOM, stream=True):
+        pieces.take(chunk)
+    calls = whole.message.tool_calls or []
+    results = [{"role": "tool", "tool_call_id": call.id, "content": call.type} for call in calls]
+    last = ask(**CUSTOM | {"messages": [*MESSAGES, whole.message, *results]})
+    whole_calls = [written(call) for call in calls]
+    return {"whole": whole_calls, "streamed": pieces.calls, "last": last.choices[0].message.content}
 
 
 def models(client: OpenAI) -> Report:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.clients.reports import Report
-from tests.clients.tool_worker import ADDS, LOOKS, STALL, worker
+from tests.clients.tool_worker import ADDS, LOOKS, STALL, TEXT, worker, writer
 from tests.stubs import ProviderStub
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,3 +57,9 @@ async def test_tools(driven: Driven, stub: ProviderStub) -> None:
             ["a", "b"],
         )
         assert (look["parameters"], "strict" in look) == ({"type": "object"}, False)
+
+
+async def test_tools_of_free_text(driven: Driven, stub: ProviderStub) -> None:
+    stub.always("alpha", writer)
+    calls = [["custom", "patch", TEXT], ["function", *LOOKS]]
+    assert await driven("custom") == {"whole": calls, "streamed": calls, "last": "custom;function;"}

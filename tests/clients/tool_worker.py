@@ -1,4 +1,6 @@
-"""A worker that calls tools, for the drives of official clients."""
+"""Workers that call tools, for the drives of official clients."""
+
+import json
 
 from tests.stubs import Reply, Stall, ToolCall
 from tests.stubs.record import Received
@@ -26,3 +28,16 @@ def worker(received: Received) -> Reply:
     if not received.streaming or came:
         fault = None
     return Reply(chunks=words, tool_calls=CALLS, finish="tool", usage=COUNTED, fault=fault)
+
+
+TEXT = 'say "4"\n'
+"""What the next worker writes for a tool of free text."""
+
+
+def writer(received: Received) -> Reply:
+    """It calls a tool of free text and a function, and then tells the results."""
+    came = [one["content"] for one in received.json["messages"] if one["role"] == "tool"]
+    if came:
+        return Reply(chunks=tuple(f"{one};" for one in came), usage=COUNTED)
+    calls = (ToolCall("patch", json.dumps({"input": TEXT})), CALLS[1])
+    return Reply(chunks=("Let me ", "write."), tool_calls=calls, finish="tool", usage=COUNTED)
