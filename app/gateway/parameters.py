@@ -109,16 +109,16 @@ COMPLETIONS: Final[Mapping[str, Parameter]] = {
 RESPONSES: Final[Mapping[str, Parameter]] = {
     "model": PARAMETERS["model"],
     "input": _honoured(
-        "A text, or items: messages, calls of functions and of custom tools, their outputs, references to items of "
-        "stored responses; "
-        "reasoning items are left out."
+        "A text, or items: messages, calls of functions and of custom tools, searches for tools, their outputs, "
+        "additional tools, references to items of stored responses; reasoning items are left out."
     ),
     "instructions": _honoured("A message before the conversation; not carried over to the next response."),
     "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
     "tools": _honoured(
         "At most 128 functions, also in namespaces, and custom tools, whose grammar is told in words and kept by no "
-        "decoder. A `web_search` without `external_web_access` is left out; other hosted ones and deferred ones are "
-        "refused."
+        "decoder. A `tool_search` of `execution: client` is a function to workers, and what is deferred is on offer "
+        "once an output of it brings it; without `execution: client`, what is deferred is on offer at once. A "
+        "`web_search` without `external_web_access` is left out; other hosted ones are refused."
     ),
     "tool_choice": PARAMETERS["tool_choice"],
     "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from app import ended as endings
 from app.core import position
+from app.core.chat import NO_TOOLS
 from app.core.position import Position
 from app.core.state import RunState
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
@@ -30,6 +31,7 @@ from app.gateway.responses_history import Told, conversation, subject
 from app.gateway.responses_references import resolved
 from app.gateway.responses_request import ResponsesRequest, given, read_request, task_of
 from app.gateway.sse import EventStream, collect
+from app.gateway.tool_search import loaded_by
 from app.order import Order
 
 GONE = "There is no response of that id, or this key may not see it."
@@ -107,6 +109,8 @@ def _json(body: bytes) -> Response:
 
 def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before: Told | None, caller: Caller) -> Order:
     history = before.messages if before is not None else ()
+    box = before.subject.asked.toolbox if before is not None else NO_TOOLS
+    found = [tool for tool in box.tools if loaded_by(tool) is not None]
     reasoning = asked.reasoning
     wire: dict[str, Any] = {"format": "responses", "given": len(given(asked)), "store": asked.store}
     wire |= {"instructions": True} if asked.instructions else {}
@@ -114,7 +118,7 @@ def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before
     wire |= {"previous": asked.previous_response_id} if asked.previous_response_id else {}
     wire |= {"effort": reasoning.effort, "summary": reasoning.summary} if reasoning is not None else {}
     order = order_of(
-        task_of(asked, history),
+        task_of(asked, history, found),
         resolve_tier(gate.catalog(), caller.key, asked.model),
         caller.key,
         model=asked.model,

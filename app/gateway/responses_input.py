@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from app.core.chat import Image, Message, Part, Text, ToolCall
+from app.core.chat import Image, Message, Part, Text, Tool, ToolCall
 from app.errors import InvalidRequest
-from app.gateway import free_text
+from app.gateway import free_text, tool_search
 from app.gateway.asked import Wire
 from app.gateway.openai_chat import IMAGE
-from app.gateway.responses_tools import FunctionName, flat
+from app.gateway.responses_tools import MOST, FunctionName, Loadable, flat, functions, names_of
+from app.gateway.tool_search import Execution
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
@@ -115,6 +116,39 @@ class OutputItem(Wire):
     namespace: FunctionName | None = None
 
 
+class SearchCallItem(Wire):
+    """An earlier answer's search for tools."""
+
+    type: Literal["tool_search_call"]
+    arguments: Any
+    call_id: CallId | None = None
+    execution: Execution | None = None
+    id: ItemId = None
+    status: Status = None
+    created_by: str | None = None
+
+
+class SearchOutputItem(Wire):
+    """What such a search has found: tools that are on offer from here on."""
+
+    type: Literal["tool_search_output"]
+    tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
+    call_id: CallId | None = None
+    execution: Execution | None = None
+    id: ItemId = None
+    status: Status = None
+    created_by: str | None = None
+
+
+class MoreTools(Wire):
+    """Tools that are on offer from here on."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
+    id: ItemId = None
+
+
 class ReasoningItem(Wire):
     """An earlier answer's thinking, which only the model that thought it could use; it is left out."""
 
@@ -148,13 +182,26 @@ Item = Annotated[
     | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[OutputItem, Tag("function_call_output")]
     | Annotated[OutputItem, Tag("custom_tool_call_output")]
+    | Annotated[SearchCallItem, Tag("tool_search_call")]
+    | Annotated[SearchOutputItem, Tag("tool_search_output")]
+    | Annotated[MoreTools, Tag("additional_tools")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 
 
-AnyItem = MessageItem | CallItem | CustomCallItem | OutputItem | ReasoningItem | ItemReference
+AnyItem = (
+    MessageItem
+    | CallItem
+    | CustomCallItem
+    | OutputItem
+    | SearchCallItem
+    | SearchOutputItem
+    | MoreTools
+    | ReasoningItem
+    | ItemReference
+)
 
 
 def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
@@ -176,6 +223,29 @@ def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
             output = item.output
             parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))
             yield Message("tool", parts, call_id=item.call_id)
+        elif isinstance(item, SearchCallItem | SearchOutputItem):
+            yield from _searched(item)
+
+
+def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
+    """A search by the caller's side. One that a server ran is over, and is left out; what it found is on offer."""
+    if item.call_id is None or item.execution == "server":
+        return
+    if isinstance(item, SearchCallItem):
+        call = ToolCall(item.call_id, tool_search.NAME, tool_search.arguments_of(item.arguments))
+        yield Message("assistant", (), calls=(call,))
+    else:
+        told = tool_search.outcome(names_of(item.tools))
+        yield Message("tool", (Text(told),), call_id=item.call_id)
+
+
+def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:
+    """The tools that input items put on offer. Raises `InvalidRequest`."""
+    for place, item in enumerate(items):
+        if isinstance(item, SearchOutputItem | MoreTools):
+            by = item.call_id if isinstance(item, SearchOutputItem) else None
+            for tool in functions(item.tools, f"input[{place}].tools"):
+                yield tool_search.load(tool, by or "")
 
 
 def _joined(messages: Iterable[Message]) -> Iterator[Message]:

@@ -8,7 +8,8 @@ from app.errors import InvalidRequest
 from app.gateway import query
 from app.gateway.responses_history import exchanged
 from app.gateway.responses_reply import Subject
-from app.gateway.responses_tools import call_item, is_free
+from app.gateway.responses_tools import Kind, call_item, kind_of, spelled
+from app.gateway.tool_search import loaded_by
 from app.store.protocol import Store
 
 MOST = 100
@@ -23,9 +24,9 @@ async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str
         raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
     given = await _given(store, of)
     box = of.asked.toolbox
-    free = frozenset(call.id for message in given for call in message.calls if is_free(box, call.name))
+    kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
     given = given[1:] if of.state.turn.number else given  # the calls before are the reply's, not the request's
-    found = [item for message in enumerate(given) for item in _items(of, *message, free)]
+    found = [item for message in enumerate(given) for item in _items(of, *message, kinds)]
     if order == "desc":
         found.reverse()
     after = asked.get("after")
@@ -47,18 +48,26 @@ async def _given(store: Store, of: Subject) -> list[Message]:
     return list(of.task.messages[-of.state.turn.wire["given"] :])
 
 
-def _items(of: Subject, place: int, message: Message, free: frozenset[str]) -> Iterator[dict[str, Any]]:
+def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:
     name = f"{of.id.removeprefix('resp_')}_in{place}"
     if message.call_id:
-        output = {"call_id": message.call_id, "output": message.text, "status": "completed"}
-        kinds = ("ctco", "custom_tool_call_output") if message.call_id in free else ("fco", "function_call_output")
-        yield {"id": f"{kinds[0]}_{name}", "type": kinds[1], **output}
+        yield _output(of, name, message, kinds.get(message.call_id, "function"))
         return
     if message.parts:
         head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
         yield head | {"content": [_part(part, message.role) for part in message.parts]}
     for call in message.calls:
         yield call_item(of.asked.toolbox, call, "completed")
+
+
+def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
+    """What came of a call; of a search, the tools that it put on offer first."""
+    told = {"call_id": message.call_id, "status": "completed"}
+    if kind == "search":
+        found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)
+        return {"id": f"tso_{name}", "type": "tool_search_output", **told, "execution": "client", "tools": found}
+    prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
+    return {"id": f"{prefix}_{name}", "type": type_, **told, "output": message.text}
 
 
 def _part(part: Any, role: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ async def resolved(store: Store, request: ResponsesRequest, look: Look) -> Respo
 async def _named(store: Store, name: str, place: int, found: dict[str, Told], look: Look) -> AnyItem:
     """A message of an output, or a function call of one."""
     try:
-        call = name.partition("_")[2] if name.startswith(("fc_", "ctc_")) else None
+        call = name.partition("_")[2] if name.startswith(("fc_", "ctc_", "tsc_")) else None
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
         if response not in found:
             found[response] = await look(response)

@@ -28,7 +28,7 @@ from app.core.state import RunState
 from app.errors import BatonError
 from app.gateway import fault
 from app.gateway.openai_reply import extension
-from app.gateway.responses_tools import call_item, chosen, described, is_free, item_id
+from app.gateway.responses_tools import call_item, chosen, described, item_id, kind_of
 from app.order import Ended, Noted, Said
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
@@ -284,7 +284,7 @@ class Events:
         call, box = self._calls[-1], self._of.asked.toolbox
         told = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
-        if is_free(box, call.name):  # a text inside of JSON is told when it is whole
+        if kind_of(box, call.name) != "function":  # what stands inside of JSON is told when it is whole
             self._at += len(text)
             return b""
         place = {"item_id": item_id(box, call), "output_index": self._index}
@@ -295,11 +295,12 @@ class Events:
         box = self._of.asked.toolbox
         place = {"item_id": item_id(box, call), "output_index": self._index}
         item = call_item(box, call, "completed")
-        if is_free(box, call.name):
-            kind = "response.custom_tool_call_input"
-            done = self._event(f"{kind}.delta", self._at, **place, delta=item["input"])
-            done += self._event(f"{kind}.done", self._at + 1, **place, input=item["input"])
-        else:
+        kind, done = kind_of(box, call.name), b""
+        if kind == "custom":
+            custom = "response.custom_tool_call_input"
+            done = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])
+            done += self._event(f"{custom}.done", self._at + 1, **place, input=item["input"])
+        elif kind == "function":
             told = {"arguments": call.arguments, "name": item["name"]}
             done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
         return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)

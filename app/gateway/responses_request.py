@@ -4,20 +4,20 @@
 in an error.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import Form, Message, Sampling, Task, Text
+from app.core.chat import Form, Message, Sampling, Task, Text, Tool
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import NamedSchema, schema_form
 from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, check_kinds, refusal, unknown
-from app.gateway.responses_input import Item, conversation
-from app.gateway.responses_tools import MOST, AnyTool, Choice, is_cached, left_out, toolbox_of
+from app.gateway.responses_input import Item, conversation, loaded
+from app.gateway.responses_tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
 
 
 class FreeText(Wire):
@@ -67,7 +67,7 @@ class ResponsesRequest(Wire):
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     input: str | Annotated[list[Item], Field(min_length=1, max_length=2_048, fail_fast=True)]
     instructions: str | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MOST, fail_fast=True)] = []
+    tools: Annotated[list[AnyTool], Field(max_length=MOST_LISTED, fail_fast=True)] = []
     tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
@@ -104,7 +104,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
             raise unknown(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
     given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
-    check_kinds(given.get("tools"), "function", "custom", "namespace", spared=is_cached)
+    check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", spared=is_cached)
     try:
         request = ResponsesRequest.model_validate(given)
     except ValidationError as error:
@@ -114,17 +114,21 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
     return request, (*ignored, *left_out(request.tools))
 
 
-def task_of(request: ResponsesRequest, before: tuple[Message, ...]) -> Task:
-    """The task: instructions, the conversation before, and what this request adds to it."""
+def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_before: Iterable[Tool] = ()) -> Task:
+    """The task: instructions, the conversation before with the tools that it put on offer, and what this request adds.
+
+    Raises `InvalidRequest`.
+    """
     first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
+    on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
     told = request.top_logprobs is not None or "message.output_text.logprobs" in request.include
     return Task(
         (*first, *before, *given(request)),
         sampling,
         request.user,
         request.metadata,
-        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls),
+        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, on_offer),
         logprobs=(request.top_logprobs or 0) if told else None,
         form=_form(request),
     )

@@ -6,7 +6,7 @@ reply, of any process, spells it so again.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
@@ -18,9 +18,21 @@ from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Wire
 from app.gateway.forms import check
+from app.gateway.tool_search import ToolSearch, arguments_in, of_request, on_offer
 
 MOST: Final = 128
+"""Tools on offer at once."""
+MOST_LISTED: Final = 1_024
+"""Entries of `tools`, deferred ones among them."""
 NAME_LENGTH: Final = 64
+Kind = Literal["function", "custom", "search"]
+TYPES: Final[Mapping[Kind, str]] = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "search": "tool_search_call",
+}
+PREFIXES: Final[Mapping[Kind, str]] = {"function": "fc", "custom": "ctc", "search": "tsc"}
+"""Of the ids of items."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
@@ -37,7 +49,7 @@ class FunctionTool(Wire):
     strict: bool | None = None
     output_schema: dict[str, Any] | None = None
     allowed_callers: Direct = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
@@ -63,7 +75,7 @@ class CustomTool(Wire):
     description: Description = None
     format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
     allowed_callers: Direct = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
@@ -89,7 +101,9 @@ class CachedSearch(Wire):
     search_content_types: list[str] | None = None
 
 
-AnyTool = Annotated[FunctionTool | CustomTool | Namespace | CachedSearch, Discriminator("type")]
+AnyTool = Annotated[FunctionTool | CustomTool | Namespace | ToolSearch | CachedSearch, Discriminator("type")]
+Loadable = Annotated[FunctionTool | CustomTool | Namespace, Discriminator("type")]
+"""What the items of a conversation may put on offer."""
 
 
 class Named(Wire):
@@ -115,14 +129,19 @@ def is_cached(tool: Mapping[str, Any]) -> bool:
     return tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
-def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
+def left_out(tools: Sequence[AnyTool]) -> tuple[str, ...]:
     """What of the tools is only noted."""
-    return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
+    cached = any(isinstance(tool, CachedSearch) for tool in tools)
+    hosted = any(isinstance(tool, ToolSearch) and tool.execution != "client" for tool in tools)
+    return (*(("tools.tool_search",) if hosted else ()), *(("tools.web_search",) if cached else ()))
 
 
 def flat(namespace: str | None, name: str) -> str:
-    """What a worker calls a tool of a namespace; the same for the same two names at any time."""
-    if namespace is None:
+    """What a worker calls a tool of a namespace; the same for the same two names at any time.
+
+    OpenAI puts a function that its search has found into a namespace of its own name.
+    """
+    if namespace is None or namespace == name:
         return name
     joined = f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
     if len(joined) <= NAME_LENGTH:
@@ -130,9 +149,13 @@ def flat(namespace: str | None, name: str) -> str:
     return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
 
 
-def toolbox_of(asked: Iterable[AnyTool], choice: Choice | None, parallel: bool) -> Toolbox:
-    """The functions of a request and how they are to be used; raises `InvalidRequest` naming the field at fault."""
-    tools = tuple(_functions(asked))
+def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, loaded: Iterable[Tool] = ()) -> Toolbox:
+    """The functions of a request and how they are to be used; `loaded` are those that its conversation put on offer.
+
+    Raises `InvalidRequest` naming the field at fault.
+    """
+    searches = [tool for tool in asked if isinstance(tool, ToolSearch)]
+    tools = tuple(on_offer(tuple(functions(asked, "tools")), searches, loaded))
     if not tools:
         if choice not in (None, "auto", "none"):
             raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
@@ -141,7 +164,8 @@ def toolbox_of(asked: Iterable[AnyTool], choice: Choice | None, parallel: bool) 
     if len(names) < len(tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     if len(tools) > MOST:
-        raise InvalidRequest(f"At most {MOST} tools.", param="tools", code="array_above_max_length")
+        said = f"At most {MOST} tools are on offer at once; of more, let a tool_search of your side find some."
+        raise InvalidRequest(said, param="tools", code="array_above_max_length")
     if isinstance(choice, Named):
         return Toolbox(tools, "named", _known([choice], names, "tool_choice.name").pop(), parallel)
     if isinstance(choice, AllowedTools):
@@ -157,17 +181,20 @@ def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
     return found
 
 
-def _functions(asked: Iterable[AnyTool]) -> Iterator[Tool]:
+def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
+    """Tools as functions; `param` is where they stand in the request. Raises `InvalidRequest`."""
     for place, tool in enumerate(asked):
         if isinstance(tool, Namespace):
             about = {"namespace": tool.name, "about": tool.description}
             for at, one in enumerate(tool.tools):
-                made = _function(one, f"tools[{place}].tools[{at}]")
+                made = _function(one, f"{param}[{place}].tools[{at}]")
                 told = "\n\n".join(filter(None, (tool.description, made.description)))
                 spelling = {"name": one.name, **about, "said": made.description, **(made.spelling or {})}
                 yield replace(made, name=flat(tool.name, one.name), description=told, spelling=spelling)
+        elif isinstance(tool, ToolSearch):
+            _checked(tool.parameters, f"{param}[{place}]")
         elif not isinstance(tool, CachedSearch):
-            yield _function(tool, f"tools[{place}]")
+            yield _function(tool, f"{param}[{place}]")
 
 
 def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
@@ -176,17 +203,37 @@ def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
     if isinstance(tool, CustomTool):
         grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
         spelled = tool.format.model_dump() if tool.format is not None else None
-        return free_text.as_function(tool.name, said, spelled, grammar)
-    if tool.parameters is not None:
-        check(tool.parameters, f"{param}.parameters")
-    strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
-    return Tool(tool.name, said, tool.parameters, strict)
+        made = free_text.as_function(tool.name, said, spelled, grammar)
+    else:
+        _checked(tool.parameters, param)
+        strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
+        made = Tool(tool.name, said, tool.parameters, strict)
+    return replace(made, spelling={**(made.spelling or {}), "deferred": True}) if tool.defer_loading else made
+
+
+def _checked(parameters: dict[str, Any] | None, param: str) -> None:
+    if parameters is not None:
+        check(parameters, f"{param}.parameters")
+
+
+def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:
+    """What workers call them."""
+    return [
+        name
+        for tool in tools
+        for name in ([flat(tool.name, one.name) for one in tool.tools] if isinstance(tool, Namespace) else [tool.name])
+    ]
 
 
 def described(toolbox: Toolbox) -> list[dict[str, Any]]:
     """`tools` of a response: as they were sent."""
+    return spelled(filter(of_request, toolbox.tools))
+
+
+def spelled(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as the caller knows them."""
     told: list[dict[str, Any]] = []
-    for tool in toolbox.tools:
+    for tool in tools:
         spelling = tool.spelling or {}
         if "namespace" not in spelling:
             told.append(_described(tool))
@@ -199,8 +246,11 @@ def described(toolbox: Toolbox) -> list[dict[str, Any]]:
 
 
 def _described(tool: Tool) -> dict[str, Any]:
-    spelling = tool.spelling or {}
+    spelling: Mapping[str, Any] = tool.spelling or {}
+    if "search" in spelling:
+        return dict(spelling["search"])
     said = {"name": spelling.get("name", tool.name), "description": spelling.get("said", tool.description) or None}
+    said |= {"defer_loading": True} if "deferred" in spelling else {}
     if "format" in spelling:
         return {"type": "custom", **said, "format": spelling["format"] or {"type": "text"}}
     return {"type": "function", **said, "parameters": tool.parameters, "strict": tool.strict}
@@ -210,34 +260,31 @@ def chosen(toolbox: Toolbox) -> object:
     """`tool_choice` of a response."""
     if toolbox.choice != "named":
         return toolbox.choice
-    return {"type": "custom" if is_free(toolbox, toolbox.named) else "function", "name": toolbox.named}
+    return {"type": "custom" if kind_of(toolbox, toolbox.named) == "custom" else "function", "name": toolbox.named}
 
 
-def is_free(toolbox: Toolbox, name: str) -> bool:
-    """Whether that function stands for a tool of free text."""
-    return name in free_text.names(toolbox)
+def kind_of(toolbox: Toolbox, name: str) -> Kind:
+    """What of the caller's that function stands for."""
+    spelling = _spelling(toolbox, name)
+    return "search" if "search" in spelling else "custom" if "format" in spelling else "function"
 
 
 def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     """A call as an item of the output; `arguments` need not be whole yet."""
-    spelling = _spelling(toolbox, call.name)
-    free = "format" in spelling
-    named = {"call_id": call.id, "name": spelling.get("name", call.name)}
-    named |= {"namespace": spelling["namespace"]} if "namespace" in spelling else {}
-    if free:
-        return {
-            "id": item_id(toolbox, call),
-            "type": "custom_tool_call",
-            **named,
-            "input": free_text.text_of(call.arguments),
-        }
-    item = {"id": item_id(toolbox, call), "type": "function_call", "status": status, **named}
-    return item | {"arguments": call.arguments}
+    spelling, kind = _spelling(toolbox, call.name), kind_of(toolbox, call.name)
+    head = {"id": item_id(toolbox, call), "type": TYPES[kind], "call_id": call.id}
+    if kind == "search":
+        return head | {"status": status, "execution": "client", "arguments": arguments_in(call.arguments)}
+    head |= {"name": spelling.get("name", call.name)}
+    head |= {"namespace": spelling["namespace"]} if "namespace" in spelling else {}
+    if kind == "custom":
+        return head | {"input": free_text.text_of(call.arguments)}
+    return head | {"status": status, "arguments": call.arguments}
 
 
 def item_id(toolbox: Toolbox, call: ToolCall) -> str:
     """A call's item goes by its id."""
-    return f"{'ctc' if is_free(toolbox, call.name) else 'fc'}_{call.id}"
+    return f"{PREFIXES[kind_of(toolbox, call.name)]}_{call.id}"
 
 
 def _spelling(toolbox: Toolbox, name: str) -> Mapping[str, Any]:

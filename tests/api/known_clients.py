@@ -208,6 +208,49 @@ WORK: Mapping[str, tuple[str, dict[str, Any]]] = {
             "client_metadata": {"x-codex-installation-id": "1"},
         },
     ),
+    # Codex looks for the tools of its servers itself.
+    "codex, its own search": (
+        RESPONSES,
+        {
+            "input": [
+                {"type": "message", "role": "user", "content": [text("Hi", "input_text")]},
+                {
+                    "type": "tool_search_call",
+                    "call_id": "call_1",
+                    "execution": "client",
+                    "arguments": {"query": "calendar", "limit": 1},
+                },
+                {
+                    "type": "tool_search_output",
+                    "call_id": "call_1",
+                    "status": "completed",
+                    "execution": "client",
+                    "tools": [
+                        {
+                            "type": "namespace",
+                            "name": "mcp__calendar",
+                            "description": "Calendars.",
+                            "tools": [
+                                {
+                                    "type": "function",
+                                    "name": "create",
+                                    "description": "Creates.",
+                                    "strict": False,
+                                    "defer_loading": True,
+                                    "parameters": SCHEMA,
+                                }
+                            ],
+                        }
+                    ],
+                },
+            ],
+            "tools": [
+                {"type": "tool_search", "execution": "client", "description": "# Tool discovery", "parameters": SCHEMA}
+            ],
+            "store": False,
+            "stream": True,
+        },
+    ),
     # Claude Code, with a tier's name as its model.
     "claude code": (
         MESSAGES,

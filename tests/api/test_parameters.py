@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from openai.types import chat
+from openai.types.chat import chat_completion_custom_tool_param, chat_completion_message_custom_tool_call_param
 from openai.types.chat import completion_create_params as sdk
 from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 from pydantic import BaseModel
 
 from app.core.chat import Form, Tool, Toolbox
+from app.gateway import openai_tools as tools
 from app.gateway.openai_chat import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.parameters import PARAMETERS, document
 from app.order import Order
@@ -173,9 +175,13 @@ async def test_a_refused_parameter_may_ask_for_nothing(gateway: House, key: str,
         (ImagePart, chat.ChatCompletionContentPartImageParam),
         (RefusalPart, chat.ChatCompletionContentPartRefusalParam),
         (ImageUrl, ImageURL),
+        (tools.Custom, chat_completion_custom_tool_param.Custom),
+        (tools.Grammar, chat_completion_custom_tool_param.CustomFormatGrammar),
+        (tools.Rules, chat_completion_custom_tool_param.CustomFormatGrammarGrammar),
+        (tools.Written, chat_completion_message_custom_tool_call_param.Custom),
     ],
 )
-def test_parts_have_every_field(ours: type[BaseModel], theirs: type) -> None:
+def test_what_is_nested_has_every_field(ours: type[BaseModel], theirs: type) -> None:
     beyond = {"cache_control"} | ({"role", "refusal", "annotations", "tool_calls"} if ours is TextPart else set())
     assert set(ours.model_fields) - beyond == set(typing.get_type_hints(theirs))
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai.types.responses as sdk
 import pytest
-from openai.types.responses import response_create_params, response_input_param
+from openai.types.responses import response_create_params, response_input_item_param, response_input_param
 from openai.types.shared_params import Reasoning
 from pydantic import BaseModel
 
@@ -197,6 +197,7 @@ def test_what_is_read_is_what_is_not_refused() -> None:
         (tools.FunctionTool, sdk.FunctionToolParam),
         (tools.CustomTool, sdk.CustomToolParam),
         (tools.Namespace, sdk.NamespaceToolParam),
+        (tools.ToolSearch, sdk.ToolSearchToolParam),
         (tools.Named, sdk.ToolChoiceFunctionParam),
         (tools.AllowedTools, sdk.ToolChoiceAllowedParam),
         (items.InputText, sdk.ResponseInputTextParam),
@@ -207,6 +208,9 @@ def test_what_is_read_is_what_is_not_refused() -> None:
         (items.CallItem, sdk.ResponseFunctionToolCallParam),
         (items.CustomCallItem, sdk.ResponseCustomToolCallParam),
         (items.OutputItem, response_input_param.FunctionCallOutput),
+        (items.SearchCallItem, response_input_item_param.ToolSearchCall),
+        (items.SearchOutputItem, sdk.ResponseToolSearchOutputItemParamParam),
+        (items.MoreTools, response_input_item_param.AdditionalTools),
         (items.ReasoningItem, sdk.ResponseReasoningItemParam),
         (items.ItemReference, response_input_param.ItemReference),
     ],
@@ -214,6 +218,7 @@ def test_what_is_read_is_what_is_not_refused() -> None:
 def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type) -> None:
     names = {field.alias or name for name, field in read.model_fields.items()}
     beyond = {"status"} if read is items.CustomCallItem else set()  # replies have it, and Codex sends it back
+    beyond |= {"created_by"} if read in (items.SearchCallItem, items.SearchOutputItem) else set()  # replies have it
     assert names == set(typing.get_type_hints(theirs)) | beyond
 
 
