@@ -21,6 +21,7 @@ from app.conductor.protocol import Policy
 from app.core import budget
 from app.core.breaker import Verdict
 from app.core.chat import Piece, Usage, usage_to_json
+from app.core.fitted import fitted
 from app.core.journal import Draft, Kind
 from app.core.pool import Catalog, Deadlines, Tier, Worker
 from app.core.snapshot import snapshot
@@ -134,7 +135,7 @@ class Attempt:
         self._given: Deadlines | None = None
         self.catalog = means.catalog()
         self._provider = means.provider(worker.provider)
-        self._body = self._provider.render(request)
+        self._body = fitted(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
         self._max_output = request.sampling.max_tokens or worker.card.max_output
