@@ -113,6 +113,7 @@ async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,  # nothing depends on where a request seems to come from
         timeout_graceful_shutdown=int(DRAIN_SECONDS),
     )
     server = Server(config)

@@ -13,8 +13,10 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +38,7 @@ from app.gateway import (
 from app.gateway.admission import Admission
 from app.gateway.auth import Keys
 from app.gateway.browser import PREFLIGHT, Crossing
+from app.gateway.direct import Direct
 from app.gateway.gate import Gate
 from app.gateway.once import OnceOnly
 
@@ -66,16 +69,37 @@ def create_probes(gate: Gate) -> FastAPI:
 
 
 def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
-    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = _Application(gate)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         if route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
+        if not isinstance(route, Direct):
+            route.app = AsyncExitStackMiddleware(route.app)
     app.router.routes += routes  # as they are: `include_router` would wrap each once more
     app.add_exception_handler(BatonError, _baton_error)
     app.add_exception_handler(HTTPException, partial(_http_error, routes))
-    app.add_middleware(Frontdoor, gate=gate)
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI with less around its routes: each layer is a coroutine and its closures in every open stream, and time in
+    every request. `Frontdoor` answers for what breaks, `ingress.py` bounds bodies, and spans are ours."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        self._gate = gate
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Called once, with the first request."""
+        return Frontdoor(ExceptionMiddleware(self.router, handlers=self.exception_handlers), self._gate)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request."""
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
 
 
 async def _baton_error(request: Request, error: Exception) -> Response:

@@ -19,7 +19,10 @@ HEAD_SECONDS: Final = 30.0
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with bounds on the head of a request."""
+    """uvicorn's, with bounds on the head of a request. What is ours has slots: attributes beyond thirty would cost each
+    connection a dictionary of its own."""
+
+    __slots__ = ("_head", "_in_head", "_late", "_name", "_seconds")
 
     def __init__(self, *args: Any, name: Callable[[str], str], seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
