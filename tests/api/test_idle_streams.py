@@ -1,0 +1,85 @@
+"""What a stream holds while its worker has nothing to say yet, in a gateway that has no dispatcher of its own.
+
+Blocks are those of Python's allocators: a bound on them is the same on every machine. What the C library gets on top of
+it is in `python -m tests.bench`, with the resident memory.
+"""
+
+import asyncio
+import gc
+import socket
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from app.gateway.app import create_app
+from app.gateway.connection import Connection
+from app.mailbox import Mailbox
+from tests.api.callers import body, key_of
+from tests.api.house import open_house, plan, pool_text
+from tests.api.stand_ins import serving
+from tests.stubs import ProviderStub
+
+MORE = 40
+BEGUN = b"assistant"
+BOUND = 39_000
+"""Bytes; 37,200 were measured, with the caller's end of the connection."""
+EACH = 1_000
+SHARED = 30
+"""Attributes beyond which CPython gives an object a dictionary of its own, of more than a kilobyte."""
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Every allocation from here on is counted."""
+    tracemalloc.start(1)
+    yield
+    tracemalloc.stop()
+
+
+async def _hold(stack: ExitStack, url: str, request: bytes) -> None:
+    """One more stream, which has begun."""
+    loop, where = asyncio.get_running_loop(), urlsplit(url)
+    caller = stack.enter_context(socket.socket())
+    caller.setblocking(False)
+    async with asyncio.timeout(10):
+        await loop.sock_connect(caller, (where.hostname, where.port))
+        await loop.sock_sendall(caller, request)
+        heard = b""
+        while BEGUN not in heard:
+            heard += await loop.sock_recv(caller, 4096)
+
+
+async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
+    """Bytes that each of so many more streams takes."""
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(MORE):
+        await _hold(stack, url, request)
+    gc.collect()
+    return (tracemalloc.get_traced_memory()[0] - before) / MORE
+
+
+async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        key = await key_of(opened)
+        asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
+        request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
+        async with serving(create_app(opened.gate)) as url:
+            with ExitStack() as stack:
+                slopes = [await _slope(stack, url, request) for _ in range(3)]
+                assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them
+                connections = [one for one in gc.get_objects() if type(one) is Connection]
+                assert len(connections) == 3 * MORE
+                assert max(len(vars(one)) for one in connections) <= SHARED
+
+
+def test_so_does_an_empty_mailbox(traced: None) -> None:
+    before = tracemalloc.get_traced_memory()[0]
+    boxes: list[Mailbox[object]] = [Mailbox(8) for _ in range(EACH)]
+    assert (tracemalloc.get_traced_memory()[0] - before) / len(boxes) < 200
