@@ -117,7 +117,8 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "tools": _honoured(
         "At most 128 functions, also in namespaces, and custom tools, whose grammar is told in words and kept by no "
         "decoder. A `tool_search` of `execution: client` is a function to workers, and what is deferred is on offer "
-        "once an output of it brings it; without `execution: client`, what is deferred is on offer at once. A "
+        "once an output of it brings it; without `execution: client`, what is deferred is on offer at once, and what "
+        "is called of it has been found by a search in the reply. A "
         "`web_search` without `external_web_access` is left out; other hosted ones are refused."
     ),
     "tool_choice": PARAMETERS["tool_choice"],

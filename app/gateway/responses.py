@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from app import ended as endings
 from app.core import position
-from app.core.chat import NO_TOOLS
+from app.core.chat import Tool
 from app.core.position import Position
 from app.core.state import RunState
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
@@ -30,8 +30,8 @@ from app.gateway.once import Begun, OnceOnly, last_event
 from app.gateway.responses_history import Told, conversation, subject
 from app.gateway.responses_references import resolved
 from app.gateway.responses_request import ResponsesRequest, given, read_request, task_of
+from app.gateway.responses_tools import found_by
 from app.gateway.sse import EventStream, collect
-from app.gateway.tool_search import loaded_by
 from app.order import Order
 
 GONE = "There is no response of that id, or this key may not see it."
@@ -109,8 +109,7 @@ def _json(body: bytes) -> Response:
 
 def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before: Told | None, caller: Caller) -> Order:
     history = before.messages if before is not None else ()
-    box = before.subject.asked.toolbox if before is not None else NO_TOOLS
-    found = [tool for tool in box.tools if loaded_by(tool) is not None]
+    found = _found(before) if before is not None else []
     reasoning = asked.reasoning
     wire: dict[str, Any] = {"format": "responses", "given": len(given(asked)), "store": asked.store}
     wire |= {"instructions": True} if asked.instructions else {}
@@ -129,6 +128,11 @@ def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before
         wire=wire,
     )
     return replace(order, on_disconnect="finish") if asked.background else order
+
+
+def _found(before: Told) -> list[Tool]:
+    """The tools that a response leaves on offer."""
+    return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
 
 
 async def _begun(gate: Gate, request: Request, begun: Begun, asked: ResponsesRequest) -> Response:

@@ -1,17 +1,30 @@
 """Items of earlier responses that a request names by their ids instead of repeating them."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from app import ended as endings
+from app.core.chat import ToolCall
 from app.core.notices import response_id
 from app.core.tools import run_of
 from app.errors import InvalidRequest, NotFound
 from app.gateway.responses_history import Told
-from app.gateway.responses_input import AnyItem, CallItem, ItemReference, MessageItem, OutputText
+from app.gateway.responses_input import (
+    AnyItem,
+    CallItem,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    SearchCallItem,
+    SearchOutputItem,
+)
 from app.gateway.responses_request import ResponsesRequest
+from app.gateway.responses_tools import searched
 from app.store.protocol import Store
 
 MOST = 128
+CALLS: Final = ("fc_", "ctc_", "tsc_", "tso_")
+"""Beginnings of the ids of items that go by a call's id."""
 Look = Callable[[str], Awaitable[Told]]
 """From a response's id to the response, if the caller may see it; `NotFound`."""
 
@@ -31,9 +44,9 @@ async def resolved(store: Store, request: ResponsesRequest, look: Look) -> Respo
 
 
 async def _named(store: Store, name: str, place: int, found: dict[str, Told], look: Look) -> AnyItem:
-    """A message of an output, or a function call of one."""
+    """A message of an output, a call of one, or the search before it."""
     try:
-        call = name.partition("_")[2] if name.startswith(("fc_", "ctc_", "tsc_")) else None
+        call = name.partition("_")[2] if name.startswith(CALLS) else None
         response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
         if response not in found:
             found[response] = await look(response)
@@ -43,7 +56,7 @@ async def _named(store: Store, name: str, place: int, found: dict[str, Told], lo
             return MessageItem(type="message", role="assistant", content=[part])
         for one in told.calls if told is not None else ():
             if one.id == call:
-                return CallItem(type="function_call", call_id=one.id, name=one.name, arguments=one.arguments)
+                return _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
         raise NotFound()
     except NotFound:
         raise NotFound(
@@ -51,6 +64,15 @@ async def _named(store: Store, name: str, place: int, found: dict[str, Told], lo
             param=f"input[{place}].id",
             code="item_not_found",
         ) from None
+
+
+def _again(name: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
+    """A call, or a part of the hosted search before it."""
+    for item in search:
+        if item["id"] == name:
+            kind = SearchCallItem if item["type"] == "tool_search_call" else SearchOutputItem
+            return kind.model_validate(item)
+    return CallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
 
 
 async def _caller(store: Store, call: str) -> str:

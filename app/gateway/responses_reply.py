@@ -9,6 +9,7 @@ Sequence numbers never fall and never change: they say how far the reply has bee
     2, 3                       the message's item and its part are there
     3 + n                      its first n characters have been told
     3 + length + 1, 2, 3       text, part and item are done
+    + 1, + 1, + 1, + 1         of a hosted search before a call: search added, done; its output added, done
     + 1, + m, + 1, + 1         of each function call: added, m characters of arguments, arguments done, item done
     + 1                        the response is over
 """
@@ -26,9 +27,9 @@ from app.core.chat import Form, Task, ToolCall
 from app.core.notices import response_id
 from app.core.state import RunState
 from app.errors import BatonError
-from app.gateway import fault
+from app.gateway import fault, tool_search
 from app.gateway.openai_reply import extension
-from app.gateway.responses_tools import call_item, chosen, described, item_id, kind_of
+from app.gateway.responses_tools import call_item, chosen, described, item_id, kind_of, searched
 from app.order import Ended, Noted, Said
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
@@ -110,11 +111,14 @@ def status_of(of: Subject, ended: Ended | None) -> str:
 
 
 def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
-    """The output: the message, if anything was said, then the calls."""
+    """The output: the message, if anything was said, then the calls, behind what has found their tools."""
     found: list[dict[str, Any]] = []
     if ended.answer or not (ended.calls or ended.error):
         found.append(message_item(of, [_part(ended.answer, ended.logprobs, ended.refusal)], status))
-    return found + [call_item(of.asked.toolbox, call, "completed") for call in ended.calls]
+    box = of.asked.toolbox
+    for at, call in enumerate(ended.calls):
+        found += [*searched(box, call, ended.calls[:at]), call_item(box, call, "completed")]
+    return found
 
 
 def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -275,10 +279,18 @@ class Events:
 
     def _begin_call(self, call: ToolCall) -> bytes:
         self._at = max(self._at, TEXT + len(self._text) + 3)
+        frames = b"".join(map(self._searched, searched(self._of.asked.toolbox, call, self._calls)))
         self._calls.append(call)
         self._open_call, self._index = True, self._index + 1
         item = call_item(self._of.asked.toolbox, call, "in_progress")
-        return self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
+        return frames + self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
+
+    def _searched(self, item: Mapping[str, Any]) -> bytes:
+        """Part of a hosted search, from its beginning to its end."""
+        self._index += 1
+        kind, place = "response.output_item", {"output_index": self._index}
+        added = self._event(f"{kind}.added", self._at + 1, **place, item=tool_search.begun(item))
+        return added + self._event(f"{kind}.done", self._at + 1, **place, item=item)
 
     def _more_arguments(self, text: str) -> bytes:
         call, box = self._calls[-1], self._of.asked.toolbox

@@ -18,7 +18,7 @@ from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Wire
 from app.gateway.forms import check
-from app.gateway.tool_search import ToolSearch, arguments_in, of_request, on_offer
+from app.gateway.tool_search import ToolSearch, arguments_in, hosted, is_hidden, load, loaded_by, of_request, on_offer
 
 MOST: Final = 128
 """Tools on offer at once."""
@@ -129,11 +129,9 @@ def is_cached(tool: Mapping[str, Any]) -> bool:
     return tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
-def left_out(tools: Sequence[AnyTool]) -> tuple[str, ...]:
+def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
     """What of the tools is only noted."""
-    cached = any(isinstance(tool, CachedSearch) for tool in tools)
-    hosted = any(isinstance(tool, ToolSearch) and tool.execution != "client" for tool in tools)
-    return (*(("tools.tool_search",) if hosted else ()), *(("tools.web_search",) if cached else ()))
+    return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
 
 
 def flat(namespace: str | None, name: str) -> str:
@@ -280,6 +278,21 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     if kind == "custom":
         return head | {"input": free_text.text_of(call.arguments)}
     return head | {"status": status, "arguments": call.arguments}
+
+
+def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
+    """The items of a hosted search that stand before a call: of each tool, before the first of a reply's calls."""
+    tool = next((tool for tool in toolbox.tools if tool.name == call.name), None)
+    if tool is None or not is_hidden(tool) or any(one.name == call.name for one in before):
+        return []
+    return hosted(tool, call.id, spelled([tool]))
+
+
+def found_by(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
+    """The tools that are on offer from a response on: those that were loaded before, and those that its calls named."""
+    called = {call.name for call in calls}
+    hidden = [load(tool, "") for tool in toolbox.tools if is_hidden(tool) and tool.name in called]
+    return [*(tool for tool in toolbox.tools if loaded_by(tool) is not None), *hidden]
 
 
 def item_id(toolbox: Toolbox, call: ToolCall) -> str:

@@ -1,8 +1,9 @@
 """Deferred tools of `/v1/responses`, and the search that puts them on offer.
 
-A hosted search has nobody here who would run it: what it could find is offered at once, which costs the worker the
-definitions' tokens and changes nothing else. A search by the caller's side is a function to workers. What its outputs
-bring is on offer from then on, in this request and in those that go on with its response.
+A hosted search is no model's here: what it could find is offered at once, which costs the worker the definitions'
+tokens, and the first call of each tool stands behind a search that has found it, without which clients would not know
+the tool. A search by the caller's side is a function to workers. What its outputs bring is on offer from then on, in
+this request and in those that go on with its response.
 """
 
 import json
@@ -69,6 +70,24 @@ def load(tool: Tool, call_id: str) -> Tool:
 def loaded_by(tool: Tool) -> str | None:
     """The call whose output put it on offer; empty if none did, None for a tool that was not loaded."""
     return (tool.spelling or {}).get("loaded")
+
+
+def is_hidden(tool: Tool) -> bool:
+    """Whether it is on offer though no search that the caller knows of has found it."""
+    return "deferred" in (tool.spelling or {}) and loaded_by(tool) is None
+
+
+def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller does."""
+    told = {"status": "completed", "execution": "server", "call_id": None}
+    called = {"id": f"tsc_{call_id}", "type": "tool_search_call", **told, "arguments": {"paths": [_surface(tool)[0]]}}
+    return [called, {"id": f"tso_{call_id}", "type": "tool_search_output", **told, "tools": spelled}]
+
+
+def begun(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Such an item before it is whole."""
+    empty: dict[str, Any] = {"arguments": {}} if "arguments" in item else {"tools": []}
+    return {**item, "status": "in_progress", **empty}
 
 
 def of_request(tool: Tool) -> bool:

@@ -13,6 +13,7 @@ from tests.api.test_exact_responses import exact_events
 from tests.api.test_response_tools import ASKED, SPAWN, WAYS, asked, calling
 from tests.exact import exactly, published
 from tests.stubs import ProviderStub, Reply
+from tests.stubs.script import ToolCall
 
 WEATHER = SPAWN | {"name": "weather", "description": "Tells the weather.", "defer_loading": True}
 ORDERS = {
@@ -127,13 +128,77 @@ async def test_deferred_tools_are_held_back_until_they_are_found(stub: ProviderS
     assert list(offered(stub)) == ["spawn", "tool_search"]
 
 
-async def test_where_nobody_has_to_search_all_is_on_offer(stub: ProviderStub, client: httpx.AsyncClient) -> None:
-    response = await asked(client, tools=[HOSTED, WEATHER, CRM])
-    assert list(offered(stub)) == ["weather", "crm__orders"]
-    assert response["tools"] == [WEATHER, CRM]
-    run = (await client.get(f"/v1/runs/{response['baton']['run']}")).json()
-    assert run["ignored"] == ["tools.tool_search"]
-    assert (await asked(client, tools=[HOSTED]))["tools"] == []
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_hosted_search_has_found_what_is_called(
+    stub: ProviderStub, client: httpx.AsyncClient, way: str
+) -> None:
+    """All that is deferred is on offer at once; the first call of a tool stands behind the search for it."""
+    calls = [ToolCall("weather", "{}", "1"), ToolCall("weather", "{}", "2"), ToolCall("spawn", "{}", "3")]
+    calls.append(ToolCall("crm__orders", '{"input": "all"}', "4"))
+    stub.script("alpha", Reply(chunks=("Let me see.",), tool_calls=calls, finish="tool"), Reply(chunks=("Fine.",)))
+    tools = [SPAWN, WEATHER, CRM]
+    response = await asked(client, way, tools=[*tools, HOSTED])
+    assert list(offered(stub)) == ["spawn", "weather", "crm__orders"]
+    assert response["tools"] == tools
+    items = response["output"]
+    assert [item["type"] for item in items] == [
+        *("message", "tool_search_call", "tool_search_output", "function_call", "function_call"),
+        *("function_call", "tool_search_call", "tool_search_output", "custom_tool_call"),
+    ]
+    for at, path, tool in ((1, "weather", WEATHER), (6, "crm", CRM)):
+        exactly(ResponseToolSearchCall, items[at])
+        exactly(ResponseToolSearchOutputItem, items[at + 1])
+        assert (items[at]["arguments"], items[at + 1]["tools"]) == ({"paths": [path]}, [tool])
+        assert [(item["execution"], item["call_id"]) for item in items[at : at + 2]] == [("server", None)] * 2
+    ids = [item["call_id"] for item in items if item.get("call_id")]
+    results = [{"type": "function_call_output", "call_id": id_, "output": "x"} for id_ in ids]
+    last = await asked(client, way, tools=tools, input=[GO, *items, *results])
+    assert (last["id"].startswith(response["id"]), last["output"][0]["content"][0]["text"]) == (True, "Fine.")
+
+
+@pytest.mark.parametrize("by", ["items", "references", "response", "call"])
+async def test_a_hosted_search_is_told_once(stub: ProviderStub, client: httpx.AsyncClient, by: str) -> None:
+    """However the client goes on; unless it leaves the search out."""
+    stub.always("alpha", calling("weather", "{}"))
+    tools = [WEATHER, HOSTED]
+    first = await asked(client, tools=tools)
+    items = first["output"]
+    result = {"type": "function_call_output", "call_id": items[2]["call_id"], "output": "fine"}
+    said: dict[str, list[dict[str, Any]]] = {
+        "items": items,
+        "references": [{"type": "item_reference", "id": item["id"]} for item in items],
+        "call": items[2:],
+    }
+    before = {"previous_response_id": first["id"]} if by == "response" else {}
+    again = await asked(client, tools=tools, input=[*([GO, *said[by]] if by in said else ()), result], **before)
+    assert again["id"].startswith(first["id"])
+    assert len(again["output"]) == (3 if by == "call" else 1)
+    assert len(stub.of("alpha")[1].json["messages"]) == 3
+    if by == "response":
+        result |= {"call_id": again["output"][0]["call_id"]}
+        third = await asked(client, tools=tools, input=[result], previous_response_id=again["id"])
+        assert len(third["output"]) == 1
+
+
+def apart(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the pieces of arguments, which come together if they come later."""
+    return [event for event in events if not event["type"].endswith("arguments.delta")]
+
+
+async def test_a_hosted_search_keeps_its_place_in_a_stream(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=("Hm.",), tool_calls=[ToolCall("weather", "{}", "1")], finish="tool"))
+    body = ASKED | {"tools": [HOSTED, WEATHER], "stream": True}
+    events = apart(exact_events((await client.post("/v1/responses", json=body)).text))
+    parts = [event for event in events if "search" in event.get("item", {}).get("type", "")]
+    told = [(part["item"]["status"], part["item"].get("arguments", part["item"].get("tools"))) for part in parts]
+    assert told == [
+        *(("in_progress", {}), ("completed", {"paths": ["weather"]})),
+        *(("in_progress", []), ("completed", [WEATHER])),
+    ]
+    for part in parts:
+        url, number = f"/v1/responses/{events[0]['response']['id']}", part["sequence_number"]
+        rest = await client.get(url, params={"stream": "true", "starting_after": number})
+        assert apart(exact_events(rest.text)) == events[events.index(part) + 1 :]
 
 
 @pytest.mark.parametrize(
@@ -173,41 +238,41 @@ async def test_a_search_has_no_events_of_its_own(stub: ProviderStub, client: htt
     assert (await asked(client, tools=[OURS], input=again))["id"].startswith(name)
 
 
-@pytest.mark.parametrize(
-    ("more", "param", "says"),
-    [
-        ({"tools": [WEATHER]}, "tools", "needs a tool_search"),
-        ({"tools": [HOSTED, OURS]}, "tools", "one tool_search at most"),
-        ({"tools": [OURS, SPAWN | {"name": "tool_search"}]}, "tools", "the same name"),
-        ({"tools": [OURS | {"parameters": {"type": "x"}}]}, "tools[0].parameters", ""),
-        ({"tools": [OURS, WEATHER], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.name", ""),
-        (
-            {"tools": [HOSTED, *({**WEATHER, "name": f"f{n}"} for n in range(127)), CRM, CRM | {"name": "d"}]},
-            "tools",
-            "search",
-        ),
-        (
-            {"input": [GO, {"type": "tool_search_output", "tools": [{"type": "mcp"}]}]},
-            "input[1].tools[0]",
-            "'function'",
-        ),
-        (
-            {
-                "input": [
-                    GO,
-                    {"type": "additional_tools", "role": "developer", "tools": [SPAWN | {"parameters": {"type": "x"}}]},
-                ]
-            },
-            "input[1].tools[0].parameters",
-            "",
-        ),
-        ({"input": [GO, {"type": "additional_tools", "role": "user", "tools": []}]}, "input[1].role", ""),
-    ],
-)
-async def test_what_is_refused(client: httpx.AsyncClient, more: Any, param: str, says: str) -> None:
-    reply = await client.post("/v1/responses", json=ASKED | more)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"], says in error["message"]) == (400, param, True), error
+REFUSED: list[tuple[Any, str, str]] = [
+    ({"tools": [WEATHER]}, "tools", "needs a tool_search"),
+    ({"tools": [HOSTED, OURS]}, "tools", "one tool_search at most"),
+    ({"tools": [OURS, SPAWN | {"name": "tool_search"}]}, "tools", "the same name"),
+    ({"tools": [OURS | {"parameters": {"type": "x"}}]}, "tools[0].parameters", ""),
+    ({"tools": [OURS, WEATHER], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.name", ""),
+    (
+        {"tools": [HOSTED, *({**WEATHER, "name": f"f{n}"} for n in range(127)), CRM, CRM | {"name": "d"}]},
+        "tools",
+        "search",
+    ),
+    (
+        {"input": [GO, {"type": "tool_search_output", "tools": [{"type": "mcp"}]}]},
+        "input[1].tools[0]",
+        "'function'",
+    ),
+    (
+        {
+            "input": [
+                GO,
+                {"type": "additional_tools", "role": "developer", "tools": [SPAWN | {"parameters": {"type": "x"}}]},
+            ]
+        },
+        "input[1].tools[0].parameters",
+        "",
+    ),
+    ({"input": [GO, {"type": "additional_tools", "role": "user", "tools": []}]}, "input[1].role", ""),
+]
+
+
+async def test_what_is_refused(client: httpx.AsyncClient) -> None:
+    for more, param, says in REFUSED:
+        reply = await client.post("/v1/responses", json=ASKED | more)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], says in error["message"]) == (400, param, True), error
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"a": 1}', '{"a": "\\ud800"}'])
