@@ -20,9 +20,9 @@ from app.store.tables import ONCE
 class Claims:
     """The claims that a batch of entries makes."""
 
-    def __init__(self, conn: Connection, statements: Statements, wanted: Iterable[Once | None]) -> None:
-        ids = sorted({once.id for once in wanted if once is not None})
-        self._known = {row[0]: Once(*row) for row in statements.claims.fetch(conn, ids)}
+    def __init__(self, rows: Iterable[Row]) -> None:
+        """`rows`: what is stored under the ids of these claims."""
+        self._known = {row[0]: Once(*row) for row in rows}
         self._stored = frozenset(self._known)
         self._changed: set[str] = set()
 

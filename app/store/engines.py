@@ -45,6 +45,8 @@ NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
 
 
+BUSY = "cannot switch to state"
+"""What asyncpg says of a connection that is just being closed, before it sends anything."""
 CONTENDED = frozenset({"40001", "40P01", "23505"})
 """Serialization failure, deadlock, and a row that somebody else inserted between our look and our insert."""
 LOST = ("08", "57P01", "57P02", "25006")
@@ -80,8 +82,9 @@ class Runner(Protocol):
         looks up one row by its key."""
         ...
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run work in one transaction and commit it."""
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+        """Run work in one transaction and commit it. `meant` says that on a server it is a single statement, which
+        commits itself, and is what it is to come to: the result of a `Fault` that leaves it undecided."""
         ...
 
     async def close(self) -> None:
@@ -150,13 +153,14 @@ class Postgres:
         except self._faults as error:
             raise self._fault(error) from error
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        transaction = _Transaction(work)
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
+        transaction = _Transaction(work, meant)
+        engine = self._writing if meant is None else self._reading
         try:
-            async with asyncio.timeout(self._seconds), self._writing.connect() as conn:
-                await conn.run_sync(transaction.run)
+            async with asyncio.timeout(self._seconds), engine.connect() as conn:
+                await conn.run_sync(transaction.run if meant is None else transaction.run_alone)
         except self._faults as error:
-            if transaction.phase == "work":
+            if transaction.phase == "work" or (meant is not None and self._undid(error)):
                 raise self._fault(error) from error
             if transaction.phase == "commit":
                 raise self._fault(error, transaction.result) from error
@@ -175,6 +179,13 @@ class Postgres:
         if record.info["losses"] != self._losses:
             raise DisconnectionError
 
+    def _undid(self, error: Exception) -> bool:
+        """Whether a statement that stands alone is known not to have been carried out: the server said so, or never
+        got it, because the connection was found closed, or the driver could not encode a value."""
+        causes = (error, error.__cause__, getattr(error, "orig", None))
+        unsent = any(isinstance(cause, asyncpg.InterfaceError) or BUSY in str(cause) for cause in causes)
+        return unsent or (bool(_sqlstate(error)) and _reason(error, self.dialect) != "lost")
+
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = _reason(error, self.dialect)
         if reason == "lost":  # then the others in the pool are dead too, or will not take writes any more
@@ -189,8 +200,14 @@ class _Transaction:
     """One piece of work and its COMMIT, and how far they got."""
 
     work: Callable[[Connection], object]
-    phase: Literal["work", "commit", "done"] = "work"
     result: Any = None
+    phase: Literal["work", "commit", "done"] = "work"
+
+    def run_alone(self, conn: Connection) -> None:
+        """Work that is its own COMMIT."""
+        self.phase = "commit"
+        self.result = _whole(self.work, conn)
+        self.phase = "done"
 
     def run(self, conn: Connection) -> None:
         with conn.begin() as transaction:
@@ -249,7 +266,7 @@ class Sqlite:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, _work, self._reading, work)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
         loop = asyncio.get_running_loop()
         self._unchecked += 1
         if self._unchecked >= CHECKPOINT_EVERY:

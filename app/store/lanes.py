@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from sqlalchemy import Connection
-
 from app.errors import Conflict, StoreUnavailable
-from app.store.commit import Outcome, Packed, commit, landed
+from app.store.commit import Done, commit, landed, settle, write_if_so
+from app.store.desk import Outcome, Packed
 from app.store.engines import AWAY, Fault, Runner
+from app.store.guesses import Guesses
 from app.store.protocol import UNDECIDED, Appended
 from app.store.statements import Statements
 from app.store.vigil import Vigil
@@ -55,9 +55,12 @@ class Lane:
         committed: Callable[[Packed, Appended], None],
         patience: float,
         vigil: Vigil,
+        guesses: Guesses | None = None,
     ) -> None:
-        """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone."""
+        """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone. With
+        `guesses` a first try does not ask for rows that they know."""
         self._vigil = vigil
+        self._guesses = guesses
         self._runner = runner
         self._statements = statements
         self._committed = committed
@@ -132,17 +135,16 @@ class Lane:
     async def _commit(self, batch: list[Packed]) -> list[Outcome]:
         """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written, or, where its
         reason is `undecided`, if that could not be found out."""
-        work: Callable[[Connection], list[Outcome]] = partial(commit, statements=self._statements, batch=batch)
         unanswered: list[Outcome] = []
         for attempt in range(TRIES):
             try:
-                outcomes = await self._runner.write(work)
+                outcomes = await self._transact(batch, asks=attempt > 0)
                 return unanswered if _came_late(unanswered, outcomes) else outcomes
             except Fault as fault:
                 if fault.reason == "refused" and len(batch) > 1:
                     return await self._one_by_one(batch)
                 if fault.reason == "undecided":
-                    unanswered = cast(list[Outcome], fault.result)
+                    unanswered = cast(Done, fault.result).outcomes
                     if await self._landed(unanswered, fault):
                         return unanswered
                 elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
@@ -155,6 +157,20 @@ class Lane:
                 return await self._one_by_one(batch)
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
         raise Fault("contended")
+
+    async def _transact(self, batch: list[Packed], *, asks: bool) -> list[Outcome]:
+        """One transaction; on guesses, unless it `asks` for the rows or one of them turns out to be wrong."""
+        guesses = self._guesses
+        settled = settle(batch, guesses) if guesses is not None and not asks else None
+        done: Done | None = None
+        if settled is not None:
+            trying = partial(write_if_so, statements=self._statements, settled=settled)
+            done = await self._runner.write(trying, meant=settled.done)
+        if done is None:
+            done = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
+        if guesses is not None:
+            guesses.keep(done.left)
+        return done.outcomes
 
     async def _one_by_one(self, batch: list[Packed]) -> list[Outcome]:
         """The database did not take something in a batch: only the entry at fault is to suffer."""
@@ -172,7 +188,9 @@ class Lane:
         while loop.time() < limit:
             try:
                 decided = await self._runner.write(partial(landed, outcomes=outcomes))
-            except Fault:
+            except Fault as again:
+                if again.reason in AWAY:
+                    self._vigil.away()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue

@@ -9,16 +9,20 @@ arrays, one for each column, whose text does not depend on how many rows there a
 were before, so no two of them may touch the same row. SQLite is in the process: there each write is a statement.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
+    ColumnElement,
     Connection,
     Dialect,
     Executable,
     Select,
     Table,
+    TableValuedAlias,
     bindparam,
     column,
     delete,
@@ -29,6 +33,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.types import TypeEngine
 
 Row = tuple[Any, ...]
 
@@ -97,23 +102,48 @@ class Rows:
             statement = delete(table).where(*ours)
         return Prepared(statement, dialect, list(self._columns))
 
-    def part(self, number: int) -> tuple[Any, list[str]]:
-        """The write of any number of rows, for Postgres, and the names of its parameters: arrays, one a column."""
-        table, types = self._table, {name: one.type for name, one in self._columns.items()}
-        arrays = [bindparam(f"{name}_{number}", type_=ARRAY(kind)) for name, kind in types.items()]
-        derived = [column(name, kind) for name, kind in types.items()]
-        rows = func.unnest(*arrays).table_valued(*derived).render_derived()
-        ours = [one == rows.c[name] for name, one in self._keys.items()]
+    def part(self, number: int, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
+        """The write of any number of rows, for Postgres, and the names of its parameters: arrays, one a column. Nothing
+        is written unless the condition holds."""
+        table = self._table
+        rows, names = unnested({name: one.type for name, one in self._columns.items()}, f"_{number}")
+        ours = [*[one == rows.c[name] for name, one in self._keys.items()], *condition]
+        given = select(*rows.c).where(*condition)
         statement: Any
         if self._verb == "insert":
-            statement = insert(table).from_select(self._names, select(*rows.c))
+            statement = insert(table).from_select(self._names, given)
         elif self._verb == "once":
-            statement = postgresql.insert(table).from_select(self._names, select(*rows.c)).on_conflict_do_nothing()
+            statement = postgresql.insert(table).from_select(self._names, given).on_conflict_do_nothing()
         elif self._verb == "update":
             statement = update(table).where(*ours).values({name: rows.c[name] for name in self._names})
         else:
             statement = delete(table).where(*ours)
-        return statement.cte(f"part_{number}"), [array.key for array in arrays]
+        return statement.cte(f"part_{number}"), names
+
+
+def unnested(types: Mapping[str, TypeEngine[Any]], mark: str) -> tuple[TableValuedAlias, list[str]]:
+    """Rows that travel as arrays, one for each column of these names, and the names of those parameters."""
+    arrays = [bindparam(f"{name}{mark}", type_=ARRAY(kind)) for name, kind in types.items()]
+    derived = [column(name, kind) for name, kind in types.items()]
+    return func.unnest(*arrays).table_valued(*derived).render_derived(), [array.key for array in arrays]
+
+
+def columns_of(rows: Iterable[Row], count: int) -> list[list[Any]]:
+    """The arrays that rows of so many columns travel as."""
+    return [list(values) for values in zip(*rows, strict=True)] or [[] for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must be so for anything to be written: the one row that `holds` it, and the names of its parameters."""
+
+    cte: CTE
+    names: Sequence[str]
+
+    @property
+    def holds(self) -> ColumnElement[bool]:
+        """The column that says it."""
+        return self.cte.c.holds
 
 
 class Writes:
@@ -123,6 +153,7 @@ class Writes:
         self._dialect = dialect
         self._together = dialect.name == "postgresql"
         self._prepared: dict[tuple[Rows, ...], Prepared] = {}
+        self._conditional: dict[tuple[Rows, ...], Prepared] = {}
 
     def __call__(self, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
         """Write all of these rows; of no two of them may be the same row of a table. Nothing is done without rows."""
@@ -131,18 +162,32 @@ class Writes:
             for to, rows in asked:
                 self._statement((to,)).each(conn, rows)
         elif asked:
-            arrays = [list(values) for _, rows in asked for values in zip(*rows, strict=True)]
+            arrays = [values for _, rows in asked for values in columns_of(rows, 0)]
             self._statement(tuple([to for to, _ in asked])).each(conn, [tuple(arrays)])
+
+    def only_if(
+        self, conn: Connection, condition: Condition, given: Sequence[object], *wanted: tuple[Rows, Sequence[Row]]
+    ) -> bool:
+        """The same on Postgres in one statement that looks first, and whether the condition held; `given` are the
+        condition's parameters."""
+        asked = [(to, rows) for to, rows in wanted if rows]
+        parts = tuple([to for to, _ in asked])
+        if parts not in self._conditional:
+            self._conditional[parts] = self._made(parts, condition)
+        arrays = [values for _, rows in asked for values in columns_of(rows, 0)]
+        ((held,),) = self._conditional[parts].fetch(conn, *given, *arrays)
+        return bool(held)
 
     def _statement(self, parts: tuple[Rows, ...]) -> Prepared:
         """Compiled when first asked for: of the ways in which parts come together there are a dozen or two."""
         if parts not in self._prepared:
-            self._prepared[parts] = self._made(parts)
+            self._prepared[parts] = self._made(parts) if self._together else parts[0].single(self._dialect)
         return self._prepared[parts]
 
-    def _made(self, parts: tuple[Rows, ...]) -> Prepared:
-        if not self._together:
-            return parts[0].single(self._dialect)
-        made = [part.part(number) for number, part in enumerate(parts)]
-        whole: Select[Any] = select(literal_column("1")).add_cte(*[part for part, _ in made])
-        return Prepared(whole, self._dialect, [name for _, names in made for name in names])
+    def _made(self, parts: tuple[Rows, ...], condition: Condition | None = None) -> Prepared:
+        holds = [select(condition.holds).scalar_subquery()] if condition else []
+        made = [part.part(number, holds) for number, part in enumerate(parts)]
+        names = [name for _, names in made for name in names]
+        said = select(condition.holds) if condition else select(literal_column("1"))
+        whole: Select[Any] = said.add_cte(*([condition.cte] if condition else []), *[part for part, _ in made])
+        return Prepared(whole, self._dialect, [*condition.names, *names] if condition else names)

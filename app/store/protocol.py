@@ -30,6 +30,7 @@ from app.core.feedback import Feedback
 from app.core.journal import Draft, Event, Kind
 from app.core.notices import Notice
 from app.store.bodies import Bodies
+from app.store.dossiers import Dossiers
 from app.store.versions import Versions
 
 
@@ -309,7 +310,7 @@ class Held(NamedTuple):
     claim: int
 
 
-class Store(Bodies, Versions, Protocol):
+class Store(Bodies, Dossiers, Versions, Protocol):
     """See the module docstring for what every implementation promises."""
 
     @property

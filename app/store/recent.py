@@ -11,7 +11,7 @@ from typing import Any
 
 from app.core.journal import TERMINAL, Event
 from app.store.bodies import Reader
-from app.store.commit import Packed
+from app.store.desk import Packed
 from app.store.protocol import Appended, Journal
 
 RUNS = 8192

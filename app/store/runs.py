@@ -23,8 +23,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.journal import Event, Kind
 from app.errors import NotFound
+from app.store.dossiers import Dossier
+from app.store.guesses import Guess
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
-from app.store.statements import Statements
+from app.store.statements import SEEN, Statements
 from app.store.tables import PULSE, RUNS, TAGS, TICKETS
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
@@ -32,6 +34,9 @@ MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 
 
+BRIEF = 16_384
+"""Bytes of a content that comes along with a journal."""
+_ENDED_AT = SEEN.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
@@ -56,6 +61,21 @@ def journal(conn: Connection, statements: Statements, name: str, after: int) -> 
         raise NotFound
     named = [(seq, _KINDS[kind], at, orjson.loads(body)) for _, seq, kind, at, body in rows if seq is not None]
     return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
+
+
+def dossier(conn: Connection, statements: Statements, name: str, after: int) -> tuple[Dossier, Guess | None]:
+    """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
+    if statements.dossier is None:
+        read = journal(conn, statements, name, after)
+        return Dossier(read.salt, read.events, {}), None
+    found = statements.dossier.fetch(conn, name, after, BRIEF)
+    if not found:
+        raise NotFound
+    *row, salt, events, tickets, contents = found[0]
+    named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
+    live = salt is not None and row[_ENDED_AT] is None
+    guess = Guess(tuple(row), tuple([tuple(ticket) for ticket in tickets])) if live else None
+    return Dossier(bytes(salt or b""), tuple(named), dict(map(tuple, contents))), guess
 
 
 def renew(

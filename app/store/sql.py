@@ -18,8 +18,10 @@ from app.core.versions import Change
 from app.errors import StoreUnavailable
 from app.store import changes, claims, content, feedback, keys, notices, rated, runs, trials
 from app.store.bodies import Reader
-from app.store.commit import pack
+from app.store.desk import pack
+from app.store.dossiers import Dossier
 from app.store.engines import AWAY, Fault, Runner, open_runner
+from app.store.guesses import Guesses
 from app.store.lanes import Lane
 from app.store.migrate import migrate
 from app.store.protocol import Appended, Due, Entry, Held, Journal, KeyRow, Lapsed, Once, RunQuery, RunRow
@@ -48,7 +50,8 @@ async def open_store(
     if runner.dialect.name == "sqlite":
         await asyncio.to_thread(migrate, url)
         lanes = 1
-    store = SqlStore(runner, lanes, grace, patience)
+    # In the process of the database nothing is won by a guess.
+    store = SqlStore(runner, lanes, grace, patience, Guesses() if runner.dialect.name == "postgresql" else None)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
         group.create_task(store.vigil.keep())
@@ -67,7 +70,9 @@ async def open_store(
 class SqlStore:
     """Implements `protocol.Store`; see there for what is promised."""
 
-    def __init__(self, runner: Runner, lanes: int, grace: float, patience: float) -> None:
+    def __init__(
+        self, runner: Runner, lanes: int, grace: float, patience: float, guesses: Guesses | None = None
+    ) -> None:
         self._runner = runner
         self._grace = grace
         self._closed = False
@@ -75,7 +80,9 @@ class SqlStore:
         self._pinned: set[str] = set()
         self._statements = statements = Statements(runner.dialect)
         self.vigil = vigil = Vigil(self.ready)
-        self.lanes = tuple(Lane(runner, statements, self._recent.wrote, patience, vigil) for _ in range(lanes))
+        self._guesses = guesses
+        given = (runner, statements, self._recent.wrote, patience, vigil, guesses)
+        self.lanes = tuple(Lane(*given) for _ in range(lanes))
 
     @property
     def sound(self) -> bool:
@@ -102,6 +109,25 @@ class SqlStore:
             self._recent.forget(run)
         self._recent.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
+
+    async def dossier(self, run: str, upto: int | None = None) -> Dossier:
+        kept, known = self._recent.journal(run)
+        if known and upto is not None and known >= upto:
+            return Dossier(kept.salt, kept.events, {})
+        read, guess = await self._read(partial(runs.dossier, statements=self._statements, name=run, after=known))
+        if guess is not None and self._guesses is not None:
+            self._guesses.keep({run: guess})
+        if not read.salt:
+            self._recent.forget(run)
+        self._recent.extend(run, read.events)
+        return Dossier(read.salt, (*kept.events, *read.events), read.contents)
+
+    def rows(self, run: str) -> Sequence[object]:
+        return self._guesses.told(run) if self._guesses is not None else ()
+
+    def heard(self, run: str, rows: Sequence[object]) -> None:
+        if self._guesses is not None:
+            self._guesses.heard(run, rows)
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = self._recent.contents(run, refs)

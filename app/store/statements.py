@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Executable,
     Table,
     Text,
+    and_,
     bindparam,
     cast,
     func,
@@ -25,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 
-from app.store.prepared import Prepared, Row, Rows, Writes
+from app.store.prepared import Condition, Prepared, Row, Rows, Writes, columns_of, unnested
 from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
@@ -39,8 +41,25 @@ ENDLESS = tuple(name for name in LIVE if name != "ended_at")
 anew: a quarter of the statement's time and a page of the log."""
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
 """Columns of a run that an entry is checked against."""
+SEEN = RUN[:-1]
+"""The same of a run whose content is there: all that a guess is about (see `guesses.py`)."""
 TICKET = tuple(column.name for column in TICKETS.columns)
+COMPARED = ("id", "epoch", *[name for name in ENDLESS if name != "error"])
+"""Columns of a run by which a guess is judged. The others follow from its events, whose number is among these."""
+IDENTITY = ("run", "step", "version", "claim", "holder", "lost")
+"""Columns of a ticket by which a guess is judged: the others say nothing of whose it is, or (`driver`) change only
+together with the run's row."""
+SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
+"""Columns of a ticket that an entry may change which leaves a claim as long as it is."""
 CLAIM = tuple(column.name for column in ONCE.columns)
+
+
+_COMPARED = itemgetter(*[SEEN.index(name) for name in COMPARED])
+_IDENTITY = itemgetter(*[TICKET.index(name) for name in IDENTITY])
+
+
+ALONG = 16
+"""Contents that come along with a journal."""
 
 
 class Lookup:
@@ -73,6 +92,7 @@ class Statements:
         self.runs = Lookup(self, dialect, RUNS, ["id"], *RUN)
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
+        self.dossier = Prepared(self._dossier(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
         self.contents = Prepared(
             select(CONTENTS.c.ref, CONTENTS.c.body).where(
                 CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
@@ -83,6 +103,8 @@ class Statements:
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self._both = Prepared(self._runs_and_tickets(), dialect, ["ids", "moving"]) if self.arrays else None
         self.write = Writes(dialect)
+        if self.arrays:
+            self._same, self._same_runs = self._unchanged(moving=True), self._unchanged(moving=False)
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
@@ -100,6 +122,7 @@ class Statements:
         self.new_notice = Rows(NOTICES, "once")
         self.new_ticket = Rows(TICKETS, "insert")
         self.change_ticket = Rows(TICKETS, "update", TICKET[2:], ["run", "step"])
+        self.settle_ticket = Rows(TICKETS, "update", SETTLED, ["run", "step"])
         self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
         self.claims = Lookup(self, dialect, ONCE, ["id"])
         self.new_claim = Rows(ONCE, "insert")
@@ -154,6 +177,74 @@ class Statements:
             select(*[cast(null(), column.type) for column in first.c], *second.c),
         )
 
+    def write_if(
+        self,
+        conn: Connection,
+        runs: Sequence[Row],
+        tickets: Sequence[Row],
+        moving: Sequence[str],
+        *wanted: tuple[Rows, Sequence[Row]],
+    ) -> bool:
+        """Write if these runs, and all tickets of those that are `moving`, still are what they are taken to be; whether
+        they were. On a server it is one statement, and locks what it looks at as `under_lock` does."""
+        if self.arrays:
+            condition = self._same if moving else self._same_runs
+            arrays = columns_of(map(_COMPARED, runs), len(COMPARED))
+            if moving:
+                arrays += [*columns_of(map(_IDENTITY, tickets), len(IDENTITY)), list(moving)]
+            return self.write.only_if(conn, condition, arrays, *wanted)
+        found, held = self.under_lock(conn, [row[0] for row in runs], moving)
+        same = sorted(map(_COMPARED, found)) == sorted(map(_COMPARED, runs)) and all(
+            row[-1] is not None for row in found
+        )
+        if same and sorted(map(_IDENTITY, held)) == sorted(map(_IDENTITY, tickets)):
+            self.write(conn, *wanted)
+            return True
+        return False
+
+    def _unchanged(self, *, moving: bool) -> Condition:
+        run = RUNS.c
+        given, names = unnested({name: run[name].type for name in COMPARED}, "_seen")
+        same = [run[name].is_not_distinct_from(given.c[name]) for name in COMPARED[1:]]
+        rows = select(run.id).select_from(RUNS.join(given, run.id == given.c.id)).where(run.salt.is_not(None), *same)
+        ours = rows.order_by(run.id).with_for_update(of=RUNS).cte("ours")
+        holds = select(func.count()).select_from(ours).scalar_subquery() == _length("id_seen")
+        if moving:
+            unmoved, further = self._unmoved()
+            holds, names = holds & unmoved, [*names, *further]
+        return Condition(select(holds.label("holds")).cte("unchanged"), names)
+
+    def _unmoved(self) -> tuple[ColumnElement[bool], list[str]]:
+        """The tickets under lock, too, and none beside them."""
+        ticket = TICKETS.c
+        given, names = unnested({name: ticket[name].type for name in IDENTITY}, "_taken")
+        it = (ticket.run == given.c.run) & (ticket.step == given.c.step)
+        same = [ticket[name].is_not_distinct_from(given.c[name]) for name in IDENTITY[2:]]
+        rows = select(ticket.run).select_from(TICKETS.join(given, it)).where(*same).order_by(ticket.run, ticket.step)
+        theirs = rows.with_for_update(of=TICKETS).cte("theirs")
+        alike = select(func.count()).select_from(theirs).scalar_subquery()
+        of_them = select(func.count()).select_from(TICKETS).where(self.among(ticket.run, "moving")).scalar_subquery()
+        return and_(alike == _length("run_taken"), of_them == _length("run_taken")), [*names, "moving"]
+
+    def _dossier(self) -> Executable:
+        """A run's row, and arrays of rows: its events after a seq, its tickets, and those of its contents that are no
+        longer than `most` bytes, as many as a step may need."""
+        run = RUNS.c
+
+        def rows(table: Table, names: Sequence[str], order: str, *where: ColumnElement[bool]) -> Any:
+            columns = [table.c[name] for name in names]
+            ours = select(func.row(*columns)).where(table.c.run == bindparam("its_id"), *where)
+            return ours.order_by(table.c[order])
+
+        brief = func.octet_length(CONTENTS.c.body) <= bindparam("most")
+        parts = (
+            rows(EVENTS, ("seq", "kind", "at", "body"), "seq", EVENTS.c.seq > bindparam("its_seq")),
+            rows(TICKETS, TICKET, "step"),
+            rows(CONTENTS, ("ref", "body"), "ref", brief).limit(literal_column(str(ALONG))),
+        )
+        arrays = [func.array(part.scalar_subquery()) for part in parts]
+        return select(*[run[name] for name in SEEN], run.salt, *arrays).where(run.id == bindparam("its_id"))
+
     def values(self, ids: Sequence[str]) -> object:
         """A list as the one parameter that it travels as."""
         return list(ids) if self.arrays else orjson.dumps(ids).decode()
@@ -164,6 +255,10 @@ class Statements:
             return column == func.any(bindparam(name, type_=ARRAY(Text)))
         values = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
+
+
+def _length(name: str) -> ColumnElement[int]:
+    return func.cardinality(bindparam(name, type_=ARRAY(Text)))
 
 
 def _journal() -> Executable:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.core.journal import Draft, Kind
-from app.store.commit import Outcome
 from app.store.content import address
+from app.store.desk import Outcome
 from app.store.migrate import migrate
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
 from app.store.sql import SqlStore, open_store

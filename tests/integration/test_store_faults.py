@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator
@@ -40,6 +41,8 @@ class Proxy:
     """Whether nobody gets through after a cut."""
     cuts: int = 0
     _mute: bool = False
+    _alone: set[bytes] = field(default_factory=set)
+    """Names of statements that are a transaction of their own."""
     _thawed: asyncio.Event = field(default_factory=asyncio.Event)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -73,7 +76,7 @@ class Proxy:
     ) -> None:
         while data := await reader.read(65536):
             await self._thawed.wait()
-            if self.mood.startswith("cut") and b"COMMIT;" in data:
+            if self._commits(data) and self.mood.startswith("cut"):
                 self.cuts += 1
                 mood, self.mood = self.mood, "open"
                 if mood == "cut, and commit late":
@@ -91,10 +94,15 @@ class Proxy:
                     other.transport.abort()
                 self._mute = False
                 break
-            if not (self._mute and data[:1] == b"C" and b"COMMIT" in data):
+            if not self._mute:
                 writer.write(data)
                 await writer.drain()
         writer.close()
+
+    def _commits(self, data: bytes) -> bool:
+        """Whether this asks the server to commit: by the word, or by a statement that stands alone."""
+        self._alone |= set(re.findall(rb"(__asyncpg_stmt_\w+__)\0WITH ours", data))
+        return b"COMMIT;" in data or any(b"\0" + name + b"\0" in data for name in self._alone)
 
     def freeze(self) -> None:
         """Take everything and pass on nothing."""
@@ -212,6 +220,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
 ) -> None:
     monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.6,))
+    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.6)
     async with behind(proxy, postgres_url, patience=0.3) as store:
         await store.append(admitted("run"))
         proxy.freeze()
@@ -306,15 +315,28 @@ async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
         assert (refused.value.public_code, "not known" in refused.value.message) == (UNDECIDED, True)
 
 
+async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(proxy: Proxy, postgres_url: str) -> None:
+    """There is nothing to look up then, and nobody waits for the database to come back."""
+    async with behind(proxy, postgres_url) as store:
+        await store.append(admitted("run"))
+        proxy.shut()
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.append(admitted("other"))
+        assert refused.value.public_code != UNDECIDED
+        assert time.monotonic() - started < 1.0
+
+
 async def test_a_deadlock_is_tried_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_store(postgres_url) as store:
         await store.append(admitted("run"))
         write, faults = store._runner.write, [engines.Fault("contended"), engines.Fault("lost")]
 
-        async def unlucky(work: object) -> object:
+        async def unlucky(work: object, **meant: object) -> object:
             if faults:
                 raise faults.pop()
-            return await write(work)  # type: ignore[arg-type]
+            return await write(work, **meant)  # type: ignore[arg-type]
 
         monkeypatch.setattr(store._runner, "write", unlucky)
         assert (await store.append(note("run"))).events[0].seq == 2

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from app.store.engines import Fault, Runner, _reason
+from app.store.guesses import Guesses
 from app.store.runs import clock
 from app.store.sql import SqlStore
 from app.store.statements import Statements
@@ -77,7 +78,7 @@ class SimStore(SqlStore):
     """The store as one process has it; `giving` learns which runs it means to give up."""
 
     def __init__(self, runner: Runner, lease: float, time: Callable[[], float], giving: set[tuple[str, str]]) -> None:
-        super().__init__(runner, 1, lease, 5.0)
+        super().__init__(runner, 1, lease, 5.0, guesses=Guesses())
         self._time, self._giving = time, giving
 
     async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
@@ -103,7 +104,7 @@ class SimRunner:
         await self._seam.lag(0.001)
         return result
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
         """Run work in one transaction and commit it, or not; and answer, or not."""
         seam = self._seam
         await self._arrive("store.write")
@@ -115,7 +116,7 @@ class SimRunner:
         if seam.hit("store.write.refused"):
             raise Fault("refused")
         if seam.hit("store.commit.unanswered_not_written"):
-            raise Fault("undecided", self._run(work, keep=False))
+            raise Fault("undecided", self._run(work, keep=False) if meant is None else meant)
         result = self._run(work)
         self._witness.committed(seam.name, self._database.rows)
         await seam.strike("store.committed")
@@ -123,7 +124,7 @@ class SimRunner:
         if seam.hit("store.answer.slow"):
             await asyncio.sleep(3.0 * seam.chance())
         if seam.hit("store.commit.unanswered_written"):
-            raise Fault("undecided", result)
+            raise Fault("undecided", result if meant is None else meant)
         return result
 
     async def close(self) -> None:

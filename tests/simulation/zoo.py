@@ -26,10 +26,11 @@ from app.dispatcher import Dispatcher
 from app.errors import LeaseLost, RunOverBudget
 from app.orphans import Orphans
 from app.outcomes import Outcomes
-from app.store import commit, content, lanes, runs
-from app.store.commit import pack
+from app.store import content, desk, lanes, runs
+from app.store.desk import pack
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.sql import SqlStore
+from app.store.statements import Statements
 from app.store.tables import CONTENTS, RUNS
 from app.webhooks import Heard, Webhooks
 from tests.simulation import handing
@@ -74,12 +75,12 @@ class Bug:
 
 
 def no_epoch_fence(patch: Patch) -> None:
-    check = commit._check_order
+    check = desk._check_order
 
     def lax(run: Any, entry: Entry) -> None:
         check(run, replace(entry, epoch=run.epoch) if entry.epoch is not None else entry)
 
-    patch.setattr(commit, "_check_order", lax)
+    patch.setattr(desk, "_check_order", lax)
 
 
 def no_claim_fence(patch: Patch) -> None:
@@ -89,7 +90,7 @@ def no_claim_fence(patch: Patch) -> None:
             raise LeaseLost
         return ticket
 
-    patch.setattr(commit._Desk, "_ticket", anybodys)
+    patch.setattr(desk.Desk, "_ticket", anybodys)
 
 
 def acknowledge_before_the_commit(patch: Patch) -> None:
@@ -115,6 +116,14 @@ def repeat_an_unanswered_commit(patch: Patch) -> None:
     patch.setattr(lanes, "landed", lambda conn, outcomes: False)
 
 
+def believe_a_guess(patch: Patch) -> None:
+    def believed(statements: Statements, conn: Connection, *given: Any) -> bool:
+        statements.write(conn, *given[3:])
+        return True
+
+    patch.setattr(Statements, "write_if", believed)
+
+
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
     adopt = runs.adopt
 
@@ -127,8 +136,8 @@ def take_over_without_raising_the_epoch(patch: Patch) -> None:
 
 
 def ring_without_an_outbox_row(patch: Patch) -> None:
-    file = commit._Desk._file
-    patch.setattr(commit._Desk, "_file", lambda desk, run, entry: file(desk, run, replace(entry, outbox=())))
+    file = desk.Desk._file
+    patch.setattr(desk.Desk, "_file", lambda desk, run, entry: file(desk, run, replace(entry, outbox=())))
 
 
 def write_after_the_end(patch: Patch) -> None:
@@ -136,7 +145,7 @@ def write_after_the_end(patch: Patch) -> None:
         if entry.epoch is not None and entry.epoch != run.epoch:
             raise LeaseLost
 
-    patch.setattr(commit, "_check_order", lax)
+    patch.setattr(desk, "_check_order", lax)
 
 
 def end_twice(patch: Patch) -> None:
@@ -146,7 +155,7 @@ def end_twice(patch: Patch) -> None:
 
 
 def overspend(patch: Patch) -> None:
-    balance = commit._balance
+    balance = desk._balance
 
     def rich(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         try:
@@ -156,36 +165,36 @@ def overspend(patch: Patch) -> None:
             spent = run.spent_usd + entry.spent.usd, run.spent_tokens + entry.spent.tokens
             return run.held_usd + usd, run.held_tokens + tokens, *spent
 
-    patch.setattr(commit, "_balance", rich)
+    patch.setattr(desk, "_balance", rich)
 
 
 def release_the_budget_early(patch: Patch) -> None:
-    balance = commit._balance
+    balance = desk._balance
 
     def holds_nothing(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         return balance(run, replace(entry, hold=Ledger(), release=Ledger()))
 
-    patch.setattr(commit, "_balance", holds_nothing)
+    patch.setattr(desk, "_balance", holds_nothing)
 
 
 def refund_twice(patch: Patch) -> None:
-    balance = commit._balance
+    balance = desk._balance
 
     def generous(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         usd, tokens, *spent = balance(run, entry)
         return max(usd - entry.release.usd, 0), max(tokens - entry.release.tokens, 0), spent[0], spent[1]
 
-    patch.setattr(commit, "_balance", generous)
+    patch.setattr(desk, "_balance", generous)
 
 
 def bill_twice(patch: Patch) -> None:
-    balance = commit._balance
+    balance = desk._balance
 
     def greedy(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         held_usd, held_tokens, usd, tokens = balance(run, entry)
         return held_usd, held_tokens, usd + entry.spent.usd, tokens + entry.spent.tokens
 
-    patch.setattr(commit, "_balance", greedy)
+    patch.setattr(desk, "_balance", greedy)
 
 
 # -- a step
@@ -212,12 +221,12 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 
 
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
-    move = commit._Desk._move
+    move = desk.Desk._move
 
     def kept(desk: Any, run: Any, ticket: Any, given: Move) -> None:
         move(desk, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
 
-    patch.setattr(commit._Desk, "_move", kept)
+    patch.setattr(desk.Desk, "_move", kept)
     patch.setattr(Execution, "_idle", lambda _self, state: state.ended)
 
 
@@ -356,7 +365,7 @@ def nest_without_end(patch: Patch) -> None:
 
 
 def end_without_a_notice(patch: Patch) -> None:
-    patch.setattr(commit._Desk, "_watch", lambda *_: None)
+    patch.setattr(desk.Desk, "_watch", lambda *_: None)
 
 
 def forget_a_notice_with_its_process(patch: Patch) -> None:
@@ -387,13 +396,13 @@ def erase_the_words_and_not_the_salt(patch: Patch) -> None:
 
 
 def write_after_the_erasure(patch: Patch) -> None:
-    file = commit._Desk._file
+    file = desk.Desk._file
 
     def late(desk: Any, run: Any, entry: Entry) -> Any:
         run.salt = b""
         return file(desk, run, entry)
 
-    patch.setattr(commit._Desk, "_file", late)
+    patch.setattr(desk.Desk, "_file", late)
 
 
 def log_in_vain(patch: Patch) -> None:
@@ -413,6 +422,7 @@ BUGS = (
     Bug("acknowledge before the commit", acknowledge_before_the_commit, LOST_WRITES, ("oracle.strangers",)),
     Bug("believe an unanswered commit", believe_an_unanswered_commit, COMMITS, ("oracle.strangers", "witness")),
     Bug("repeat an unanswered commit", repeat_an_unanswered_commit, COMMITS, ("witness",)),
+    Bug("believe a guess", believe_a_guess, ZOMBIES, ("witness",)),
     Bug("take over without raising the epoch", take_over_without_raising_the_epoch, ZOMBIES, ("witness",)),
     Bug(
         "ring without an outbox row", ring_without_an_outbox_row, CALM, ("oracle.nothing_is_degraded_without_a_fault",)

@@ -1,0 +1,364 @@
+"""What a batch of entries makes of the rows that it touches: entries are checked and applied in memory, in order.
+
+Each sees what those before it did; what came of it is to be written at the end, no row twice. An entry that is refused
+changes nothing and does not disturb the others.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection
+
+from app.core import notices
+from app.core.journal import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
+from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
+from app.store.claims import Claims
+from app.store.guesses import Guess
+from app.store.prepared import Row, Rows
+from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
+from app.store.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
+
+Outcome = Appended | Exception
+
+NOTHING = Ledger()
+FIRST_EPOCH = 1
+BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
+"""The events that begin a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An entry with its bodies encoded, which happens before the queue so that what cannot be encoded fails early."""
+
+    entry: Entry
+    bodies: tuple[bytes, ...]
+    size: int
+    moves_tickets: bool
+    """Whether the run's tickets must be read; a new run has none yet."""
+
+
+def pack(entry: Entry) -> Packed:
+    """Encode the bodies; raises TypeError for a body that is not JSON."""
+    bodies = tuple([orjson.dumps(draft.body) for draft in entry.events])
+    size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
+    ends = any(draft.kind in TERMINAL for draft in entry.events)
+    moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
+    return Packed(entry, bodies, size, moves)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run's row while the batch is applied: what is checked against, and the columns that may change."""
+
+    id: str
+    epoch: int
+    cap_usd: int
+    cap_tokens: int
+    seq: int = 0
+    claims: int = 0
+    held_usd: int = 0
+    held_tokens: int = 0
+    spent_usd: int = 0
+    spent_tokens: int = 0
+    state: str = "admitted"
+    topology: str | None = None
+    degraded: bool = False
+    steps: int = 0
+    ended_at: float | None = None
+    error: str | None = None
+    notify_turn: int | None = None
+    salt: bytes | None = b""
+    """None once its content was erased."""
+    stored_epoch: int = field(init=False)
+    lease: Lease | None = None
+    wished_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.stored_epoch = self.epoch
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A ticket's row while the batch is applied."""
+
+    run: str
+    step: int
+    tier: str
+    driver: str
+    version: int
+    claim: int
+    holder: str | None
+    until: float
+    rung_at: float
+    lost: int = 0
+    stored: bool = True
+    gone: bool = False
+    stored_until: float | None = None
+    """None where nothing is stored that could be left as it is."""
+
+
+_LIVE_OF = attrgetter(*LIVE)
+_CHANGE_OF = attrgetter(*ENDLESS, "id", "stored_epoch")
+_END_OF = attrgetter(*LIVE, "id", "stored_epoch")
+_TICKET_OF = attrgetter(*TICKET)
+_SEEN_OF = attrgetter(*SEEN)
+_TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
+_TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
+
+
+class Desk:
+    """The rows that a batch touches, and what is to be written in the end."""
+
+    def __init__(self, runs: Iterable[Row], tickets: Iterable[Row], moving: Collection[str], claims: Claims) -> None:
+        """`tickets` are all of those of the runs that are `moving`."""
+        self._runs = {row[0]: _Run(*row) for row in runs}
+        self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
+        self._ticketed = set(moving)
+        """Runs whose tickets are all here."""
+        self._claims = claims
+        self._born: dict[str, tuple[Any, ...]] = {}
+        self._changed: set[str] = set()
+        self._touched: set[tuple[str, int]] = set()
+        self._events: list[tuple[Any, ...]] = []
+        self._contents: list[tuple[Any, ...]] = []
+        self._tags: list[tuple[Any, ...]] = []
+        self._notices: list[tuple[Any, ...]] = []
+
+    def settle(self, packed: Packed) -> Outcome:
+        """Check one entry and apply it, or say why not."""
+        entry = packed.entry
+        try:
+            run = self._run(entry)
+            _check_order(run, entry)
+            ticket = self._ticket(entry.run, entry.move, entry.at) if entry.move else None
+            self._check_rows(entry)
+            money = _balance(run, entry)
+            self._claims.check(entry.once, entry.at)
+        except (LeaseLost, RunEnded, RunOverBudget, NotFound, Conflict, ValueError) as refusal:
+            return refusal
+        if entry.new is not None:
+            self._runs[run.id] = run
+            self._ticketed.add(run.id)
+            self._born[run.id] = _born(run, entry.new, entry.at)
+        else:
+            self._changed.add(run.id)
+        run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
+        if entry.move and ticket:
+            self._move(run, ticket, entry.move)
+        if entry.lease is not None:
+            run.epoch, run.lease = run.epoch + 1, entry.lease
+        elif not fenced(entry):
+            run.wished_at = entry.at
+        events = self._record(run, packed)
+        taken = self._file(run, entry)
+        self._claims.make(entry.once, run.id)
+        return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
+
+    def writes(self, statements: Statements) -> list[tuple[Rows, Sequence[Row]]]:
+        """Whatever has something to say."""
+        touched = [self._tickets[place] for place in sorted(self._touched)]
+        kept = [ticket for ticket in touched if not ticket.gone]
+        runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
+        return [
+            (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
+            (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
+            (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
+            (statements.hand_run, _handed(runs)),
+            (statements.new_event, self._events),
+            (statements.new_content, self._contents),
+            (statements.new_tag, self._tags),
+            (statements.new_notice, self._notices),
+            *self._claims.writes(statements),
+            (statements.end_ticket, [(t.run, t.step) for t in touched if t.gone and t.stored]),
+            (statements.change_ticket, [_TICKET_CHANGE_OF(t) for t in kept if t.stored and t.until != t.stored_until]),
+            (statements.settle_ticket, [_TICKET_SETTLED_OF(t) for t in kept if t.stored and t.until == t.stored_until]),
+            (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
+        ]
+
+    def left(self) -> dict[str, Guess | None]:
+        """The rows of these runs as they are then; None of those that have ended, or whose content is gone."""
+        tickets: dict[str, list[Row]] = {run: [] for run in self._ticketed}
+        for ticket in self._tickets.values():
+            if not ticket.gone and ticket.run in tickets:
+                tickets[ticket.run].append(_TICKET_OF(ticket))
+        left: dict[str, Guess | None] = {}
+        for name, run in self._runs.items():
+            live = run.ended_at is None and run.salt is not None
+            its = tuple(tickets[name]) if name in tickets else None
+            left[name] = Guess(_SEEN_OF(run), its) if live else None
+        return left
+
+    def write_later(self, conn: Connection, statements: Statements) -> None:
+        """What changes rows that were just written. A wish comes after a change of hands: it must not be slept over."""
+        runs = [self._runs[name] for name in sorted(self._changed)]
+        statements.write(conn, (statements.hand_run, _handed([run for run in runs if run.id in self._born])))
+        statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
+
+    def _run(self, entry: Entry) -> _Run:
+        run = self._runs.get(entry.run)
+        if entry.new is None:
+            if run is None:
+                raise NotFound
+            return run
+        if run is not None:
+            raise Conflict
+        return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens)
+
+    def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
+        """The ticket, if the move has a right to it (D3)."""
+        ticket = self._tickets.get((run, move.step))
+        if ticket is None or ticket.gone:
+            raise LeaseLost
+        if move.verb == "take":
+            held = ticket.holder is not None and ticket.until > at
+            allowed = ticket.version == move.version and not held
+        else:
+            allowed = ticket.holder is not None and ticket.claim == move.claim
+        if not allowed:
+            raise LeaseLost
+        return ticket
+
+    def _check_rows(self, entry: Entry) -> None:
+        """A ticket that is there already may be somebody's, so nobody takes it by writing it again."""
+        for row in entry.outbox:
+            ticket = self._tickets.get((entry.run, row.step)) if row.holder else None
+            if ticket is not None and not ticket.gone:
+                raise Conflict
+
+    def _move(self, run: _Run, ticket: _Ticket, move: Move) -> None:
+        self._touched.add((ticket.run, ticket.step))
+        ticket.version += 1
+        if move.verb == "take":
+            # Numbered per run, not per row: a step that is queued anew must not honour a claim on its former ticket.
+            run.claims += 1
+            ticket.lost += ticket.holder is not None
+            ticket.claim, ticket.holder, ticket.until, ticket.rung_at = run.claims, move.holder, move.until, 0.0
+        elif move.verb == "release":
+            ticket.holder, ticket.until, ticket.rung_at = None, move.until, 0.0
+        elif move.verb == "finish":
+            ticket.gone = True
+
+    def _record(self, run: _Run, packed: Packed) -> tuple[Event, ...]:
+        at, seq, events = packed.entry.at, run.seq, []
+        for draft, body in zip(packed.entry.events, packed.bodies, strict=True):
+            seq += 1
+            # Decoded again, so that every reader gets the same values, from memory or from the database.
+            events.append(Event(run.id, seq, draft.kind, at, orjson.loads(body)))
+            self._events.append((run.id, seq, draft.kind.value, at, body))
+            if draft.kind in TERMINAL:
+                run.state, run.ended_at = TERMINAL[draft.kind], at
+                self._drop_untaken(run.id)
+            self._watch(run, draft, packed.entry)
+        run.seq = seq
+        return tuple(events)
+
+    def _watch(self, run: _Run, draft: Draft, entry: Entry) -> None:
+        """Whoever writes the end of a turn writes its notice with it, if it was asked for when the turn began."""
+        if draft.kind in BEGINNINGS:
+            run.notify_turn = draft.body.get("turn", 0) if entry.notify else None
+        elif run.notify_turn is not None and (word := notices.word(draft.kind, draft.body)) is not None:
+            self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at))
+            run.notify_turn = None
+
+    def _drop_untaken(self, run: str) -> None:
+        """Tickets that were never taken die with the run; the others stay until their call's outcome is recorded."""
+        for place, ticket in self._tickets.items():
+            if ticket.run == run and ticket.claim == 0:
+                ticket.gone = True
+                self._touched.add(place)
+
+    def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
+        """Everything beside the events; returns the claims of tickets that were taken as they were written."""
+        if run.salt is not None:
+            self._contents += [(run.id, ref, body) for ref, body in entry.contents]
+        self._tags += [(name, value, run.id) for name, value in entry.tags]
+        _project(run, entry.row)
+        taken = []
+        for outbox in entry.outbox:
+            place = (run.id, outbox.step)
+            ticket = self._tickets.get(place)
+            if ticket is None or ticket.gone:
+                stored = ticket is not None and ticket.stored
+                rung_at = entry.at if outbox.rung else 0.0
+                ticket = _Ticket(
+                    *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
+                )
+                self._tickets[place] = ticket
+            else:  # still on its way, or with a dispatcher: only the address that wants to hear of it is new
+                ticket.driver, ticket.rung_at = outbox.driver, 0.0
+            self._touched.add(place)
+            if outbox.holder:
+                self._move(run, ticket, Move(outbox.step, "take", holder=outbox.holder, until=outbox.until))
+                taken.append(ticket.claim)
+        return tuple(taken)
+
+
+def _stored(row: Row) -> _Ticket:
+    ticket = _Ticket(*row)
+    ticket.stored_until = ticket.until
+    return ticket
+
+
+def fenced(entry: Entry) -> bool:
+    """Whether the writer of an entry has a right to state facts."""
+    return entry.epoch is not None or entry.move is not None or entry.new is not None
+
+
+def _check_order(run: _Run, entry: Entry) -> None:
+    """The epoch first, because a driver that lost its run must hear of that whatever became of the run."""
+    if entry.epoch != run.epoch and (entry.epoch is not None or entry.lease is not None):
+        raise LeaseLost
+    if run.salt is None and any(draft.kind is Kind.RESUMED for draft in entry.events):
+        raise NotFound
+    if not fenced(entry) and any(draft.kind not in ANYBODY for draft in entry.events):
+        raise LeaseLost
+    ended = run.ended_at is not None
+    if ended and (entry.outbox or entry.hold != NOTHING):
+        raise RunEnded
+    for draft in entry.events:
+        if ended and draft.kind not in AFTER_THE_END:
+            raise RunEnded
+        ended = ended or draft.kind in TERMINAL
+    if entry.seq is not None and entry.seq != run.seq:
+        raise Conflict(code=MOVED)
+
+
+def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
+    """What is held and spent afterwards; refused if a new hold would pass a cap (D7)."""
+    hold, release, spent = entry.hold, entry.release, entry.spent
+    held_usd, held_tokens = run.held_usd + hold.usd - release.usd, run.held_tokens + hold.tokens - release.tokens
+    spent_usd, spent_tokens = run.spent_usd + spent.usd, run.spent_tokens + spent.tokens
+    if held_usd < 0 or held_tokens < 0:
+        raise ValueError("more was released than the run holds")
+    over = held_usd + spent_usd > run.cap_usd or held_tokens + spent_tokens > run.cap_tokens
+    if over and hold != NOTHING:
+        raise RunOverBudget
+    return held_usd, held_tokens, spent_usd, spent_tokens
+
+
+def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
+    """The values of `statements.BORN`."""
+    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at, new.deadline)
+    return (*described, run.epoch, new.driver, new.lease_until, run.cap_usd, run.cap_tokens)
+
+
+def _handed(runs: Sequence[_Run]) -> list[tuple[Any, ...]]:
+    """The values of `hand_run` for those whose lease has changed."""
+    leases = [(run, run.lease) for run in runs if run.lease is not None]
+    return [(lease.deadline, run.epoch, lease.driver, lease.until, *_END_OF(run)) for run, lease in leases]
+
+
+def _project(run: _Run, row: Projection) -> None:
+    if row.state is not None:
+        run.state = row.state
+    if row.topology is not None:
+        run.topology = row.topology
+    if row.degraded is not None:
+        run.degraded = row.degraded
+    if row.steps is not None:
+        run.steps = row.steps
+    if row.error is not None:
+        run.error = row.error

@@ -1,0 +1,34 @@
+"""What spares a step its ways to the database; all of it could be asked for piece by piece."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.core.journal import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Dossier:
+    """A run's journal, and along with it what was cheap to bring of its contents. What is not among them has to be
+    asked for."""
+
+    salt: bytes
+    events: tuple[Event, ...]
+    contents: Mapping[str, bytes]
+
+
+class Dossiers(Protocol):
+    """A part of the store."""
+
+    async def dossier(self, run: str, upto: int | None = None) -> Dossier:
+        """All that a step of a run begins from, in one go where that saves time; `upto` is `journal`'s. `NotFound`."""
+        ...
+
+    def rows(self, run: str) -> Sequence[object]:
+        """What this process takes the run's row and tickets to be, for another process to be told with its events;
+        JSON, and empty if it does not know. Asking costs nothing."""
+        ...
+
+    def heard(self, run: str, rows: Sequence[object]) -> None:
+        """What another process said of them. It may be as wrong as it likes: it only saves asking the database."""
+        ...

@@ -1,0 +1,228 @@
+"""A commit on what the rows are taken to be: one statement where that is right, and as safe where it is not."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from app.core.journal import Draft, Kind
+from app.errors import LeaseLost, NotFound, RunEnded
+from app.store.guesses import Guesses
+from app.store.prepared import Prepared, Row
+from app.store.protocol import Entry, Held, Lease, Ledger, Move, Outbox
+from app.store.sql import SqlStore, open_store
+from tests.conformance.entries import admitted, moved, note, queued, take
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def stores(migrated_postgres_url: str) -> AsyncIterator[Sequence[SqlStore]]:
+    """Two processes over one database."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(open_store(migrated_postgres_url)) for _ in range(2)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first words of each statement that was sent, but for BEGIN and COMMIT."""
+    sent: list[str] = []
+    each, fetch = Prepared.each, Prepared.fetch
+
+    def noted_each(self: Prepared, conn: Connection, rows: Sequence[Row]) -> None:
+        sent.extend([self._text[:12].strip()] * len(rows))
+        each(self, conn, rows)
+
+    def noted_fetch(self: Prepared, conn: Connection, *values: object) -> Sequence[Row]:
+        sent.append(self._text[:12].strip())
+        return fetch(self, conn, *values)
+
+    monkeypatch.setattr(Prepared, "each", noted_each)
+    monkeypatch.setattr(Prepared, "fetch", noted_fetch)
+    return sent
+
+
+AT_ONCE = ["WITH ours AS"]
+
+
+def driven(run: str = "run", **fields: Any) -> Entry:
+    """An event of the run's driver."""
+    return Entry(run, 2.0, (Draft(Kind.STEP_SKIPPED, {}),), epoch=1, **fields)
+
+
+async def ticket(store: SqlStore) -> dict[str, Any]:
+    """The one there is, as the server has it."""
+
+    def read(conn: Connection) -> dict[str, Any]:
+        return dict(conn.exec_driver_sql("SELECT * FROM tickets").mappings().one())
+
+    return await store._read(read)
+
+
+async def test_a_step_takes_one_way_to_the_server_for_each_of_its_commits(
+    stores: Sequence[SqlStore], asked: list[str]
+) -> None:
+    gateway, dispatcher = stores
+    for entry in (admitted("run"), queued("run")):
+        asked.clear()
+        await gateway.append(entry)
+        assert asked == AT_ONCE
+    asked.clear()
+    assert len((await dispatcher.dossier("run")).events) == 2
+    await dispatcher.append(take("run", 0, "a"))
+    await dispatcher.append(moved("run", "finish", 1))
+    assert asked == ["SELECT runs.", *AT_ONCE, *AT_ONCE]
+    asked.clear()
+    gateway.heard("run", dispatcher.rows("run"))
+    await gateway.append(driven())
+    assert asked == AT_ONCE
+
+
+async def test_who_has_not_heard_of_others_asks_and_writes_after_them(
+    stores: Sequence[SqlStore], asked: list[str]
+) -> None:
+    one, other = stores
+    await one.append(admitted("run"))
+    await other.append(driven())
+    asked.clear()
+    appended = await one.append(driven())
+    assert [event.seq for event in appended.events] == [3]
+    assert [word[:4] for word in asked] == ["WITH", "SELE", "WITH"]
+    asked.clear()
+    assert [event.seq for event in (await one.append(driven())).events] == [4]
+    assert asked == AT_ONCE
+    assert [event.seq for event in (await other.journal("run")).events] == [1, 2, 3, 4]
+
+
+async def test_nothing_of_a_batch_is_written_on_a_wrong_guess(stores: Sequence[SqlStore]) -> None:
+    one, other = stores
+    for run in ("a", "b"):
+        await one.append(admitted(run))
+    await other.append(driven("b"))
+    settled = [one.append(driven("a")), one.append(driven("b")), one.append(admitted("c"))]
+    seqs = [[event.seq for event in (await answer).events] for answer in settled]
+    assert seqs == [[2], [3], [1]]
+    assert [event.seq for event in (await other.journal("a")).events] == [1, 2]
+
+
+async def test_a_refusal_is_never_made_on_a_guess(stores: Sequence[SqlStore]) -> None:
+    one, other = stores
+    await one.append(admitted("run", cap=Ledger(10, 10)))
+    await one.append(driven(hold=Ledger(10, 10)))
+    await other.append(driven(release=Ledger(10, 10)))
+    await one.append(driven(hold=Ledger(10, 10)))
+    await other.append(driven(lease=Lease("other", 9.0, 9.0)))
+    await one.append(replace(driven(), epoch=2))
+    with pytest.raises(LeaseLost):
+        await one.append(driven())
+
+
+async def test_what_others_have_reserved_without_a_word_counts(stores: Sequence[SqlStore]) -> None:
+    """Only the money moves: no event has a number that would be taken twice."""
+    one, other = stores
+    await one.append(admitted("run"))
+    for store in (other, one, other, one):
+        await store.append(Entry("run", 2.0, epoch=1, hold=Ledger(100, 10)))
+    assert (await other.run("run")).held == Ledger(400, 40)
+
+
+async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStore]) -> None:
+    one, other = stores
+    for run in ("ended", "erased"):
+        await one.append(admitted(run))
+    await other.append(Entry("ended", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
+    with pytest.raises(RunEnded):
+        await one.append(driven("ended"))
+    await other.erase("erased")
+    with pytest.raises(NotFound):
+        await one.append(Entry("erased", 2.0, (Draft(Kind.RESUMED, {"turn": 1}),), epoch=1))
+
+
+async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence[SqlStore]) -> None:
+    """Its holder prolonged it, which nobody else hears of."""
+    one, other = stores
+    await one.append(admitted("run"))
+    await one.append(queued("run"))
+    await one.append(take("run", 0, "a", until=10.0))
+    assert await other.keep([Held("run", 0, 1)], 100.0)
+    with pytest.raises(LeaseLost):
+        await one.append(take("run", 1, "b", at=50.0))
+
+
+@pytest.mark.parametrize("verb", ["hold", "queue"])
+async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Sequence[SqlStore], verb: str) -> None:
+    one, other = stores
+    await one.append(admitted("run"))
+    await one.append(queued("run"))
+    await one.append(take("run", 0, "a", until=10.0))
+    assert await other.keep([Held("run", 0, 1)], 100.0)
+    again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
+    await one.append(moved("run", "hold", 1) if verb == "hold" else again)
+    found = await ticket(other)
+    assert (found["until"], found["holder"], found["claim"]) == (100.0, "a", 1)
+    assert found["driver"] == ("driver" if verb == "hold" else "new address")
+
+
+async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_once(
+    stores: Sequence[SqlStore],
+) -> None:
+    one, other = stores
+    await one.append(admitted("run"))
+    await one.append(queued("run"))
+    await one.append(take("run", 0, "a", until=10.0))
+    finish = Move(0, "finish", claim=1)
+    await one.append(Entry("run", 4.0, (Draft(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),)))
+    found = await ticket(other)
+    assert (found["until"], found["holder"], found["claim"], found["version"]) == (4.0, None, 0, 0)
+
+
+async def test_who_wishes_something_of_a_run_has_it_looked_at(stores: Sequence[SqlStore]) -> None:
+    """The rest of what is written for a wish changes the same row."""
+    one, _ = stores
+    await one.append(admitted("run", driver="", lease_until=50.0))
+    await one.append(note("run"))
+    assert (await one.run("run")).lease_until == 2.0
+
+
+GOOD = (["run", 1, 9, 9, 3, 0, 0, 0, 0, 0, "admitted", None, False, 0, None, None, None], None)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (),
+        (GOOD[0],),
+        (GOOD[0], None, None),
+        ("run", None),
+        (GOOD[0][:-1], None),
+        (["other", *GOOD[0][1:]], None),
+        (["run", 2**63, *GOOD[0][2:]], None),
+        (["run", True, *GOOD[0][2:]], None),
+        (["run", "1", *GOOD[0][2:]], None),
+        (GOOD[0], [["run", 0, "mini", "d", 0, 0, None, "soon", 0.0, 0]]),
+        (GOOD[0], [["other", 0, "mini", "d", 0, 0, None, 1.0, 0.0, 0]]),
+        (GOOD[0], {"run": 1}),
+    ],
+)
+def test_what_is_no_row_is_not_believed(said: Sequence[Any]) -> None:
+    guesses = Guesses()
+    guesses.heard("run", said)
+    assert guesses.of(["run"], []) is None
+
+
+def test_word_that_comes_late_replaces_nothing() -> None:
+    guesses = Guesses(most=2)
+    guesses.heard("run", GOOD)
+    guesses.heard("run", ([*GOOD[0][:4], 2, *GOOD[0][5:]], []))
+    assert guesses.told("run") == (tuple(GOOD[0]), None)
+    guesses.heard("run", ([*GOOD[0][:4], 4, *GOOD[0][5:]], [["run", 0, "mini", "d", 0, 0, None, 1.0, 0.0, 0]]))
+    found = guesses.of(["run"], ["run"])
+    assert found is not None
+    assert found["run"].seq == 4
+    for other in ("b", "c"):
+        guesses.heard(other, ([other, *GOOD[0][1:]], None))
+    assert guesses.told("run") == ()
+    assert guesses.of(["b", "c"], ["b"]) is None
