@@ -80,6 +80,8 @@ class Execution:
         self._work = work
         self._version = work.ticket.version
         self._salt = b""
+        self._along: Mapping[str, bytes] = NOTHING
+        """Contents that came along with the journal."""
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
         """The attempt before, if its answer had not the form that was asked for."""
@@ -163,9 +165,9 @@ class Execution:
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
-        journal = await self._means.store.journal(self._ticket.run, upto=upto)
-        self._salt = journal.salt
-        return fold(journal.events)
+        dossier = await self._means.store.dossier(self._ticket.run, upto)
+        self._salt, self._along = dossier.salt, dossier.contents
+        return fold(dossier.events)
 
     def _unripe(self, state: RunState) -> bool:
         """Whether the step was not even queued then, or not in this turn: how far to read is only what a ticket says,
@@ -190,7 +192,7 @@ class Execution:
     async def _calls(self, state: RunState) -> None:
         openers = self._lost(state, state.steps[self._ticket.step])
         try:
-            course = await self._course(state)
+            course = await self._course(state, self._along)
         except NotFound:
             return await self._fail("content_erased", openers)
         if (attempt := await self._next(course, openers)) is not None:
@@ -440,7 +442,7 @@ class Execution:
             raise
         self._work.claim = appended.claim or self._work.claim
         if beside is None and appended.events:
-            await self._tell(Committed(entry.run, appended.events))
+            await self._tell(Committed(entry.run, appended.events, self._means.store.rows(entry.run)))
         elif beside is not None and appended.events and not joins:
             beside.heard(appended.events)
 

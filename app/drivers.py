@@ -39,7 +39,7 @@ from app.order import CancelAsked, Driven, Moved, Order, Told
 from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
 from app.resumption import Found, Known, Waiting
-from app.stepqueue.protocol import Live, Stop
+from app.stepqueue.protocol import Committed, Live, Stop
 from app.store.protocol import Entry, Outbox
 from app.telemetry import SPAN_RUN
 from app.undecided import Undecided
@@ -346,6 +346,8 @@ class Drivers:
             driver.tell_failure(error)
 
     def _hear(self, message: Live) -> None:
+        if isinstance(message, Committed):
+            self._means.store.heard(message.run, message.rows)
         if message.run not in self._drivers:
             self._followers.hear(message)
         elif not isinstance(message, Stop):

@@ -45,6 +45,8 @@ class Committed:
 
     run: str
     events: tuple[Event, ...]
+    rows: Sequence[object] = ()
+    """What the store took the run's rows to be then (`Store.rows`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,8 @@ def _row(message: Live) -> list[Any]:
             calls = [[call.index, call.id, call.name, call.arguments] for call in message.calls]
             return [*row, message.logprobs, message.since, calls]
         case Committed():
-            return ["c", message.run, [[event.seq, event.kind, event.at, event.body] for event in message.events]]
+            events = [[event.seq, event.kind, event.at, event.body] for event in message.events]
+            return ["c", message.run, events, message.rows] if message.rows else ["c", message.run, events]
         case Stop():
             return ["s", message.run, message.step]
         case Listen():
@@ -119,6 +120,8 @@ def _message(row: Any) -> Live:
             return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
         case ["c", str(run), list(events)]:
             return Committed(run, tuple(_event(run, event) for event in events))
+        case ["c", str(run), list(events), list(rows)]:
+            return Committed(run, tuple(_event(run, event) for event in events), rows)
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
         case ["l", str(run), str(address), str(call), int(chars)]:
