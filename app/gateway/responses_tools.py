@@ -137,7 +137,7 @@ def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
 def flat(namespace: str | None, name: str) -> str:
     """What a worker calls a tool of a namespace; the same for the same two names at any time.
 
-    OpenAI puts a function that its search has found into a namespace of its own name.
+    OpenAI has a function that a search has found in a namespace of its own name.
     """
     if namespace is None or namespace == name:
         return name
@@ -273,8 +273,12 @@ def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
     head = {"id": item_id(toolbox, call), "type": TYPES[kind], "call_id": call.id}
     if kind == "search":
         return head | {"status": status, "execution": "client", "arguments": arguments_in(call.arguments)}
-    head |= {"name": spelling.get("name", call.name)}
-    head |= {"namespace": spelling["namespace"]} if "namespace" in spelling else {}
+    name = spelling.get("name", call.name)
+    own = (
+        name if spelling.keys() & {"deferred", "loaded"} else None
+    )  # as of OpenAI's calls: a client of its looks there
+    namespace = spelling.get("namespace", own)
+    head |= {"name": name} | ({"namespace": namespace} if namespace is not None else {})
     if kind == "custom":
         return head | {"input": free_text.text_of(call.arguments)}
     return head | {"status": status, "arguments": call.arguments}

@@ -75,7 +75,7 @@ async def test_a_search_of_the_callers_side(stub: ProviderStub, client: httpx.As
     assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"goal": "weather"}
     assert sent[2]["content"] == "These tools are on offer now: weather, crm__orders."
     (weather,) = second["output"]
-    assert (weather["type"], weather["name"]) == ("function_call", "weather")
+    assert [weather[name] for name in ("type", "namespace", "name")] == ["function_call", "weather", "weather"]
     result = {"type": "function_call_output", "call_id": weather["call_id"], "output": "fine"}
     third = await asked(client, way, tools=tools, input=[*talk, weather, result])
     (orders,) = third["output"]
