@@ -10,6 +10,8 @@ from tests.stubs.record import Received
 from tests.stubs.script import Usage
 
 COUNTED: Final = Usage(input=40, cached=30, output=9, reasoning=4)
+FOUND: Final = "These tools are on offer now"
+"""What it hears of a search whose output has found some: it calls them."""
 SAMPLES: Final[Mapping[str, Any]] = {"string": "Oslo", "integer": 7, "number": 0.5, "boolean": True, "null": None}
 
 
@@ -23,7 +25,7 @@ def worker(received: Received) -> Reply:
     messages, tools = body["messages"], _functions(body)
     last, choice = messages[-1], body.get("tool_choice", "auto")
     if called := _called(_text(last), last["role"], tools, choice):
-        calls = tuple(ToolCall(name, json.dumps(sample(tools[name]))) for name in called)
+        calls = tuple(ToolCall(name, json.dumps(_arguments(name, body, tools))) for name in called)
         return Reply(chunks=(), tool_calls=calls, finish="tool", usage=COUNTED)
     if schema := _form(body) or _prompted(messages):
         return _said(json.dumps(sample(schema)))
@@ -38,13 +40,21 @@ def _functions(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _called(words: str, role: str, tools: Mapping[str, Any], choice: Any) -> list[str]:
-    """The tools to call now: the named one; else those that the user names, and if one must be called, the last."""
+    """The tools to call now: the named one; else those that the user names, or a search, and if one must be called, the
+    last."""
     if isinstance(choice, dict):
         return [choice["function"]["name"]]
     if choice == "none" or not tools:
         return []
-    named = [name for name in tools if name in words] if role == "user" else []
+    named = [name for name in tools if name in words] if role == "user" or words.startswith(FOUND) else []
     return named or ([list(tools)[-1]] if choice == "required" else [])
+
+
+def _arguments(name: str, body: Mapping[str, Any], tools: Mapping[str, Any]) -> Any:
+    """The plainest; a search is for all that its description lists, if it takes names."""
+    [about] = [tool["function"].get("description", "") for tool in body["tools"] if tool["function"]["name"] == name]
+    plain = sample(tools[name])
+    return plain | {"paths": re.findall(r"^- (\w+):", about, re.MULTILINE)} if "paths" in plain else plain
 
 
 def _form(body: Mapping[str, Any]) -> dict[str, Any] | None:

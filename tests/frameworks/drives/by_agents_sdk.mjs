@@ -7,6 +7,7 @@ import {
   Runner,
   setTracingDisabled,
   tool,
+  toolSearchTool,
 } from "@openai/agents";
 import OpenAI from "openai";
 import { z } from "zod";
@@ -15,8 +16,9 @@ import { BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, V1, clock, tell, told, weathe
 setTracingDisabled(true);
 const PLACE = z.object({ city: z.string(), degrees: z.number().int(), note: z.string().nullable() });
 const [CITY, ZONE] = [z.object({ city: z.string() }), z.object({ zone: z.string() })];
+const WEATHER = { name: "weather", description: "Tells the weather.", parameters: CITY, execute: weather };
 const TOOLS = [
-  tool({ name: "weather", description: "Tells the weather.", parameters: CITY, execute: weather }),
+  tool(WEATHER),
   tool({ name: "clock", description: "Tells the time.", parameters: ZONE, execute: clock }),
 ];
 const SEE = [
@@ -53,6 +55,13 @@ const drive = (Model, stored) => {
     return [ended.lastAgent.name, typeof ended.finalOutput];
   };
 
+  const found = async (how) => {
+    const tools = [tool({ ...WEATHER, deferLoading: true }), toolSearchTool(how)];
+    const said = "tool_search weather";
+    return [await run(said, MINI, { tools }), (await streamed(agent(MINI, { tools }), said))[0]];
+  };
+  const newer = { "followed up": followedUp, found, "found by itself": () => found({ execution: "client" }) };
+
   return told({
     text: () => run("Hi"),
     ultra: () => run("Hi", ULTRA),
@@ -69,7 +78,7 @@ const drive = (Model, stored) => {
     image: () => run([{ role: "user", content: SEE }]),
     unknown: () => run("Hi", NOTHING),
     broken: async () => (await streamed(agent(BROKEN), "Hi"))[0],
-    ...(stored ? { "followed up": followedUp } : {}),
+    ...(stored ? newer : {}),
   });
 };
 

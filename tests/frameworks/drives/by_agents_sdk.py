@@ -12,6 +12,7 @@ from agents import (
     RunConfig,
     Runner,
     SQLiteSession,
+    ToolSearchTool,
     function_tool,
 )
 from openai import AsyncOpenAI
@@ -77,7 +78,9 @@ async def drive(model: Callable[[str], Any], stored: bool) -> dict[str, Any]:
         "unknown": lambda: run("Hi", NOTHING),
         "broken": lambda: streamed(agent(BROKEN), "Hi"),
     }
-    return await told(cases | ({"followed up": followed_up} if stored else {}))
+    found = [function_tool(weather, defer_loading=True), ToolSearchTool()]
+    newer = {"followed up": followed_up, "found": lambda: run("weather", tools=found)}
+    return await told(cases | (newer if stored else {}))
 
 
 async def main() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from anthropic import AsyncAnthropic
-from pydantic_ai import Agent, BinaryContent, NativeOutput, PromptedOutput, ToolOutput
+from pydantic_ai import Agent, BinaryContent, NativeOutput, PromptedOutput, Tool, ToolOutput
+from pydantic_ai.capabilities import ToolSearch
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.native_tools._tool_search import ToolSearchTool
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from report import BROKEN, KEY, MINI, NOTHING, PIXEL, ULTRA, URL, V1, Place, clock, tell, told, weather
@@ -60,6 +62,24 @@ async def drive(model: Callable[[str], Any], native: bool) -> dict[str, Any]:
     return await told(cases)
 
 
+async def searched(provider: OpenAIProvider) -> dict[str, Any]:
+    """A deferred tool, found by the server or by itself. Which models can search it knows by their names."""
+    model = OpenAIResponsesModel(
+        MINI, provider=provider, profile={"supported_native_tools": frozenset({ToolSearchTool})}
+    )
+
+    async def both(**how: Any) -> list[str]:
+        made = Agent(model, tools=[Tool(weather, defer_loading=True)], capabilities=[ToolSearch(**how)])
+        async with made.run_stream("tool_search weather") as run:
+            streamed = await run.get_output()
+        return [(await made.run("tool_search weather")).output, streamed]
+
+    def all_of_them(_ctx: Any, _queries: Any, tools: Any) -> list[str]:
+        return [tool.name for tool in tools]
+
+    return await told({"found": both, "found by itself": lambda: both(strategy=all_of_them)})
+
+
 async def main() -> None:
     openai = OpenAIProvider(base_url=V1, api_key=KEY)
     async with AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0) as client:
@@ -67,7 +87,8 @@ async def main() -> None:
         tell(
             {
                 "chat": await drive(lambda tier: OpenAIChatModel(tier, provider=openai), True),
-                "responses": await drive(lambda tier: OpenAIResponsesModel(tier, provider=openai), True),
+                "responses": await drive(lambda tier: OpenAIResponsesModel(tier, provider=openai), True)
+                | await searched(openai),
                 "messages": await drive(lambda tier: AnthropicModel(tier, provider=anthropic), False),
             }
         )

@@ -82,6 +82,23 @@ const drive = (model) => {
   });
 };
 
+// A deferred tool, found by a search of the server's, and by one of its own, which says what it found.
+const found = async (search) => {
+  const weather = { ...TOOLS.weather, providerOptions: { openai: { deferLoading: true } } };
+  const asked = { model: openai(MINI), prompt: "tool_search weather", tools: { search, weather }, maxRetries: 0 };
+  const options = { ...asked, stopWhen: isStepCount(5) };
+  return [(await generateText(options)).text, await streamText(options).text];
+};
+const CITY = { type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false };
+const WEATHER = { type: "function", name: "weather", parameters: CITY, strict: true, defer_loading: true };
+const parameters = { type: "object", properties: { goal: { type: "string" } }, required: ["goal"] };
+const search = openai.tools.toolSearch({ execution: "client", description: "Finds tools.", parameters });
+const searched = {
+  found: () => found(openai.tools.toolSearch()),
+  "found by itself": () => found({ ...search, execute: async () => ({ tools: [WEATHER] }) }),
+};
+
 const report = {};
 for (const [route, model] of Object.entries(ROUTES)) report[route] = await drive(model);
+Object.assign(report.responses, await told(searched));
 tell(report);
