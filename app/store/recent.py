@@ -1,7 +1,8 @@
 """Journals that this process wrote itself, kept for a while so that a live run is read back without SQL.
 
 A prefix of a journal never changes, so what is kept can be incomplete but not wrong. The bounds are on runs and on
-bytes; the run that was longest not asked for goes first.
+bytes; the run that was longest not asked for goes first. Bodies are kept as they are stored: most runs are never asked
+for, and decoded they take four times as much.
 """
 
 from collections import OrderedDict
@@ -9,21 +10,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.journal import TERMINAL, Event
+import orjson
+
+from app.core.fitted import fitted
+from app.core.journal import TERMINAL, Event, Kind
 from app.store.bodies import Reader
 from app.store.desk import Packed
 from app.store.protocol import Appended, Journal
 
 RUNS = 8192
 BYTES = 64 * 2**20
-EVENT_BYTES = 700
-"""What an event costs beside its body, roughly: the record and the decoded dictionary."""
+EVENT_BYTES = 150
+"""What an event costs beside its body, roughly."""
 
 
 @dataclass(slots=True)
 class _Kept:
     salt: bytes
-    events: list[Event] = field(default_factory=list)
+    events: list[tuple[Kind, float, bytes]] = field(default_factory=list)
+    """The first one has the seq 1, and there are no gaps."""
     contents: dict[str, bytes] = field(default_factory=dict)
     records: dict[tuple[str, Reader], Any] = field(default_factory=dict)
     """What contents were read as, by ref and reader; each counts as much as its body."""
@@ -50,17 +55,20 @@ class RecentJournals:
         if any(event.kind in TERMINAL for event in appended.events):
             self.forget(entry.run)
             return
-        kept.contents.update(entry.contents)
-        self._grow(entry.run, kept, packed.size)
-        self.extend(entry.run, appended.events)
+        for ref, body in entry.contents:
+            kept.contents[ref] = fitted(body)
+        self._extend(entry.run, kept, appended.events, packed.bodies)
+        self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
 
     def extend(self, run: str, events: Sequence[Event]) -> None:
         """Append events if they follow on what is kept; others are of no use here."""
-        kept = self._runs.get(run)
-        if kept is None or not events or events[0].seq != len(kept.events) + 1:
-            return
-        kept.events.extend(events)
-        self._grow(run, kept, EVENT_BYTES * len(events))
+        if (kept := self._runs.get(run)) is not None:
+            self._extend(run, kept, events, [orjson.dumps(event.body) for event in events])
+
+    def _extend(self, run: str, kept: _Kept, events: Sequence[Event], bodies: Sequence[bytes]) -> None:
+        if events and events[0].seq == len(kept.events) + 1:
+            kept.events += [(event.kind, event.at, fitted(body)) for event, body in zip(events, bodies, strict=True)]
+            self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:
         """What is kept of a run beyond `after`, and up to which seq that goes; (empty, 0) if nothing is."""
@@ -68,7 +76,11 @@ class RecentJournals:
         if kept is None:
             return Journal(b"", ()), 0
         self._runs.move_to_end(run)
-        return Journal(kept.salt, tuple(kept.events[after:])), len(kept.events)
+        events = [
+            Event(run, seq, kind, at, orjson.loads(body))
+            for seq, (kind, at, body) in enumerate(kept.events[after:], after + 1)
+        ]
+        return Journal(kept.salt, tuple(events)), len(kept.events)
 
     def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
         """Those bodies that are kept."""
