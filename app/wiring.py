@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -49,15 +50,19 @@ from app.providers.protocol import Provider
 from app.pulse import Pulse
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
-from app.stepqueue.redis import RedisQueue
 from app.store.sql import open_store
 from app.succession import Succession
 from app.telemetry import Telemetry
 from app.webhooks import Target, Webhooks
 
+if TYPE_CHECKING:
+    from app.stepqueue.redis import RedisQueue
+
 DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
+REDIS = "app.stepqueue.redis:RedisQueue"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter"
+"""What not every process needs is looked up by name by those that do: a twelfth of all imports for each."""
 
 
 class Pool:
@@ -239,7 +244,8 @@ async def _queue(loaded: Loaded, pepper: SecretStr, telemetry: Telemetry) -> Asy
             yield memory
     else:
         seal = hashlib.blake2b(pepper.get_secret_value().encode(), person=b"baton live").digest()
-        async with RedisQueue(settings.redis_url, tiers, lease=settings.lease_seconds, key=seal) as redis:
+        made: type[RedisQueue] = resolve_name(REDIS)
+        async with made(settings.redis_url, tiers, lease=settings.lease_seconds, key=seal) as redis:
             telemetry.watch("baton_messages_forged", lambda: redis.forged)
             yield redis
 
@@ -281,10 +287,7 @@ class Fresh:
 
 
 def _tracer(home: str) -> trace.Tracer | None:
-    """Spans go out over OTLP if the usual variable says where to; else there are none.
-
-    The exporter is looked up by name: it brings a twelfth of a process's imports, and most processes have no endpoint.
-    """
+    """Spans go out over OTLP if the usual variable says where to; else there are none."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return None
     resource = Resource.create({"service.name": "baton", "service.instance.id": home})

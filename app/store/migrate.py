@@ -1,20 +1,26 @@
-"""Bringing a database to this version's schema. The versions stand in `migrations/` beside the package."""
+"""Bringing a database to this version's schema. The versions stand in `migrations/` beside the package.
+
+Alembic is looked up by whoever uses it: it is a twelfth of a process's imports, and a gateway or dispatcher, whose
+Postgres somebody else has brought up to date, never does.
+"""
 
 import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 import asyncpg
-from alembic import command
-from alembic.config import Config
-from alembic.util.exc import CommandError, DatabaseNotAtHead
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import StoreUnavailable
 from app.store.engines import parse_url
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 ONE_AT_A_TIME = threading.Lock()
@@ -27,7 +33,7 @@ def migrate(url: str, to: str = "head") -> None:
     Safe to call from several processes at once: the first one does the work while the others wait. Raises
     `StoreUnavailable` if the database cannot be reached or refuses.
     """
-    config = alembic_config(url)
+    config, command = alembic_config(url), resolve_name("alembic.command")
     with ONE_AT_A_TIME, _told():
         _make_folder(config.attributes["url"])
         if to == "head":
@@ -38,12 +44,12 @@ def migrate(url: str, to: str = "head") -> None:
 
 def is_current(url: str) -> bool:
     """Whether a database has exactly this version's schema; under the same conditions as `migrate`."""
-    config = alembic_config(url)
+    config, command = alembic_config(url), resolve_name("alembic.command")
     config.stdout = io.StringIO()
     with ONE_AT_A_TIME, _told():
         try:
             command.current(config, check_heads=True)
-        except DatabaseNotAtHead:
+        except resolve_name("alembic.util.exc:DatabaseNotAtHead"):
             return False
     return True
 
@@ -57,16 +63,17 @@ def _make_folder(url: URL) -> None:
 @contextmanager
 def _told() -> Iterator[None]:
     """A driver's or Alembic's error as ours, by its type only: its text may hold an address or a statement."""
+    refused: type[Exception] = resolve_name("alembic.util.exc:CommandError")
     try:
         yield
-    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, CommandError) as error:
+    except (OSError, SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, refused) as error:
         cause = getattr(error, "orig", None) or error
         raise StoreUnavailable(f"The database cannot be reached or refuses ({type(cause).__name__}).") from error
 
 
-def alembic_config(url: str) -> Config:
+def alembic_config(url: str) -> "Config":
     """What Alembic's commands need to work on a database."""
-    config = Config()
+    config: Config = resolve_name("alembic.config:Config")()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["url"] = parse_url(url)
     return config
