@@ -23,6 +23,11 @@ class DriverBeside(Protocol):
     stale."""
 
     @property
+    def far(self) -> bool:
+        """Whether the driver is elsewhere after all, and has to be told of what is committed: see `ahead.py`."""
+        ...
+
+    @property
     def state(self) -> RunState:
         """What the run has come to."""
         ...

@@ -23,11 +23,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from app import ended
+from app.ahead import taking
 from app.attempt import Means
 from app.audience import Audience
-from app.beside import Begun, DispatcherBeside, held, together
+from app.beside import DispatcherBeside
 from app.conductor.protocol import Policy
-from app.consequences import Consequences, ending, possible, projection, tags, tentative
+from app.consequences import Consequences, at_hand, ending, possible, tentative, whole
 from app.core import drafts
 from app.core.chat import Task
 from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
@@ -50,6 +51,7 @@ from app.outage import Patient
 from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
 from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop, Ticket
+from app.store.content import address
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
 
 QUIESCE = 1.5
@@ -67,6 +69,8 @@ Heard = Live | Planned | CancelAsked | Moved
 
 class Driver:
     """One run in the hands of this process."""
+
+    far = False
 
     def __init__(
         self,
@@ -170,20 +174,15 @@ class Driver:
                     fresh += opened
                     follows.contents += contents
                     follows.pending = command if len(opened) < 2 else None
-                elif isinstance(command, Queue):
-                    fresh += [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
-                    turn, sound = state.turn.number, self._means.queue.sound
-                    follows.outbox += [Outbox(n, state.admitted.tier, self._home, turn, sound) for n in command.steps]
-                elif isinstance(command, Skip | Conclude):
-                    fresh += drafts.settled(follows.state, command)
+                elif isinstance(command, Queue | Skip | Conclude):
+                    fresh += follows.plain(command, self._home, sound=self._means.queue.sound)
                 elif isinstance(command, Await):
                     until = self._means.now() + state.admitted.limits.tool_wait
                     fresh.append(drafts.awaiting(follows.state, command, until))
                     follows.lease = Lease("", until, until)
                 else:
                     follows.pending = command
-            follows.events += fresh
-            follows.state = tentative(follows.state, fresh)
+            follows.add(fresh)
         return follows
 
     async def _commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
@@ -213,8 +212,8 @@ class Driver:
             follows = self._with_end(entry, await self.consequences(after, plans=False))
             try:
                 # It may have waited, and what follows counts from now: a wait for results, for one.
-                whole = changed(entry, at=self._means.now(), epoch=self._epoch)
-                appended = await self.write(whole, follows)
+                joint = changed(entry, at=self._means.now(), epoch=self._epoch)
+                appended = await self.write(joint, follows)
             except (LeaseLost, RunEnded):
                 return await self._means.store.append(entry)
             except Conflict:
@@ -241,52 +240,25 @@ class Driver:
         """The run's success too, where nothing needs to be waited for and the answer is at hand."""
         command, state = follows.pending, follows.state
         self._contents = fresh = dict(entry.contents)
-        if not isinstance(command, Finish) or command.kind is not Kind.SUCCEEDED or state.open_calls:
-            return follows
-        step = state.steps[command.step] if command.step is not None else None
-        if step is not None and step.output in fresh and self._planner.idle:
-            follows.events += ending(state, command)
-            follows.state = tentative(state, follows.events[-1:])
+        if isinstance(command, Finish) and at_hand(state, command, fresh) and self._planner.idle:
+            follows.add(ending(state, command))
         return follows
 
     async def write(self, entry: Entry, follows: Consequences) -> Appended:
-        """Commit an entry with what follows from it; the dispatcher beside us takes what it has slots for.
-
-        What is left in `follows.outbox` is to be rung. Where a step cannot be paid for, its own dispatcher says so.
-        """
-        fresh = dict((*entry.contents, *follows.contents))
-        begun: Sequence[Begun] = ()
-        if self.beside is not None and follows.outbox:
-            begun = await self.beside.begin(follows.state, self.salt, fresh, follows.outbox)
-        if begun:
-            whole = changed(entry, hold=held(begun))
-            if (appended := await together(begun, self._write(whole, follows.begin(begun)))) is not None:
-                taken = {one.row.step for one in begun}
-                follows.outbox = [row for row in follows.outbox if row.step not in taken]
-                return appended
-        return await self._write(entry, follows)
+        """Commit an entry with what follows from it; what is left in `follows.outbox` is to be rung."""
+        return await taking(self.beside, self.salt, entry, follows, self._write)
 
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
         """Commit an entry with what follows from it, and fold it. The caller holds `_writing`, or is alone.
 
         Raises `Conflict` if it ends the run and there are events that we have not heard of.
         """
-        events = (*entry.events, *follows.events)
         ends = follows.state.ended and not self.state.ended
-        whole = changed(
-            entry,
-            events=events,
-            contents=(*entry.contents, *follows.contents),
-            outbox=(*entry.outbox, *follows.outbox),
-            row=projection(follows.state),
-            tags=(*entry.tags, *tags(events)),
-            lease=follows.lease or entry.lease,
-            seq=self.state.seq if ends else None,
-        )
+        all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else None)
         if entry.move is None and entry.new is None and entry.lease is None:
-            appended = await self._store.append(whole, self.state.seq, self._worth_waiting, within)
+            appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)
         else:  # what a dispatcher brings waits by itself, with a fence of its own; a caller who begins a turn does not
-            appended = await self._means.store.append(whole)
+            appended = await self._means.store.append(all_of_it)
         await self.committed(appended.events, follows.state)
         self._let_go = self._let_go or follows.lease is not None
         return appended
@@ -345,9 +317,15 @@ class Driver:
 
     async def _follow(self, message: Committed | Moved) -> None:
         if isinstance(message, Committed):
+            self._believe(message.contents)
             await self.fold(message.events)
         elif message.seq > self.state.seq:
             await self._catch_up()
+
+    def _believe(self, contents: Sequence[tuple[str, str]]) -> None:
+        """Texts that somebody tells of: those that have the addresses that they are said to have."""
+        told = {ref: text.encode() for ref, text in contents}
+        self._contents = {ref: body for ref, body in told.items() if address(self.salt, body) == ref} or self._contents
 
     def relay(self, delta: Delta) -> bool:
         """Pass on what a dispatcher of this process hears, at once; False: it is for the inbox."""

@@ -4,18 +4,18 @@ A driver gathers `Consequences` by deciding on tentative states until nothing fo
 entry.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
 from app.beside import Begun
 from app.core import drafts
-from app.core.commands import Finish, Propose
+from app.core.commands import Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import Draft, Event, Kind
-from app.core.progress import advance
+from app.core.progress import advance, decide
 from app.core.records import changed
 from app.core.state import RUN_ENDED, RunState
-from app.store.protocol import Lease, Outbox, Projection
+from app.store.protocol import Entry, Lease, Outbox, Projection
 
 
 @dataclass(slots=True)
@@ -30,6 +30,20 @@ class Consequences:
     lease: Lease | None = None
     """Set where the run is let go of."""
 
+    def plain(self, command: Queue | Skip | Conclude, home: str, *, sound: bool) -> list[Draft]:
+        """The events of a command that needs nobody to be asked; its tickets report to `home`, and are rung if the bell
+        is `sound`."""
+        if not isinstance(command, Queue):
+            return list(drafts.settled(self.state, command))
+        tier, turn = self.state.admitted.tier, self.state.turn.number
+        self.outbox += [Outbox(n, tier, home, turn, sound) for n in command.steps]
+        return [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
+
+    def add(self, fresh: Sequence[Draft]) -> None:
+        """Events that follow from the state as it is here."""
+        self.events += fresh
+        self.state = tentative(self.state, fresh)
+
     def begin(self, begun: Sequence[Begun]) -> "Consequences":
         """The same, with the intents of these steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
@@ -40,6 +54,46 @@ class Consequences:
         """What follows from the state `before`, up to the first step that is queued: that is for another driver."""
         events = list(takewhile(lambda draft: draft.kind is not Kind.STEP_QUEUED, self.events))
         return Consequences(tentative(before, events), events, contents=self.contents)
+
+
+def foregone(
+    state: RunState, now: float, home: str, contents: Mapping[str, bytes], *, sound: bool
+) -> Consequences | None:
+    """All that follows from a state, if neither a conductor nor the caller needs to be asked and no call to be stopped;
+    None if nothing does, or not all of it is plain. `contents` are those that are committed with it."""
+    follows = Consequences(state)
+    while commands := decide(follows.state, now):
+        fresh: list[Draft] = []
+        for command in commands:
+            if isinstance(command, Queue | Skip | Conclude):
+                fresh += follows.plain(command, home, sound=sound)
+            elif isinstance(command, Finish) and at_hand(follows.state, command, contents):
+                fresh += ending(follows.state, command)
+            else:
+                return None
+        follows.add(fresh)
+    return follows if follows.events else None
+
+
+def at_hand(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> bool:
+    """Whether a run ends well with nothing to wait for, and with an answer that is among these contents."""
+    if command.kind is not Kind.SUCCEEDED or command.step is None or state.open_calls:
+        return False
+    return state.steps[command.step].output in contents
+
+
+def whole(entry: Entry, follows: Consequences) -> Entry:
+    """An entry with what follows from it."""
+    events = (*entry.events, *follows.events)
+    return changed(
+        entry,
+        events=events,
+        contents=(*entry.contents, *follows.contents),
+        outbox=(*entry.outbox, *follows.outbox),
+        row=projection(follows.state),
+        tags=(*entry.tags, *tags(events)),
+        lease=follows.lease or entry.lease,
+    )
 
 
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:

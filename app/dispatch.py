@@ -24,8 +24,8 @@ from typing import Any
 
 import orjson
 
+from app.ahead import Aheads, told
 from app.attempt import Attempt, Means
-from app.beside import Known
 from app.candidates import Candidates
 from app.core import drafts
 from app.core.chat import message_to_json
@@ -40,7 +40,7 @@ from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnd
 from app.health import Choice
 from app.outcomes import Outcomes, lost
 from app.relay import Relay
-from app.stepqueue.protocol import AGAIN, Committed, Live
+from app.stepqueue.protocol import AGAIN, Live
 from app.store.content import address
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.view import NOTHING, View, look
@@ -71,11 +71,12 @@ class Course:
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, work: Work, known: Known, outcomes: Outcomes) -> None:
+    def __init__(self, means: Means, name: str, work: Work, aheads: Aheads, outcomes: Outcomes) -> None:
         self._means = means
         self._kept = outcomes
         self._name = name
-        self._known = known
+        self._aheads = aheads
+        self._kept_alive = aheads.of(work.ticket.run)
         self._ticket = work.ticket
         self._work = work
         self._version = work.ticket.version
@@ -161,13 +162,15 @@ class Execution:
 
     async def _fold(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
-        known = self._known(self._ticket.run) if upto is not None else None
+        known = self._aheads.of(self._ticket.run) if upto is not None else None
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
         dossier = await self._means.store.dossier(self._ticket.run, upto)
         self._salt, self._along = dossier.salt, dossier.contents
-        return fold(dossier.events)
+        state = fold(dossier.events)
+        self._kept_alive = self._aheads.meet(state, dossier, self._work.hearer or self._ticket.driver)
+        return state
 
     def _unripe(self, state: RunState) -> bool:
         """Whether the step was not even queued then, or not in this turn: how far to read is only what a ticket says,
@@ -346,7 +349,7 @@ class Execution:
             async for pieces in attempt.stream():
                 behind, self._work.behind = self._work.behind, False
                 if attempt.live and (delta := relay.delta(pieces, behind=behind)) is not None:
-                    beside = self._known(state.run)
+                    beside = self._aheads.of(state.run)
                     if beside is None or not beside.relay(delta):
                         await self._tell(delta)
         except asyncio.CancelledError:
@@ -424,7 +427,7 @@ class Execution:
     async def _append(self, entry: Entry) -> None:
         """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, with the texts that they
         name, and `RunEnded` is raised."""
-        beside = self._known(entry.run)
+        beside = self._aheads.of(entry.run)
         joins = beside is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
             appended = await (beside.join if beside and joins else self._means.store.append)(entry)
@@ -441,10 +444,10 @@ class Execution:
                 )
             raise
         self._work.claim = appended.claim or self._work.claim
-        if beside is None and appended.events:
-            await self._tell(Committed(entry.run, appended.events, self._means.store.rows(entry.run)))
-        elif beside is not None and appended.events and not joins:
+        if beside is not None and appended.events and not joins:
             beside.heard(appended.events)
+        if appended.events and (beside is None or beside.far):
+            await self._tell(told(entry, appended, self._means.store.rows(entry.run)))
 
     async def _tell(self, message: Live) -> None:
         with suppress(QueueUnavailable):

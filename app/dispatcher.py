@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from app.ahead import Aheads
 from app.attempt import Attempt, Means
 from app.beside import Begun, Known
 from app.core.records import changed
@@ -50,7 +51,7 @@ class Dispatcher:
         `known` spares it folding the journals of runs that are driven beside it; `undriven` is called when there is
         a run that nobody drives.
         """
-        self._known = known
+        self._aheads = Aheads(means, known, self)
         self._undriven = undriven
         self._means = means
         self._name = name
@@ -97,7 +98,7 @@ class Dispatcher:
                     self._start(group, work, self._execution(work))
 
     def _execution(self, work: Work) -> Execution:
-        return Execution(self._means, self._name, work, self._known, self._outcomes)
+        return Execution(self._means, self._name, work, self._aheads, self._outcomes)
 
     def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
         self._works[work.ticket.run, work.ticket.step] = work

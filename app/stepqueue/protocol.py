@@ -47,6 +47,8 @@ class Committed:
     events: tuple[Event, ...]
     rows: Sequence[object] = ()
     """What the store took the run's rows to be then (`Store.rows`)."""
+    contents: Sequence[tuple[str, str]] = ()
+    """Texts that were committed with the events, by their refs, which prove them."""
 
 
 @dataclass(frozen=True, slots=True)

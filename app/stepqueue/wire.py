@@ -101,7 +101,8 @@ def _row(message: Live) -> list[Any]:
             return [*row, message.logprobs, message.since, calls]
         case Committed():
             events = [[event.seq, event.kind, event.at, event.body] for event in message.events]
-            return ["c", message.run, events, message.rows] if message.rows else ["c", message.run, events]
+            row = ["c", message.run, events]
+            return [*row, message.rows, message.contents] if message.rows or message.contents else row
         case Stop():
             return ["s", message.run, message.step]
         case Listen():
@@ -120,8 +121,8 @@ def _message(row: Any) -> Live:
             return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
         case ["c", str(run), list(events)]:
             return Committed(run, tuple(_event(run, event) for event in events))
-        case ["c", str(run), list(events), list(rows)]:
-            return Committed(run, tuple(_event(run, event) for event in events), rows)
+        case ["c", str(run), list(events), list(rows), list(contents)]:
+            return Committed(run, tuple(_event(run, event) for event in events), rows, tuple(map(_text, contents)))
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
         case ["l", str(run), str(address), str(call), int(chars)]:
@@ -136,6 +137,14 @@ def _tool_delta(row: Any) -> ToolDelta:
             return ToolDelta(index, id_, name, arguments)
         case _:
             raise Undecodable("not a tool call")
+
+
+def _text(row: Any) -> tuple[str, str]:
+    match row:
+        case [str(ref), str(text)]:
+            return ref, text
+        case _:
+            raise Undecodable("not a text with its ref")
 
 
 def _event(run: str, row: Any) -> Event:

@@ -15,6 +15,8 @@ class Dossier:
     salt: bytes
     events: tuple[Event, ...]
     contents: Mapping[str, bytes]
+    epoch: int = 0
+    """The run's then, or 0 where that was not asked for."""
 
 
 class Dossiers(Protocol):

@@ -25,6 +25,7 @@ from app.core.journal import Event, Kind
 from app.errors import NotFound
 from app.store.dossiers import Dossier
 from app.store.guesses import Guess
+from app.store.prepared import Row
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
 from app.store.statements import SEEN, Statements
 from app.store.tables import PULSE, RUNS, TAGS, TICKETS
@@ -66,16 +67,22 @@ def journal(conn: Connection, statements: Statements, name: str, after: int) -> 
 def dossier(conn: Connection, statements: Statements, name: str, after: int) -> tuple[Dossier, Guess | None]:
     """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
     if statements.dossier is None:
-        read = journal(conn, statements, name, after)
-        return Dossier(read.salt, read.events, {}), None
+        read, (known,) = journal(conn, statements, name, after), statements.runs.fetch(conn, [name])
+        return Dossier(read.salt, read.events, {}, known[1]), _guess(known, statements.tickets.fetch(conn, [name]))
     found = statements.dossier.fetch(conn, name, after, BRIEF)
     if not found:
         raise NotFound
     *row, salt, events, tickets, contents = found[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
-    live = salt is not None and row[_ENDED_AT] is None
-    guess = Guess(tuple(row), tuple([tuple(ticket) for ticket in tickets])) if live else None
-    return Dossier(bytes(salt or b""), tuple(named), dict(map(tuple, contents))), guess
+    guess = _guess((*row, salt), tickets)
+    return Dossier(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess
+
+
+def _guess(row: Sequence[Any], tickets: Sequence[Row]) -> Guess | None:
+    """From the columns `RUN` of a run, and its tickets."""
+    *seen, salt = row
+    live = salt is not None and seen[_ENDED_AT] is None
+    return Guess(tuple(seen), tuple([tuple(ticket) for ticket in tickets])) if live else None
 
 
 def renew(

@@ -113,14 +113,14 @@ class SqlStore:
     async def dossier(self, run: str, upto: int | None = None) -> Dossier:
         kept, known = self._recent.journal(run)
         if known and upto is not None and known >= upto:
-            return Dossier(kept.salt, kept.events, {})
+            return Dossier(kept.salt, kept.events, {}, 0)
         read, guess = await self._read(partial(runs.dossier, statements=self._statements, name=run, after=known))
         if guess is not None and self._guesses is not None:
             self._guesses.keep({run: guess})
         if not read.salt:
             self._recent.forget(run)
         self._recent.extend(run, read.events)
-        return Dossier(read.salt, (*kept.events, *read.events), read.contents)
+        return Dossier(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
 
     def rows(self, run: str) -> Sequence[object]:
         return self._guesses.told(run) if self._guesses is not None else ()

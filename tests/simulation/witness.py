@@ -45,7 +45,7 @@ CREATE TRIGGER saw_ticket AFTER UPDATE ON tickets BEGIN
     INSERT INTO witness (what, run, seq, who)
     VALUES ('ticket', NEW.run, NEW.step, COALESCE(NEW.holder, OLD.holder)); END;
 CREATE TRIGGER saw_ticket_end AFTER DELETE ON tickets BEGIN
-    INSERT INTO witness (what, run, seq, who) VALUES ('ticket', OLD.run, OLD.step, OLD.holder); END;
+    INSERT INTO witness (what, run, seq, who) VALUES ('finished', OLD.run, OLD.step, OLD.holder); END;
 """
 DRIVERS_WORDS = frozenset(
     {
@@ -53,6 +53,8 @@ DRIVERS_WORDS = frozenset(
         *("run.awaiting_tool", "run.resumed", "step.tool_results"),
     }
 )
+FOREGONE = frozenset({"step.queued", "step.skipped", "step.done", "step.failed", "run.succeeded"})
+"""Words of the driver that may stand in the entry with which a dispatcher ends a step, and follow from that."""
 OPENS = "@conductor"
 """The worker of a step that its driver settles, with what is nested in it."""
 ENDINGS = frozenset({"run.succeeded", "run.failed", "run.cancelled", "run.expired", "run.over_budget"})
@@ -151,7 +153,8 @@ class Witness:
         settling = set()
         leads = {run: (who, epoch) for what, run, epoch, _, _, who in found if what in ("run", "driver")}
         self._check_epochs(leads)
-        holders = {(run, seq): who for what, run, seq, _, _, who in found if what == "ticket"}
+        holders = {(run, seq): who for what, run, seq, _, _, who in found if what in ("ticket", "finished")}
+        ahead = {run for what, run, _, _, _, who in found if what == "finished" and who == author}
         for what, run, seq, kind, body, who in found:
             if what == "run":
                 self.salts[run] = body
@@ -160,7 +163,8 @@ class Witness:
             elif what == "event":
                 fact = Fact(run, seq, kind, orjson.loads(body), author, self.time())
                 self._take(fact)
-                self._check_author(fact, leads.get(run, ("", 0))[0], holders.get((run, fact.body.get("n"))))
+                driver = author if run in ahead and kind in FOREGONE else leads.get(run, ("", 0))[0]
+                self._check_author(fact, driver, holders.get((run, fact.body.get("n"))))
                 if kind in ("call.intended", "call.finished"):
                     settling.add(run)
             elif what == "debt":
@@ -209,7 +213,7 @@ class Witness:
         drives = fact.kind in DRIVERS_WORDS or fact.kind in ENDINGS
         if drives and fact.author != driver:
             self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {driver} drives the run")
-        if drives and fact.run in self._free:
+        if drives and fact.run in self._free and fact.author == self._free[fact.run].giver:
             written = self._free[fact.run].written
             written.add(fact.at)
             if len(written) > IN_FLIGHT:

@@ -1,0 +1,159 @@
+"""What a dispatcher writes ahead of a run's driver, where that is another process.
+
+At a step's end it is mostly plain what follows: `decide` is pure, and the dispatcher has folded the journal. So it
+commits the end together with what follows, under the driver's epoch, and takes the next steps in the same entry; the
+driver hears of it as of anything else. That spares a workflow, at each of its steps, word to the driver, an entry of
+the driver's, the bell, and an entry that takes the ticket.
+
+The entry names the event that it follows, so it is refused once anybody has written what this process has not folded,
+and where the run has got another driver. Then the end goes alone, and what follows is for the driver to say: as it is
+wherever a conductor or the caller is to be asked, or running calls are to be stopped.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from weakref import WeakValueDictionary
+
+from app.attempt import Means
+from app.beside import DispatcherBeside, DriverBeside, Known, held, together
+from app.consequences import Consequences, foregone, possible, whole
+from app.core.journal import TERMINAL, Event
+from app.core.progress import advance
+from app.core.records import changed
+from app.core.state import RunState
+from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
+from app.stepqueue.protocol import Committed, Delta, Ticket
+from app.store.dossiers import Dossier
+from app.store.protocol import Appended, Entry, Outbox
+from app.view import NOTHING
+
+
+class Ahead:
+    """A run that another process drives, as far as this one can tell what follows. It is a `DriverBeside`, but what is
+    committed has to be told to the driver."""
+
+    far = True
+
+    def __init__(self, means: Means, *, state: RunState, read: Dossier, home: str, beside: DispatcherBeside) -> None:
+        """`read` is what the state was folded from; `home` is the driver's address."""
+        self._means = means
+        self._beside = beside
+        self._home = home
+        self._writing = asyncio.Lock()
+        self._contents = dict(read.contents)
+        self.epoch = read.epoch
+        self.salt = read.salt
+        self.state = state
+
+    def heard(self, events: tuple[Event, ...]) -> None:
+        """Fold what was committed here; if something is missing before it, nothing follows from here on."""
+        for event in events:
+            if event.seq == self.state.seq + 1:
+                self.state = advance(self.state, event)
+
+    def relay(self, delta: Delta) -> bool:
+        """Nobody hears it here."""
+        return False
+
+    async def join(self, entry: Entry) -> Appended:
+        """Commit the end of a step, with what follows from it where that is plain."""
+        async with self._writing:
+            follows = self._follows(entry)
+            appended = await self._together(entry, follows) if follows is not None else None
+            if appended is None:
+                appended = await self._means.store.append(entry)
+            self.heard(appended.events)
+        if follows is not None:
+            await self._ring(follows.outbox)
+        return appended
+
+    def _follows(self, entry: Entry) -> Consequences | None:
+        after = possible(self.state, entry.events)
+        sound = self._means.queue.sound
+        return foregone(after, self._means.now(), self._home, dict(entry.contents), sound=sound) if after else None
+
+    async def _together(self, entry: Entry, follows: Consequences) -> Appended | None:
+        """None if it was refused: of what stands in the entry itself, whoever writes it alone will hear."""
+        joint = changed(entry, at=self._means.now(), epoch=self.epoch, seq=self.state.seq)
+        try:
+            appended = await taking(self._beside, self.salt, joint, follows, self._commit, self._contents)
+        except (Conflict, LeaseLost, RunEnded):
+            follows.outbox = []
+            return None
+        self._contents |= {ref: body for ref, body in entry.contents if len(body) <= BRIEF}
+        return appended
+
+    async def _commit(self, entry: Entry, follows: Consequences) -> Appended:
+        return await self._means.store.append(whole(entry, follows))
+
+    async def _ring(self, outbox: list[Outbox]) -> None:
+        seq, tier = self.state.seq, self.state.admitted.tier
+        tickets = [Ticket(self.state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung]
+        try:
+            if tickets:
+                await self._means.queue.ring(tickets)
+        except QueueUnavailable:
+            self._means.telemetry.count("baton_rings_lost_total")
+
+
+BRIEF = 16_384
+"""Bytes of a content that is kept for the run's next steps."""
+Write = Callable[[Entry, Consequences], Awaitable[Appended]]
+
+
+async def taking(
+    beside: DispatcherBeside | None,
+    salt: bytes,
+    entry: Entry,
+    follows: Consequences,
+    write: Write,
+    known: Mapping[str, bytes] = NOTHING,
+) -> Appended:
+    """Commit an entry with what follows from it; the dispatcher beside us takes what it has slots for, and need not
+    read the contents that are `known`.
+
+    What is left in `follows.outbox` is to be rung. Where a step cannot be paid for, its own dispatcher says so.
+    """
+    if beside is not None and follows.outbox:
+        fresh = {**known, **dict((*entry.contents, *follows.contents))}
+        begun = await beside.begin(follows.state, salt, fresh, follows.outbox)
+        if begun:
+            hold = changed(entry, hold=held(begun))
+            if (appended := await together(begun, write(hold, follows.begin(begun)))) is not None:
+                taken = {one.row.step for one in begun}
+                follows.outbox = [row for row in follows.outbox if row.step not in taken]
+                return appended
+    return await write(entry, follows)
+
+
+def told(entry: Entry, appended: Appended, rows: Sequence[object]) -> Committed:
+    """An entry for the run's driver elsewhere: with the texts in it where they are the answer, unless they are long."""
+    ends = bool(appended.events) and appended.events[-1].kind in TERMINAL
+    brief = [(ref, body.decode()) for ref, body in entry.contents if ends and len(body) <= BRIEF]
+    return Committed(entry.run, appended.events, rows, tuple(brief))
+
+
+class Aheads:
+    """The runs of which steps are executed here, driven here or not."""
+
+    def __init__(self, means: Means, known: Known, beside: DispatcherBeside) -> None:
+        """`known` finds the drivers of this process."""
+        self._means = means
+        self._known = known
+        self._beside = beside
+        self._met: WeakValueDictionary[str, Ahead] = WeakValueDictionary()
+
+    def of(self, run: str) -> DriverBeside | None:
+        """The driver of a run in this process, or who writes ahead of the one elsewhere; whoever has a step of it keeps
+        that one alive."""
+        return self._known(run) or self._met.get(run)
+
+    def meet(self, state: RunState, read: Dossier, home: str) -> DriverBeside | None:
+        """The same, for a run whose journal was just read, and whose driver is at `home`."""
+        run = state.run
+        if self._known(run) is None and read.epoch:
+            ahead = self._met.get(run)
+            if ahead is None or ahead.epoch != read.epoch or ahead.state.seq < state.seq:
+                self._met[run] = ahead = Ahead(self._means, state=state, read=read, home=home, beside=self._beside)
+            return ahead
+        return self.of(run)
