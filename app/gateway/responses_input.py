@@ -14,8 +14,8 @@ from app.errors import InvalidRequest
 from app.gateway import free_text, tool_search
 from app.gateway.asked import Wire
 from app.gateway.openai_chat import IMAGE
-from app.gateway.responses_tools import MOST, FunctionName, Loadable, flat, functions, names_of
-from app.gateway.tool_search import Execution
+from app.gateway.responses_tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
+from app.gateway.tool_search import Execution, ToolSearch
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
@@ -145,7 +145,7 @@ class MoreTools(Wire):
 
     type: Literal["additional_tools"]
     role: Literal["developer"]
-    tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
+    tools: Annotated[list[AnyTool], Field(max_length=MOST, fail_fast=True)]
     id: ItemId = None
 
 
@@ -244,7 +244,9 @@ def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:
     for place, item in enumerate(items):
         if isinstance(item, SearchOutputItem | MoreTools):
             by = item.call_id if isinstance(item, SearchOutputItem) else None
-            for tool in functions(item.tools, f"input[{place}].tools"):
+            searches = [tool for tool in item.tools if isinstance(tool, ToolSearch) and tool.execution == "client"]
+            made = functions(item.tools, f"input[{place}].tools")
+            for tool in (*made, *(tool_search.as_function(search, ()) for search in searches)):
                 yield tool_search.load(tool, by or "")
 
 

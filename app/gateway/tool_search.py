@@ -42,15 +42,16 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
     """
     deferred = [tool for tool in tools if "deferred" in (tool.spelling or {})]
     found = {tool.name: tool for tool in loaded}
-    if len(searches) > 1 or (not searches and any(tool.name not in found for tool in deferred)):
+    alone = not searches and NAME not in found
+    if len(searches) > 1 or (alone and any(tool.name not in found for tool in deferred)):
         said = "one tool_search at most" if searches else "a deferred tool needs a tool_search beside it that finds it"
         raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
     mine = [search for search in searches if search.execution == "client"]
     own = [_marked(tool, found) for tool in tools if not mine or tool not in deferred or tool.name in found]
-    names = {tool.name for tool in tools}
+    names = {tool.name for tool in tools} | ({NAME} if mine else set())
     return [
         *own,
-        *(_as_function(one, deferred) for one in mine),
+        *(as_function(one, deferred) for one in mine),
         *(one for one in found.values() if one.name not in names),
     ]
 
@@ -95,7 +96,7 @@ def of_request(tool: Tool) -> bool:
     return loaded_by(tool) is None or "asked" in (tool.spelling or {})
 
 
-def _as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
+def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
     """A search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
     known = dict(_surface(tool) for tool in deferred)
     listed = "".join(f"\n- {name}: {about[:SHOWN]}" for name, about in known.items())

@@ -1,6 +1,6 @@
 """What well-known clients send, as they send it: each request works, or is refused for a reason that is told.
 
-`known_clients.py` and `known_refusals.py` have the bodies.
+`known_clients.py`, `known_codex.py` and `known_refusals.py` have the bodies.
 """
 
 from collections.abc import AsyncIterator
@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.api.known_clients import HEADERS, HI, MARK, MESSAGES, RESPONSES, SCHEMA, WORK, text
+from tests.api.known_codex import CODEX
 from tests.api.known_refusals import REFUSED
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -24,13 +25,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 async def test_what_works(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     """One service for all of them; the worker is asked once for each."""
-    for name, (path, body) in WORK.items():
+    known = {**WORK, **CODEX}
+    for name, (path, body) in known.items():
         reply = await client.post(path, json={"model": "baton-mini"} | body, headers=HEADERS)
         assert reply.status_code == 200, (name, reply.text)
         ended = "[DONE]" in reply.text or "message_stop" in reply.text or "response.completed" in reply.text
         assert ended if body.get("stream") else reply.json()["usage"], name
         assert "error" not in reply.text.replace('"error":null', "").replace("is_error", ""), (name, reply.text)
-    assert len(stub.of("alpha")) == len(WORK)
+    assert len(stub.of("alpha")) == len(known)
 
 
 async def test_what_is_refused(stub: ProviderStub, client: httpx.AsyncClient) -> None:

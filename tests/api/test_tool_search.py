@@ -10,7 +10,7 @@ from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOut
 from app.gateway import tool_search
 from app.gateway.responses_tools import flat
 from tests.api.test_exact_responses import exact_events
-from tests.api.test_response_tools import ASKED, SPAWN, WAYS, asked, calling
+from tests.api.test_response_tools import AGENTS, ASKED, SPAWN, WAYS, asked, calling
 from tests.exact import exactly, published
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
@@ -25,6 +25,7 @@ ORDERS = {
 }
 CRM = {"type": "namespace", "name": "crm", "description": "Of customers.", "tools": [ORDERS]}
 HOSTED = {"type": "tool_search"}
+CACHED = {"type": "web_search", "external_web_access": False}
 OURS = {"type": "tool_search", "execution": "client"}
 GOAL = {
     "type": "object",
@@ -220,6 +221,18 @@ async def test_a_history_of_a_hosted_search(stub: ProviderStub, client: httpx.As
     sent = stub.of("alpha")[0].json["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
     assert sent[1]["tool_calls"][0]["function"]["name"] == flat("weather", "weather") == "weather"
+
+
+async def test_tools_in_the_conversation(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """A search among them is the caller's, too; all of them stay on offer, and none is told as the request's."""
+    stub.script("alpha", calling("tool_search", "{}"), Reply(chunks=("Bye.",)))
+    item = {"type": "additional_tools", "role": "developer", "tools": [AGENTS, OURS | {"parameters": GOAL}, CACHED]}
+    first = await asked(client, input=[item, GO])
+    assert list(offered(stub)) == ["agents__spawn", "agents__note", "tool_search"]
+    assert ([call["type"] for call in first["output"]], first["tools"]) == (["tool_search_call"], [])
+    output = found(first["output"][0], WEATHER)
+    await asked(client, tools=[OURS], input=[output], previous_response_id=first["id"])
+    assert list(offered(stub)) == ["tool_search", "agents__spawn", "agents__note", "weather"]
 
 
 async def test_a_search_has_no_events_of_its_own(stub: ProviderStub, client: httpx.AsyncClient) -> None:
