@@ -102,20 +102,25 @@ class Rows:
             statement = delete(table).where(*ours)
         return Prepared(statement, dialect, list(self._columns))
 
-    def part(self, number: int, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
-        """The write of any number of rows, for Postgres, and the names of its parameters: arrays, one a column. Nothing
-        is written unless the condition holds."""
-        table = self._table
-        rows, names = unnested({name: one.type for name, one in self._columns.items()}, f"_{number}")
-        ours = [*[one == rows.c[name] for name, one in self._keys.items()], *condition]
-        given = select(*rows.c).where(*condition)
+    def part(self, number: int, *, one: bool, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
+        """The write of one row, or of any number, for Postgres, and the names of its parameters: the values, or arrays
+        of them. Nothing is written unless the condition holds."""
+        table, types, mark = self._table, {name: one.type for name, one in self._columns.items()}, f"_{number}"
+        if one:  # to encode an array takes the driver ten times as long as its one value
+            values: Mapping[str, Any] = {name: bindparam(name + mark, type_=kind) for name, kind in types.items()}
+            names = [value.key for value in values.values()]
+        else:
+            rows, names = unnested(types, mark)
+            values = {name: rows.c[name] for name in types}
+        ours = [*[column == values[name] for name, column in self._keys.items()], *condition]
+        given = select(*values.values()).where(*condition)
         statement: Any
         if self._verb == "insert":
             statement = insert(table).from_select(self._names, given)
         elif self._verb == "once":
             statement = postgresql.insert(table).from_select(self._names, given).on_conflict_do_nothing()
         elif self._verb == "update":
-            statement = update(table).where(*ours).values({name: rows.c[name] for name in self._names})
+            statement = update(table).where(*ours).values({name: values[name] for name in self._names})
         else:
             statement = delete(table).where(*ours)
         return statement.cte(f"part_{number}"), names
@@ -133,7 +138,7 @@ def columns_of(rows: Iterable[Row], count: int) -> list[list[Any]]:
     return [list(values) for values in zip(*rows, strict=True)] or [[] for _ in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Condition:
     """What must be so for anything to be written: the one row that `holds` it, and the names of its parameters."""
 
@@ -146,47 +151,58 @@ class Condition:
         return self.cte.c.holds
 
 
+_Parts = tuple[tuple[Rows, bool], ...]
+"""What is written together, each with whether it is one row."""
+
+
 class Writes:
     """Carries out what is to be written, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._together = dialect.name == "postgresql"
-        self._prepared: dict[tuple[Rows, ...], Prepared] = {}
-        self._conditional: dict[tuple[Rows, ...], Prepared] = {}
+        self._prepared: dict[tuple[Condition | None, _Parts], Prepared] = {}
 
     def __call__(self, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
         """Write all of these rows; of no two of them may be the same row of a table. Nothing is done without rows."""
         asked = [(to, rows) for to, rows in wanted if rows]
         if not self._together:
             for to, rows in asked:
-                self._statement((to,)).each(conn, rows)
+                self._single(to).each(conn, rows)
         elif asked:
-            arrays = [values for _, rows in asked for values in columns_of(rows, 0)]
-            self._statement(tuple([to for to, _ in asked])).each(conn, [tuple(arrays)])
+            statement, values = self._joint(asked)
+            statement.each(conn, [values])
 
     def only_if(
         self, conn: Connection, condition: Condition, given: Sequence[object], *wanted: tuple[Rows, Sequence[Row]]
     ) -> bool:
         """The same on Postgres in one statement that looks first, and whether the condition held; `given` are the
         condition's parameters."""
-        asked = [(to, rows) for to, rows in wanted if rows]
-        parts = tuple([to for to, _ in asked])
-        if parts not in self._conditional:
-            self._conditional[parts] = self._made(parts, condition)
-        arrays = [values for _, rows in asked for values in columns_of(rows, 0)]
-        ((held,),) = self._conditional[parts].fetch(conn, *given, *arrays)
+        statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
+        ((held,),) = statement.fetch(conn, *given, *values)
         return bool(held)
 
-    def _statement(self, parts: tuple[Rows, ...]) -> Prepared:
-        """Compiled when first asked for: of the ways in which parts come together there are a dozen or two."""
-        if parts not in self._prepared:
-            self._prepared[parts] = self._made(parts) if self._together else parts[0].single(self._dialect)
-        return self._prepared[parts]
+    def _single(self, to: Rows) -> Prepared:
+        key = (None, ((to, True),))
+        if key not in self._prepared:
+            self._prepared[key] = to.single(self._dialect)
+        return self._prepared[key]
 
-    def _made(self, parts: tuple[Rows, ...], condition: Condition | None = None) -> Prepared:
+    def _joint(
+        self, asked: Sequence[tuple[Rows, Sequence[Row]]], condition: Condition | None = None
+    ) -> tuple[Prepared, Row]:
+        """Compiled when first asked for: of the ways in which parts come together there are some dozens."""
+        key = (condition, tuple([(to, len(rows) == 1) for to, rows in asked]))
+        if key not in self._prepared:
+            self._prepared[key] = self._made(key[1], condition)
+        values: list[Any] = []
+        for _, rows in asked:
+            values += rows[0] if len(rows) == 1 else columns_of(rows, 0)
+        return self._prepared[key], tuple(values)
+
+    def _made(self, parts: _Parts, condition: Condition | None) -> Prepared:
         holds = [select(condition.holds).scalar_subquery()] if condition else []
-        made = [part.part(number, holds) for number, part in enumerate(parts)]
+        made = [part.part(number, one=one, condition=holds) for number, (part, one) in enumerate(parts)]
         names = [name for _, names in made for name in names]
         said = select(condition.holds) if condition else select(literal_column("1"))
         whole: Select[Any] = said.add_cte(*([condition.cte] if condition else []), *[part for part, _ in made])

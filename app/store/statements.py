@@ -2,13 +2,14 @@
 (see `prepared.py`). Everything off this path uses Core as usual.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import orjson
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     Column,
     ColumnElement,
     Connection,
@@ -44,9 +45,9 @@ RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
 SEEN = RUN[:-1]
 """The same of a run whose content is there: all that a guess is about (see `guesses.py`)."""
 TICKET = tuple(column.name for column in TICKETS.columns)
-COMPARED = ("id", "epoch", *[name for name in ENDLESS if name != "error"])
+COMPARED = ("epoch", *[name for name in ENDLESS if name != "error"])
 """Columns of a run by which a guess is judged. The others follow from its events, whose number is among these."""
-IDENTITY = ("run", "step", "version", "claim", "holder", "lost")
+IDENTITY = ("version", "claim", "holder", "lost")
 """Columns of a ticket by which a guess is judged: the others say nothing of whose it is, or (`driver`) change only
 together with the run's row."""
 SETTLED = ("tier", "driver", "version", "claim", "holder", "rung_at", "lost")
@@ -189,24 +190,25 @@ class Statements:
         they were. On a server it is one statement, and locks what it looks at as `under_lock` does."""
         if self.arrays:
             condition = self._same if moving else self._same_runs
-            arrays = columns_of(map(_COMPARED, runs), len(COMPARED))
+            arrays = columns_of([(row[0], _print(_COMPARED(row))) for row in runs], 2)
             if moving:
-                arrays += [*columns_of(map(_IDENTITY, tickets), len(IDENTITY)), list(moving)]
+                arrays += columns_of([(*row[:2], _print(_IDENTITY(row))) for row in tickets], 3)
+                arrays.append(list(moving))
             return self.write.only_if(conn, condition, arrays, *wanted)
         found, held = self.under_lock(conn, [row[0] for row in runs], moving)
-        same = sorted(map(_COMPARED, found)) == sorted(map(_COMPARED, runs)) and all(
-            row[-1] is not None for row in found
-        )
-        if same and sorted(map(_IDENTITY, held)) == sorted(map(_IDENTITY, tickets)):
+        whole = all(row[-1] is not None for row in found)
+        alike = {row[0]: _COMPARED(row) for row in found} == {row[0]: _COMPARED(row) for row in runs}
+        theirs, known = ({row[:2]: _IDENTITY(row) for row in rows} for rows in (held, tickets))
+        if whole and alike and theirs == known:
             self.write(conn, *wanted)
             return True
         return False
 
     def _unchanged(self, *, moving: bool) -> Condition:
         run = RUNS.c
-        given, names = unnested({name: run[name].type for name in COMPARED}, "_seen")
-        same = [run[name].is_not_distinct_from(given.c[name]) for name in COMPARED[1:]]
-        rows = select(run.id).select_from(RUNS.join(given, run.id == given.c.id)).where(run.salt.is_not(None), *same)
+        given, names = unnested({"id": Text(), "print": Text()}, "_seen")
+        same = (run.salt.is_not(None), _printed([run[name] for name in COMPARED]) == given.c.print)
+        rows = select(run.id).select_from(RUNS.join(given, run.id == given.c.id)).where(*same)
         ours = rows.order_by(run.id).with_for_update(of=RUNS).cte("ours")
         holds = select(func.count()).select_from(ours).scalar_subquery() == _length("id_seen")
         if moving:
@@ -217,10 +219,10 @@ class Statements:
     def _unmoved(self) -> tuple[ColumnElement[bool], list[str]]:
         """The tickets under lock, too, and none beside them."""
         ticket = TICKETS.c
-        given, names = unnested({name: ticket[name].type for name in IDENTITY}, "_taken")
+        given, names = unnested({"run": Text(), "step": BigInteger(), "print": Text()}, "_taken")
         it = (ticket.run == given.c.run) & (ticket.step == given.c.step)
-        same = [ticket[name].is_not_distinct_from(given.c[name]) for name in IDENTITY[2:]]
-        rows = select(ticket.run).select_from(TICKETS.join(given, it)).where(*same).order_by(ticket.run, ticket.step)
+        same = _printed([ticket[name] for name in IDENTITY]) == given.c.print
+        rows = select(ticket.run).select_from(TICKETS.join(given, it)).where(same).order_by(ticket.run, ticket.step)
         theirs = rows.with_for_update(of=TICKETS).cte("theirs")
         alike = select(func.count()).select_from(theirs).scalar_subquery()
         of_them = select(func.count()).select_from(TICKETS).where(self.among(ticket.run, "moving")).scalar_subquery()
@@ -255,6 +257,21 @@ class Statements:
             return column == func.any(bindparam(name, type_=ARRAY(Text)))
         values = func.json_each(bindparam(name, type_=Text)).table_valued("value")
         return column.in_(select(values.c.value))
+
+
+def _print(values: Iterable[object]) -> str:
+    """Values as one text, which costs less to send and to compare than each of them: as the server says them, see
+    `_printed`. Texts of ours have no bars in them, and none is empty."""
+    return "|".join([_WORDS[value] if value is None or isinstance(value, bool) else str(value) for value in values])
+
+
+_WORDS: Mapping[object, str] = {None: "", True: "t", False: "f"}
+
+
+def _printed(columns: Iterable[ColumnElement[Any]]) -> ColumnElement[str]:
+    bar: ColumnElement[str] = literal_column("'|'")
+    first, *rest = columns
+    return func.concat(first, *[part for column in rest for part in (bar, column)])
 
 
 def _length(name: str) -> ColumnElement[int]:
