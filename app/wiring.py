@@ -21,9 +21,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from pydantic import SecretStr
 
 from app.attempt import Means
@@ -61,7 +58,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
 REDIS = "app.stepqueue.redis:RedisQueue"
-EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter:OTLPSpanExporter"
+SPANS = "app.spans:tracer"
 """What not every process needs is looked up by name by those that do: a twelfth of all imports for each."""
 
 
@@ -290,7 +287,5 @@ def _tracer(home: str) -> trace.Tracer | None:
     """Spans go out over OTLP if the usual variable says where to; else there are none."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return None
-    resource = Resource.create({"service.name": "baton", "service.instance.id": home})
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(resolve_name(EXPORTER)()))
-    return provider.get_tracer("baton")
+    made: Callable[[str], trace.Tracer] = resolve_name(SPANS)
+    return made(home)

@@ -149,10 +149,10 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
     assert done.stdout.splitlines() == ["baton 0.1.0", "[]"]
 
 
-def test_a_process_loads_neither_redis_nor_migrations_before_it_knows_that_it_needs_them() -> None:
+def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each of them is a twelfth of what a process holds when it has nothing to do."""
     words = "import sys, app.command.process\n"
-    check = "print(sorted(set(sys.modules) & {'redis', 'alembic'}))"
+    check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
     done = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
     )
