@@ -284,7 +284,7 @@ class Execution:
             worker,
             state.admitted.limits,
             streams=state.streams,
-            structured=self._means.catalog().providers[worker.provider].structured,
+            provider=self._means.catalog().providers[worker.provider],
             flaw=flawed.reply.flaw if flawed is not None else None,
         )
         return Attempt(

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
-from app.core.form import Flaw, constrains, shown
+from app.core.form import Flaw, constrains, keeps, shown
 from app.core.nesting import parent_of, speaks
-from app.core.pool import Limits, Worker
+from app.core.pool import Limits, ProviderSpec, Worker
 from app.core.records import changed
 from app.core.state import RunState, StepState
 from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
@@ -63,12 +63,12 @@ class View:
         return changed(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
 
     def request(
-        self, worker: Worker, limits: Limits, *, streams: bool, structured: bool, flaw: Flaw | None = None
+        self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
     ) -> Request:
         """The call. What the caller says of its answer's form and length is for the answering step alone.
 
-        `structured` says whether the worker's provider constrains decoding to schemas, `flaw` what was wrong with its
-        answer before. An answer whose form has yet to be checked comes whole.
+        `provider` is the worker's, `flaw` what was wrong with its answer before. An answer whose form has yet to be
+        checked comes whole.
         """
         asked, answers = self.asked.sampling, self.speaks
         cap = min(limits.output_tokens, worker.card.max_output)
@@ -78,8 +78,9 @@ class View:
         form, messages = self.asked.form if answers else None, self.messages(worker.name)
         live = streams and answers and self.last
         if form is not None:
-            held = constrains(form, structured)
-            messages, live = shown(form, messages, constrained=held, flaw=flaw), live and held
+            structured, opened = provider.structured, provider.keeps_open
+            messages = shown(form, messages, constrained=constrains(form, structured), flaw=flaw)
+            live = live and keeps(form, structured=structured, keeps_open=opened)
         return Request(
             worker,
             messages,

@@ -28,7 +28,7 @@ from app.core.chat import (
     message_from_json,
     task_from_json,
 )
-from app.core.form import Flaw, constrains, faults, shown
+from app.core.form import Flaw, constrains, faults, keeps, shown
 from app.core.pool import Catalog, Limits, Worker
 from app.core.workflow import CONDUCTOR
 from app.providers.protocol import Request
@@ -108,8 +108,10 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
     form = latest.form if answers else None
     live = bool(turn.began.body["streams"]) and answers and _is_last(run, step)
     if form is not None:
-        held = constrains(form, catalog.providers[worker.provider].structured)
-        said, live = shown(form, said, constrained=held, flaw=_flaw(run, call, form)), live and held
+        provider = catalog.providers[worker.provider]
+        constrained = constrains(form, provider.structured)
+        said = shown(form, said, constrained=constrained, flaw=_flaw(run, call, form))
+        live = live and keeps(form, structured=provider.structured, keeps_open=provider.keeps_open)
     logprobs = latest.logprobs if answers else None
     return Request(worker, said, sampling, form, logprobs, _toolbox(step, latest.toolbox), live)
 

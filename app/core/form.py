@@ -84,11 +84,27 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
 
 
 def constrains(form: Form, structured: bool) -> bool:
-    """Whether a worker's decoding is held to the form in full, so that its answer can be told as it comes.
+    """Whether a worker's decoding is held to the form in full, by a provider that takes such a form as strict.
 
     `structured` says whether its provider constrains decoding to schemas at all.
     """
     return structured and form.strict and form.schema is not None
+
+
+def keeps(form: Form, *, structured: bool, keeps_open: bool) -> bool:
+    """Whether what a worker says can only be of the form, so that its answer can be told as it comes.
+
+    `keeps_open`: of its provider's decoders as of `ProviderSpec.keeps_open`. What combines schemas, or denies one, no
+    decoder is trusted with.
+    """
+    return constrains(form, structured) or (keeps_open and form.schema is not None and not _combines(form.schema))
+
+
+def _combines(schema: object) -> bool:
+    """Whether a keyword of `OPEN` stands anywhere in a schema, or a field of such a name."""
+    if isinstance(schema, Mapping):
+        return bool(schema.keys() & OPEN) or any(map(_combines, schema.values()))
+    return isinstance(schema, list | tuple) and any(map(_combines, schema))
 
 
 def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:

@@ -113,6 +113,11 @@ class ProviderSpec:
         """Whether the operator says that its models tell log-probabilities."""
         return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
 
+    @property
+    def keeps_open(self) -> bool:
+        """Whether the operator says that its decoders keep to schemas with open objects and optional fields, too."""
+        return self.structured and self.options.get("open_schemas") == "true"
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:

@@ -71,7 +71,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "response_format": _honoured(
         "JSON, or JSON by a schema of at most 64 KiB: the whole answer validates, or the run fails with "
         "`answer_off_form`. An answer cut off by `max_tokens` is passed on, as OpenAI does. Streamed as it comes only "
-        "under a `strict` schema and by a worker that can be held to it."
+        "under a `strict` schema and by a worker that can be held to it; or, by one whose provider has the option "
+        "`open_schemas`, under any that does not combine schemas (`oneOf`, `allOf`, `not`, `if` and their like)."
     ),
     # What changes nothing about the answer.
     "store": _ignored("Every run is journaled; how long its content is kept is the operator's choice."),

@@ -3,7 +3,8 @@
 `ignore` is known to all formats: a comma-separated list of sampling parameters that this endpoint does not take
 (OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
 named in the adapter's `unsupported`, so that the gateway can refuse them or record them as ignored. `positional` and
-`logprobs` tell a conductor what the server can decode; the adapters let them pass.
+`logprobs` tell a conductor what the server can decode, `open_schemas` the executor: that no decoder leaves a schema for
+its open objects and optional fields, as OpenAI's do and vLLM's do not. The adapters let them pass.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,10 @@ from app.core.chat import Sampling
 from app.core.pool import ProviderSpec
 from app.errors import ConfigInvalid
 
-SHARED: Mapping[str, tuple[str, ...]] = {"ignore": (), "positional": ("true", "false"), "logprobs": ("true", "false")}
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "ignore": (),
+    **dict.fromkeys(("positional", "logprobs", "open_schemas"), ("true", "false")),
+}
 SAMPLING = frozenset(item.name for item in fields(Sampling))
 
 

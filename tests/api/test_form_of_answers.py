@@ -1,6 +1,7 @@
 """Answers that must have a form: native where a worker can be held to it, else asked for, checked and repaired once."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from app.core.chat import Form, Message, Task, Text
 from app.core.journal import Kind
 from app.wiring import House
-from tests.api.house import events, finish, order, plan
+from tests.api.house import events, finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply
 
 POINT = {
@@ -75,6 +76,39 @@ async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: Provider
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     outcome = await finish(await opened.drivers.start(asked(opened, STRICT, streams=True)))
     assert len(outcome.said) > 1
+
+
+OPEN = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "live"),
+    [
+        (Form(OPEN), True),
+        (STRICT, True),
+        (Form(POINT | {"properties": {"x": {"oneOf": [{"type": "integer"}]}}}), False),
+        (Form(), False),
+    ],
+)
+async def test_open_schemas_are_kept_where_the_operator_says_so(
+    stub: ProviderStub, tmp_path: Path, form: Form, live: bool
+) -> None:
+    """The worker is told the schema in words all the same: its server shows it none. Nothing else is relayed."""
+    pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
+    stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
+    async with open_house(tmp_path, pool) as opened:
+        outcome = await finish(await opened.drivers.start(asked(opened, form, streams=True)))
+    assert (len(outcome.said) > 1, "".join(outcome.said)) == (live, '{"x": 7}')
+    assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
+
+
+async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
+    stub.always("alpha", Reply(chunks=('{"x"', ': "7"}'), gap=0.1))
+    async with open_house(tmp_path, pool) as opened:
+        outcome = await finish(await opened.drivers.start(asked(opened, Form(OPEN), streams=True)))
+    assert outcome.ended.error is not None
+    assert (outcome.ended.error.public_code, len(stub.requests)) == ("answer_off_form", 1)
 
 
 async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, opened: House) -> None:
