@@ -153,7 +153,7 @@ def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, 
     Raises `InvalidRequest` naming the field at fault.
     """
     searches = [tool for tool in asked if isinstance(tool, ToolSearch)]
-    tools = tuple(on_offer(tuple(functions(asked, "tools")), searches, loaded))
+    tools = tuple(on_offer(tuple(functions(asked, "tools")), searches, loaded, MOST))
     if not tools:
         if choice not in (None, "auto", "none"):
             raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")

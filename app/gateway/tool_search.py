@@ -35,25 +35,28 @@ class ToolSearch(Wire):
     parameters: dict[str, Any] | None = None
 
 
-def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool]) -> list[Tool]:
+def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int) -> list[Tool]:
     """What a worker is offered of a request's tools and of those that were `loaded`; a request's own definition counts.
 
-    Raises `InvalidRequest`.
+    Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
     """
-    deferred = [tool for tool in tools if "deferred" in (tool.spelling or {})]
-    found = {tool.name: tool for tool in loaded}
-    alone = not searches and NAME not in found
-    if len(searches) > 1 or (alone and any(tool.name not in found for tool in deferred)):
+    deferred = {tool.name for tool in tools if "deferred" in (tool.spelling or {})}
+    found: dict[str, Tool] = {}
+    for tool in loaded:
+        found.pop(tool.name, None)
+        found[tool.name] = tool
+    if len(searches) > 1 or (not searches and NAME not in found and deferred - found.keys()):
         said = "one tool_search at most" if searches else "a deferred tool needs a tool_search beside it that finds it"
         raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
     mine = [search for search in searches if search.execution == "client"]
-    own = [_marked(tool, found) for tool in tools if not mine or tool not in deferred or tool.name in found]
-    names = {tool.name for tool in tools} | ({NAME} if mine else set())
-    return [
-        *own,
-        *(as_function(one, deferred) for one in mine),
-        *(one for one in found.values() if one.name not in names),
-    ]
+    held = deferred if mine else set()
+    always = {tool.name for tool in tools} - held | ({NAME} if mine else set())
+    late = [name for name in found if name not in always]
+    late = late[max(len(late) + len(always) - most, 0) :]
+    own = [_marked(tool, found) for tool in tools if tool.name not in held or tool.name in late]
+    others = set(late) - {tool.name for tool in own}
+    functions = [as_function(search, [tool for tool in tools if tool.name in deferred]) for search in mine]
+    return [*own, *functions, *(found[name] for name in late if name in others)]
 
 
 def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOutputItem
 
+from app.core.chat import Tool
 from app.gateway import tool_search
 from app.gateway.responses_tools import flat
 from tests.api.test_exact_responses import exact_events
@@ -295,7 +296,28 @@ def test_arguments_can_be_told(text: str) -> None:
     assert told == ({"arguments": text} if "ud800" in text else json.loads(text or "{}"))
 
 
+SEARCH = tool_search.ToolSearch(type="tool_search", execution="client")
+
+
 def test_the_schema_without_names() -> None:
-    (search,) = tool_search.on_offer((), [tool_search.ToolSearch(type="tool_search", execution="client")], ())
+    (search,) = tool_search.on_offer((), [SEARCH], (), 9)
     assert (search.parameters or {})["properties"]["paths"]["items"] == {"type": "string"}
     assert search.description == tool_search.OFFERS
+
+
+def test_what_was_found_first_gives_way() -> None:
+    """Deferred tools of the request and others alike; what is found once more is the latest."""
+    held = Tool("a", spelling={"deferred": True})
+    tools = (Tool("own"), held)
+    loaded = [tool_search.load(Tool(name), "") for name in "abcdb"]
+    offered = [
+        [tool.name for tool in tool_search.on_offer(tools, [SEARCH], loaded, most)] for most in (6, 5, 4, 3, 2, 1)
+    ]
+    assert offered == [
+        ["own", "a", "tool_search", "c", "d", "b"],
+        ["own", "tool_search", "c", "d", "b"],
+        ["own", "tool_search", "d", "b"],
+        ["own", "tool_search", "b"],
+        ["own", "tool_search"],
+        ["own", "tool_search"],
+    ]
