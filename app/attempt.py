@@ -133,6 +133,7 @@ class Attempt:
         self._extra = extra
         self._facts = facts
         self._given: Deadlines | None = None
+        """None: nothing was sent."""
         self.catalog = means.catalog()
         self._provider = means.provider(worker.provider)
         self._body = fitted(self._provider.render(request))
@@ -151,7 +152,6 @@ class Attempt:
         """What the call says of its worker."""
         self.passed_on = False
         """Whether anything that the worker said has been given to whoever reads the stream."""
-        self._sent = False
         self.outcome = "cancelled"
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
@@ -205,7 +205,6 @@ class Attempt:
         attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
         try:
             deadlines = self._deadlines()
-            self._sent = True
             with self._means.telemetry.span(SPAN_CALL, attributes):
                 async for pieces in self._provider.stream(self._request, self._body, deadlines):
                     self._heard = self._means.tick()
@@ -292,7 +291,7 @@ class Attempt:
             return budget.estimate(self._request.messages, written)
         broke = self.error is not None and self.error.public_code == ADAPTER_BROKE
         given_up = broke or isinstance(self.error, WorkerTimeout)
-        if not self._sent or (self.outcome == "error" and not written and not given_up):
+        if self._given is None or (self.outcome == "error" and not written and not given_up):
             return Usage()
         unheard = self._max_output if broke or not self._request.live else 0
         return budget.broken(self._input_bound, self._max_output, written, unheard)

@@ -92,7 +92,7 @@ class _Application(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
-        return Frontdoor(ExceptionMiddleware(self.router, handlers=self.exception_handlers), self._gate)
+        return Frontdoor(ExceptionMiddleware(self.router.app, handlers=self.exception_handlers), self._gate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
