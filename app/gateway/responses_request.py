@@ -16,6 +16,7 @@ from app.gateway.forms import NamedSchema, schema_form
 from app.gateway.openai_chat import MetadataKey, MetadataValue
 from app.gateway.parameters import RESPONSES, is_ignored
 from app.gateway.refusal import NAME, check_kinds, refusal, unknown
+from app.gateway.responses_calls import paired
 from app.gateway.responses_input import Item, conversation, loaded
 from app.gateway.responses_tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
 
@@ -124,7 +125,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
     on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
     told = request.top_logprobs is not None or "message.output_text.logprobs" in request.include
     return Task(
-        (*first, *before, *given(request)),
+        (*first, *paired((*before, *given(request)))),
         sampling,
         request.user,
         request.metadata,

@@ -1,0 +1,38 @@
+"""Calls of tools and their outputs in a conversation of `/v1/responses`, each output right behind its calls.
+
+OpenAI takes an output anywhere behind its call; workers want it next. Both refuse a call without its output, and an
+output without its call. An output of a call of ours may come alone: its id leads to the run that waits for it.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from app.core.chat import Message
+from app.core.tools import run_of
+from app.errors import InvalidRequest
+
+
+def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The same messages, with the outputs in their places. Raises `InvalidRequest`; it names only ids of ours."""
+    messages = tuple(messages)
+    known = {call.id for message in messages for call in message.calls}
+    outputs: defaultdict[str, deque[Message]] = defaultdict(deque)
+    for message in messages:
+        outputs[message.call_id].append(message)
+    found, missing = list[Message](), list[str]()
+    for message in messages:
+        if not message.call_id or (message.call_id not in known and run_of(message.call_id)):
+            found.append(outputs[message.call_id].popleft())
+        for call in message.calls:
+            if waiting := outputs[call.id]:
+                found.append(waiting.popleft())
+            else:
+                missing.append(call.id)
+    if missing:
+        named = ", ".join(filter(run_of, missing)) or f"{len(missing)} in all"
+        said = f"Every call of a tool needs its output in the input. Missing are those of: {named}"
+        raise InvalidRequest(said, param="input", code="tool_results_missing")
+    if any(outputs.values()):
+        said = "An output in the input answers no call of the conversation; send the call's item before it, too."
+        raise InvalidRequest(said, param="input", code="unknown_tool_call")
+    return tuple(found)
