@@ -7,17 +7,18 @@ the driver's, the bell, and an entry that takes the ticket.
 
 The entry names the event that it follows, so it is refused once anybody has written what this process has not folded,
 and where the run has got another driver. Then the end goes alone, and what follows is for the driver to say: as it is
-wherever a conductor or the caller is to be asked, or running calls are to be stopped.
+wherever a conductor is to be asked, or running calls are to be stopped.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from app.attempt import Means
 from app.beside import DispatcherBeside, DriverBeside, Known, held, together
 from app.consequences import Consequences, foregone, possible, whole
-from app.core.journal import TERMINAL, Event
+from app.core.journal import TERMINAL, Event, Kind
 from app.core.progress import advance
 from app.core.records import changed
 from app.core.state import RunState
@@ -63,8 +64,9 @@ class Ahead:
             if appended is None:
                 appended = await self._means.store.append(entry)
             self.heard(appended.events)
+            self._contents |= {ref: body for ref, body in entry.contents if len(body) <= BRIEF}
         if follows is not None:
-            await self._ring(follows.outbox)
+            await ring(self._means, self.state, follows.outbox)
         return appended
 
     def _follows(self, entry: Entry) -> Consequences | None:
@@ -76,26 +78,17 @@ class Ahead:
         """None if it was refused: of what stands in the entry itself, whoever writes it alone will hear."""
         joint = changed(entry, at=self._means.now(), epoch=self.epoch, seq=self.state.seq)
         try:
-            appended = await taking(self._beside, self.salt, joint, follows, self._commit, self._contents)
+            return await taking(self._beside, self.salt, joint, follows, self._commit, self._contents)
         except (Conflict, LeaseLost, RunEnded):
             follows.outbox = []
             return None
-        self._contents |= {ref: body for ref, body in entry.contents if len(body) <= BRIEF}
-        return appended
 
     async def _commit(self, entry: Entry, follows: Consequences) -> Appended:
         return await self._means.store.append(whole(entry, follows))
 
-    async def _ring(self, outbox: list[Outbox]) -> None:
-        seq, tier = self.state.seq, self.state.admitted.tier
-        tickets = [Ticket(self.state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung]
-        try:
-            if tickets:
-                await self._means.queue.ring(tickets)
-        except QueueUnavailable:
-            self._means.telemetry.count("baton_rings_lost_total")
 
-
+REPLIES = frozenset(TERMINAL) | {Kind.AWAITING}
+"""Events that end a turn."""
 BRIEF = 16_384
 """Bytes of a content that is kept for the run's next steps."""
 Write = Callable[[Entry, Consequences], Awaitable[Appended]]
@@ -126,9 +119,19 @@ async def taking(
     return await write(entry, follows)
 
 
+async def ring(means: Means, state: RunState, outbox: Iterable[Outbox]) -> None:
+    """Tell dispatchers of committed tickets; if the bell is down they look into the outbox by themselves."""
+    tickets = [Ticket(state.run, row.step, row.tier, row.driver, state.seq, row.version) for row in outbox if row.rung]
+    try:
+        if tickets:
+            await means.queue.ring(tickets)
+    except QueueUnavailable:
+        means.telemetry.log(logging.WARNING, "the bell is down; dispatchers poll", run=state.run)
+
+
 def told(entry: Entry, appended: Appended, rows: Sequence[object]) -> Committed:
     """An entry for the run's driver elsewhere: with the texts in it where they are the answer, unless they are long."""
-    ends = bool(appended.events) and appended.events[-1].kind in TERMINAL
+    ends = bool(appended.events) and appended.events[-1].kind in REPLIES
     brief = [(ref, body.decode()) for ref, body in entry.contents if ends and len(body) <= BRIEF]
     return Committed(entry.run, appended.events, rows, tuple(brief))
 

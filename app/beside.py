@@ -15,7 +15,7 @@ from app.core.journal import Draft, Event
 from app.core.state import RunState
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Delta
-from app.store.protocol import Appended, Entry, Ledger, Outbox
+from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox
 
 
 class DriverBeside(Protocol):
@@ -95,7 +95,8 @@ async def together(begun: Sequence[Begun], commit: Awaitable[Appended]) -> Appen
     except BaseException as error:
         for one in begun:
             one.forgo()
-        if isinstance(error, RunOverBudget | Conflict):
+        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with them
+        if isinstance(error, RunOverBudget | Conflict) and not moved:
             return None
         raise
     for one, claim in zip_longest(begun, appended.taken):

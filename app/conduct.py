@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from app import ended
-from app.ahead import taking
+from app.ahead import ring, taking
 from app.attempt import Means
 from app.audience import Audience
 from app.beside import DispatcherBeside
@@ -50,7 +50,7 @@ from app.order import CancelAsked, Moved, Owner
 from app.outage import Patient
 from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
-from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop
 from app.store.content import address
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
 
@@ -149,6 +149,8 @@ class Driver:
     async def _act(self, group: asyncio.TaskGroup) -> None:
         """Commit everything that follows from the present state, in one entry; then begin what needs waiting."""
         follows = await self._commit()
+        if self.state.ended:
+            return
         if isinstance(follows.pending, Finish):
             await self._finish(follows.pending)
         elif follows.pending is not None:
@@ -177,9 +179,7 @@ class Driver:
                 elif isinstance(command, Queue | Skip | Conclude):
                     fresh += follows.plain(command, self._home, sound=self._means.queue.sound)
                 elif isinstance(command, Await):
-                    until = self._means.now() + state.admitted.limits.tool_wait
-                    fresh.append(drafts.awaiting(follows.state, command, until))
-                    follows.lease = Lease("", until, until)
+                    fresh.append(follows.let_go(command, self._means.now()))
                 else:
                     follows.pending = command
             follows.add(fresh)
@@ -256,7 +256,11 @@ class Driver:
         ends = follows.state.ended and not self.state.ended
         all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else None)
         if entry.move is None and entry.new is None and entry.lease is None:
-            appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)
+            try:
+                appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)
+            except RunEnded:  # by a dispatcher, ahead of us: what we had to say is for nobody any more
+                await self._catch_up()
+                return Appended(())
         else:  # what a dispatcher brings waits by itself, with a fence of its own; a caller who begins a turn does not
             appended = await self._means.store.append(all_of_it)
         await self.committed(appended.events, follows.state)
@@ -264,14 +268,8 @@ class Driver:
         return appended
 
     async def ring(self, outbox: Iterable[Outbox]) -> None:
-        """Tell dispatchers of committed tickets; if the bell is down they look into the outbox by themselves."""
-        run, seq = self.state.run, self.state.seq
-        tickets = [Ticket(run, row.step, row.tier, row.driver, seq, row.version) for row in outbox if row.rung]
-        try:
-            if tickets:
-                await self._means.queue.ring(tickets)
-        except QueueUnavailable:
-            self._means.telemetry.log(logging.WARNING, "the bell is down; dispatchers poll", run=self.state.run)
+        """Tell dispatchers of committed tickets."""
+        await ring(self._means, self.state, outbox)
 
     async def _append(
         self,
@@ -377,6 +375,7 @@ class Driver:
         if self._over:
             return
         self.state = advance(self.state, event)
+        self._let_go = event.kind is Kind.AWAITING
         if event.kind is Kind.CALL_FINISHED:
             call = event.body["call"]
             self._means.health.overhear(call, self.state.calls[call].worker, event.body)

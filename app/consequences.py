@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from app.beside import Begun
 from app.core import drafts
-from app.core.commands import Conclude, Finish, Propose, Queue, Skip
+from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.journal import Draft, Event, Kind
 from app.core.progress import advance, decide
 from app.core.records import changed
@@ -39,6 +39,12 @@ class Consequences:
         self.outbox += [Outbox(n, tier, home, turn, sound) for n in command.steps]
         return [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
 
+    def let_go(self, command: Await, now: float) -> Draft:
+        """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
+        until = now + self.state.admitted.limits.tool_wait
+        self.lease = Lease("", until, until)
+        return drafts.awaiting(self.state, command, until)
+
     def add(self, fresh: Sequence[Draft]) -> None:
         """Events that follow from the state as it is here."""
         self.events += fresh
@@ -59,7 +65,7 @@ class Consequences:
 def foregone(
     state: RunState, now: float, home: str, contents: Mapping[str, bytes], *, sound: bool
 ) -> Consequences | None:
-    """All that follows from a state, if neither a conductor nor the caller needs to be asked and no call to be stopped;
+    """All that follows from a state, if no conductor needs to be asked and no call to be stopped;
     None if nothing does, or not all of it is plain. `contents` are those that are committed with it."""
     follows = Consequences(state)
     while commands := decide(follows.state, now):
@@ -67,6 +73,8 @@ def foregone(
         for command in commands:
             if isinstance(command, Queue | Skip | Conclude):
                 fresh += follows.plain(command, home, sound=sound)
+            elif isinstance(command, Await):
+                fresh.append(follows.let_go(command, now))
             elif isinstance(command, Finish) and at_hand(follows.state, command, contents):
                 fresh += ending(follows.state, command)
             else:

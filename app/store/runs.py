@@ -27,8 +27,8 @@ from app.store.dossiers import Dossier
 from app.store.guesses import Guess
 from app.store.prepared import Row
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
-from app.store.statements import SEEN, Statements
-from app.store.tables import PULSE, RUNS, TAGS, TICKETS
+from app.store.statements import ALONG, SEEN, Statements
+from app.store.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
@@ -68,7 +68,10 @@ def dossier(conn: Connection, statements: Statements, name: str, after: int) -> 
     """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
     if statements.dossier is None:
         read, (known,) = journal(conn, statements, name, after), statements.runs.fetch(conn, [name])
-        return Dossier(read.salt, read.events, {}, known[1]), _guess(known, statements.tickets.fetch(conn, [name]))
+        brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
+        along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
+        guess = _guess(known, statements.tickets.fetch(conn, [name]))
+        return Dossier(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
     found = statements.dossier.fetch(conn, name, after, BRIEF)
     if not found:
         raise NotFound

@@ -53,7 +53,7 @@ DRIVERS_WORDS = frozenset(
         *("run.awaiting_tool", "run.resumed", "step.tool_results"),
     }
 )
-FOREGONE = frozenset({"step.queued", "step.skipped", "step.done", "step.failed", "run.succeeded"})
+FOREGONE = frozenset({"step.queued", "step.skipped", "step.done", "step.failed", "run.awaiting_tool", "run.succeeded"})
 """Words of the driver that may stand in the entry with which a dispatcher ends a step, and follow from that."""
 OPENS = "@conductor"
 """The worker of a step that its driver settles, with what is nested in it."""
