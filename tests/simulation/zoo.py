@@ -12,13 +12,14 @@ import orjson
 import pytest
 from sqlalchemy import Connection, delete, update
 
-from app import brief, conduct, dispatch, planner, view
+from app import ahead, brief, conduct, dispatch, planner, view
 from app.attempt import Attempt
 from app.audience import Audience
 from app.candidates import Candidates
 from app.core import drafts, notices
 from app.core.journal import Event
 from app.core.pool import Deadlines
+from app.core.records import changed
 from app.core.state import RunState
 from app.core.workflow import Access
 from app.dispatch import Execution
@@ -122,6 +123,10 @@ def believe_a_guess(patch: Patch) -> None:
         return True
 
     patch.setattr(Statements, "write_if", believed)
+
+
+def write_ahead_of_nobody(patch: Patch) -> None:
+    patch.setattr(ahead, "changed", lambda entry, **more: changed(entry, **(more | {"epoch": None})))
 
 
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
@@ -423,6 +428,7 @@ BUGS = (
     Bug("believe an unanswered commit", believe_an_unanswered_commit, COMMITS, ("oracle.strangers", "witness")),
     Bug("repeat an unanswered commit", repeat_an_unanswered_commit, COMMITS, ("witness",)),
     Bug("believe a guess", believe_a_guess, ZOMBIES, ("witness",)),
+    Bug("write ahead of nobody", write_ahead_of_nobody, CALM, ("oracle.no_run_is_forgotten",)),
     Bug("take over without raising the epoch", take_over_without_raising_the_epoch, ZOMBIES, ("witness",)),
     Bug(
         "ring without an outbox row", ring_without_an_outbox_row, CALM, ("oracle.nothing_is_degraded_without_a_fault",)
