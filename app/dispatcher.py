@@ -151,24 +151,27 @@ class Dispatcher:
         while not drained.is_set():
             await asyncio.sleep(pause)
             pause = self._means.lease / 3
-            held = {Held(*place, work.claim): work for place, work in self._works.items() if work.claim}
-            if not held:
-                continue
-            with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
-                await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
             try:
-                kept = await self._means.store.keep(list(held), self._means.now() + self._means.lease)
+                suspects = await self._renew(suspects)
             except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "claims not renewed", error=error.public_code)
                 if not self._means.store.sound and await self._means.store.wait(pause):
                     pause = 0.0  # whoever comes back first keeps what is theirs
-                continue
-            # A step that was just finished is not kept either; only what is missing twice was taken over.
-            missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
-            for claim in missing & suspects:
-                self._means.telemetry.count("baton_lease_lost_total", "step")
-                held[claim].interrupt(stopped=True)
-            suspects = missing - suspects
+
+    async def _renew(self, suspects: set[Held]) -> set[Held]:
+        """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
+        kept either; only what is missing twice, and is among the `suspects`, was taken over."""
+        held = {Held(*place, work.claim): work for place, work in self._works.items() if work.claim}
+        if not held:
+            return set()
+        with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
+            await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
+        kept = await self._means.store.keep(list(held), self._means.now() + self._means.lease)
+        missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
+        for claim in missing & suspects:
+            self._means.telemetry.count("baton_lease_lost_total", "step")
+            held[claim].interrupt(stopped=True)
+        return missing - suspects
 
     async def _drain(self) -> None:
         with suppress(TimeoutError):

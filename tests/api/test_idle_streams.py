@@ -8,7 +8,7 @@ import asyncio
 import gc
 import socket
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +20,8 @@ from app.attempt import Attempt
 from app.gateway.app import create_app
 from app.gateway.connection import Connection
 from app.mailbox import Mailbox
+from app.store.protocol import Held
+from app.store.sql import SqlStore
 from app.wiring import House
 from tests.api.callers import body, key_of
 from tests.api.house import finish, open_house, order, plan, pool_text
@@ -92,6 +94,27 @@ async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
     await stub.wait_for()
     [attempt] = _all(Attempt)
     assert len(vars(attempt)) <= SHARED
+    opened.drivers.cancel(driven.run, "client")
+    await finish(driven)
+
+
+async def test_renewing_holds_nothing_until_the_next_time(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed, keep = asyncio.Event(), SqlStore.keep
+
+    async def kept(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
+        ours = await keep(store, held, until)
+        renewed.set()
+        return ours
+
+    monkeypatch.setattr(SqlStore, "keep", kept)
+    stub.always("*", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    async with asyncio.timeout(10):
+        await renewed.wait()
+        while _all(Held):  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
     opened.drivers.cancel(driven.run, "client")
     await finish(driven)
 
