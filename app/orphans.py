@@ -119,6 +119,8 @@ class Orphans:
             if not late:
                 raise
             return await self._expire(row)
+        if state.ended:  # somebody went on with it while it was read, and is done
+            return
         self._means.telemetry.count("baton_swept_total", "handed" if _is_handed(state) else "run")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))

@@ -109,6 +109,17 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
         assert (await finish(other)).ended.error is None
 
 
+async def test_an_orphan_that_ends_while_it_is_read_is_left_alone(stub: ProviderStub, tmp_path: Path) -> None:
+    """A caller came back with tool results meanwhile; there is nothing left to drive, and nothing to drive it with."""
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        run = (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.state.run
+        row = await opened.means.store.run(run)
+        await opened.means.store.erase(run)
+        await opened.drivers._orphans._adopt(row)
+        assert len(opened.drivers) == 0
+        assert b'baton_swept_total{kind="run"}' not in opened.means.telemetry.exposition()
+
+
 async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
     async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
