@@ -88,7 +88,8 @@ class Driver:
         """`home` is the address where dispatchers tell of this run."""
         self._means = means
         self._home = home
-        self._epoch = epoch
+        self.epoch = epoch
+        """The lease that this driver writes under."""
         self.owner = owner
         self.audience = audience
         self.state = state
@@ -114,14 +115,9 @@ class Driver:
     def _worth_waiting(self) -> float:
         return self.state.deadline + LATE - self._means.now()
 
-    @property
-    def epoch(self) -> int:
-        """The lease that this driver writes under."""
-        return self._epoch
-
     async def drive(self) -> None:
         """Until the turn is over. Raises `LeaseLost` if somebody else drives the run; then this one falls silent."""
-        if self._epoch > 1 and not self.fresh:  # what runs already still tells its former driver
+        if self.epoch > 1 and not self.fresh:  # what runs already still tells its former driver
             await self._tell_dispatchers([Listen(self.state.run, self._home)])
         async with asyncio.TaskGroup() as group:
             try:
@@ -130,8 +126,7 @@ class Driver:
                 elif self.state.unmade is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
-                    await self._act(group)
-                    known, wait = self.state, inf  # until it is another one, or late, nothing else can follow
+                    known, wait = await self._act(group), inf
                     while self.state is known and not self._over and wait:
                         await self._hear(await self.inbox.take(wait := self._patience()))
             finally:
@@ -146,8 +141,9 @@ class Driver:
     def _patience(self) -> float:
         return max(self.state.deadline - self._means.now(), 0.0)
 
-    async def _act(self, group: asyncio.TaskGroup) -> None:
-        """Commit everything that follows from the present state, in one entry; then begin what needs waiting."""
+    async def _act(self, group: asyncio.TaskGroup) -> RunState:
+        """Commit everything that follows from the present state, in one entry; then begin what needs waiting. Returns
+        the state from which nothing else can follow until it is late."""
         follows = await self._commit()
         if self.state.ended:
             return
@@ -158,9 +154,10 @@ class Driver:
         elif self.state.state == "awaiting_tool" and not self._let_go:  # taken over in the middle of its wait
             until = self.state.turn.until
             await self._means.store.append(
-                Entry(self.state.run, self._means.now(), epoch=self._epoch, lease=Lease("", until, until))
+                Entry(self.state.run, self._means.now(), epoch=self.epoch, lease=Lease("", until, until))
             )
             self._let_go = True
+        return follows.state
 
     async def consequences(self, state: RunState, *, plans: bool = True) -> Consequences:
         """Decide on tentative states until nothing follows any more; nothing at all if a conductor is to be asked and
@@ -186,14 +183,17 @@ class Driver:
         return follows
 
     async def _commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
-        """One entry with `first` and everything that follows from it, then the bell for the tickets in it."""
+        """One entry with `first` and all that follows, then the bell. Returns our state, unless others wrote too."""
         async with self._writing:
             if self.state.ended:  # a step's end took the run's with it: see `join`
                 return Consequences(self.state)
-            follows = await self.consequences(tentative(self.state, first), plans=not first)
+            upon = self.state
+            follows = await self.consequences(tentative(upon, first), plans=not first)
             if first or follows.events:
-                mine = Entry(self.state.run, self._means.now(), events=first, epoch=self._epoch, contents=contents)
-                await self.write(mine, follows)
+                mine = Entry(self.state.run, self._means.now(), events=first, epoch=self.epoch, contents=contents)
+                appended = await self.write(mine, follows)
+                alone = self.state.seq == upon.seq + len(appended.events)
+                follows.state = self.state if alone else follows.state
         await self.ring(follows.outbox)
         return follows
 
@@ -212,7 +212,7 @@ class Driver:
             follows = self._with_end(entry, await self.consequences(after, plans=False))
             try:
                 # It may have waited, and what follows counts from now: a wait for results, for one.
-                joint = changed(entry, at=self._means.now(), epoch=self._epoch)
+                joint = changed(entry, at=self._means.now(), epoch=self.epoch)
                 appended = await self.write(joint, follows)
             except (LeaseLost, RunEnded):
                 return await self._means.store.append(entry)
@@ -290,7 +290,7 @@ class Driver:
                 return
             if any(call.outcome is not None for draft in events if (call := self._finished(draft)) is not None):
                 return
-            entry = Entry(self.state.run, self._means.now(), events, None, self._epoch, None, hold, release, spent)
+            entry = Entry(self.state.run, self._means.now(), events, None, self.epoch, None, hold, release, spent)
             after = Consequences(tentative(self.state, events))
             await self._write(changed(entry, contents=contents), after, within)
 
@@ -441,7 +441,7 @@ class Driver:
             if self.state is upon:
                 gone, held = given_up(self.state.planning)
                 events = (*gone, *ending(tentative(self.state, gone), command))
-                last = Entry(self.state.run, self._means.now(), events, epoch=self._epoch, release=held, spent=held)
+                last = Entry(self.state.run, self._means.now(), events, epoch=self.epoch, release=held, spent=held)
                 await self._write(last, Consequences(tentative(self.state, events)))
 
     async def _quiesce(self) -> None:
