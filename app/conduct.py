@@ -146,7 +146,7 @@ class Driver:
         the state from which nothing else can follow until it is late."""
         follows = await self._commit()
         if self.state.ended:
-            return
+            return self.state
         if isinstance(follows.pending, Finish):
             await self._finish(follows.pending)
         elif follows.pending is not None:
@@ -177,8 +177,8 @@ class Driver:
                     fresh += follows.plain(command, self._home, sound=self._means.queue.sound)
                 elif isinstance(command, Await):
                     fresh.append(follows.let_go(command, self._means.now()))
-                else:
-                    follows.pending = command
+                else:  # and nobody begins what is about to be stopped
+                    follows.pending, follows.outbox = command, []
             follows.add(fresh)
         return follows
 
@@ -251,10 +251,10 @@ class Driver:
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
         """Commit an entry with what follows from it, and fold it. The caller holds `_writing`, or is alone.
 
-        Raises `Conflict` if it ends the run and there are events that we have not heard of.
+        Raises `Conflict` if it ends the run, or begins a turn of it, and there are events of which we have not heard.
         """
         ends = follows.state.ended and not self.state.ended
-        all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else None)
+        all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else entry.seq)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
                 appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)

@@ -1,7 +1,7 @@
 """THE STEP: from a ticket to an answer in the journal.
 
     take a ticket (a doorbell; any number of them may be lost, repeated or forged)
-     └ fold the run's journal; nothing to do if the run has ended or the step is settled
+     └ fold the run's journal; nothing to do if the run has ended, or is asked to, or the step is settled
      └ rung again: claim first; a step that cost several dispatchers their lives is a dead letter
      └ compose what the access list grants             view.look(): the only way from the store into a provider request
      └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version
@@ -180,7 +180,8 @@ class Execution:
 
     def _idle(self, state: RunState) -> bool:
         step = state.steps.get(self._ticket.step)
-        return state.ended or step is None or step.settled or step.state == "awaiting_tool"
+        over = state.ended or state.cancel_asked
+        return over or step is None or step.settled or step.state == "awaiting_tool"
 
     async def _recorded(self, calls: Coroutine[Any, Any, None]) -> None:
         """No call is made that could not be recorded. What is known of the one before is kept until the database is

@@ -19,13 +19,14 @@ from app.beside import DispatcherBeside
 from app.conduct import Driver
 from app.consequences import tentative
 from app.core import position
-from app.core.commands import Propose
+from app.core.commands import Finish, Propose
 from app.core.journal import Event
 from app.core.position import Position
 from app.core.progress import begin
 from app.core.results import Returned, returned
 from app.errors import (
     BatonError,
+    Conflict,
     LeaseLost,
     NotFound,
     Overloaded,
@@ -40,7 +41,7 @@ from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
 from app.resumption import Found, Known, Waiting
 from app.stepqueue.protocol import Committed, Live, Stop
-from app.store.protocol import Entry, Outbox
+from app.store.protocol import MOVED, Entry, Outbox
 from app.telemetry import SPAN_RUN
 from app.undecided import Undecided
 
@@ -166,6 +167,10 @@ class Drivers:
                         return None
                     except LeaseLost:  # somebody else brought the same to another process, or its wait is over
                         continue
+                    except Conflict as conflict:
+                        if conflict.public_code != MOVED:
+                            raise
+                        continue  # somebody wants it to end
             return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
         raise Overloaded(retry_after=1.0)
 
@@ -198,7 +203,8 @@ class Drivers:
     async def _commit_turn(self, driver: Driver, order: Order, found: Found) -> None:
         begun, tier = resumption.begin(self._means, order, found, self._home), found.state.admitted.tier
         follows = await driver.consequences(tentative(found.state, begun.entry.events))
-        follows.outbox = [*(Outbox(n, tier, self._home, begun.turn) for n in begun.steps), *follows.outbox]
+        if not isinstance(follows.pending, Finish):  # which was asked for while the run waited
+            follows.outbox = [*(Outbox(n, tier, self._home, begun.turn) for n in begun.steps), *follows.outbox]
         await driver.write(begun.entry, follows)
         await driver.ring(follows.outbox)
 

@@ -88,8 +88,8 @@ class Beginning:
 async def find(means: Means, order: Order, came: Returned, waiting: Waiting) -> Found | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
-    A run that waited here for just these results is not looked up: whether it still does is for the commit to say,
-    which is fenced by the epoch that it waited under.
+    A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
+    end, is for the commit to say, which is fenced by the epoch that it waited under and by its last event.
 
     Raises `InvalidRequest` for results that nothing can be made of. A run of somebody else is not there.
     """
@@ -181,6 +181,7 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
         once=order.once,
         notify=means.notifies and notices.wanted(order.wire),
         lease=Lease(home, now + means.lease, turn.deadline),
+        seq=state.seq,
     )
     return Beginning(turn.number, entry, tuple(found.shares))
 

@@ -182,7 +182,8 @@ class Entry:
     lease: Lease | None = None
     """Needs `epoch`, which is one more from then on: whoever writes under the old one has lost the run."""
     seq: int | None = None
-    """The number of the event that this entry must follow: for what sums up all that came before, such as an end."""
+    """The number of the event that this entry must follow: for what sums up all that came before, such as an end, or
+    what a wish would forbid, such as another turn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.journal import Kind
+from app.ahead import Aheads
+from app.core.journal import Draft, Kind
 from app.gateway import cancel
-from app.store.protocol import RunRow
+from app.store.protocol import Appended, Entry, RunRow
 from app.wiring import House
 from tests.api.callers import body, calling, key_of, post
-from tests.api.house import events, finish, kinds, open_house, order, pool_text
+from tests.api.house import events, finish, kinds, open_house, order, plan, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 
@@ -106,6 +107,28 @@ async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: 
         assert row.state == "cancelled"
         journal = await events(opened, driven.run)
         assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
+
+
+async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a driver that nobody tells of it, whose dispatchers make no call that they could tell of either."""
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
+            monkeypatch.setattr(Aheads, way, lambda *_: None)
+        append = opened.means.store.append
+
+        async def overtaken(entry: Entry) -> Appended:
+            if any(draft.kind is Kind.STEP_QUEUED and draft.body["n"] for draft in entry.events):
+                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            return await append(entry)
+
+        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
+        assert len(stub.requests) == 1
 
 
 async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:

@@ -1,5 +1,5 @@
 """Tickets as they may come: one lets read too little, one comes too early; one comes again, for a step that nobody can
-pay for."""
+pay for; one comes when the end has been asked for."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from app.ahead import Aheads
+from app.core.journal import Draft, Kind
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal
 from app.store.sql import SqlStore
-from tests.api.house import finish, narrowed, open_house, order, plan, pool_text
+from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 
@@ -21,7 +23,8 @@ async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:  # which audits what was sent
         opened.drivers.beside = None
-        patch.setattr(opened.dispatcher, "_known", lambda _run: None)
+        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
+            patch.setattr(Aheads, way, lambda *_: None)
         driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven)).ended.error is None
 
@@ -76,3 +79,24 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
         poor = narrowed(opened, "baton-mini", usd=1)
         driven = await opened.drivers.start(order(opened, "baton-mini", limits=poor))
         assert (await finish(driven)).ended.state.state == "over_budget"
+
+
+async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dispatcher has read so, though its driver has yet to hear of it."""
+    ring = MemoryQueue.ring
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+
+        async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+            asked = (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)
+            for ticket in tickets:
+                await opened.means.store.append(Entry(ticket.run, opened.means.now(), asked))
+            await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
+
+        monkeypatch.setattr(MemoryQueue, "ring", late)
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(driven)).ended.state.state == "cancelled"
+        assert Kind.CALL_INTENDED not in kinds(await events(opened, driven.run))
+        assert stub.requests == []

@@ -10,7 +10,10 @@ import pytest
 
 from app import conduct
 from app.conduct import Driver
+from app.core.commands import Command, Finish
 from app.core.journal import Kind
+from app.core.progress import decide
+from app.core.state import RunState
 from app.dispatch import Execution
 from app.dispatcher import Dispatcher
 from app.errors import StoreUnavailable
@@ -110,6 +113,22 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         await asyncio.sleep(0.05)
         assert (stub.requests, forgone) == ([], ["alpha"])
         assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+
+
+async def test_no_step_is_begun_that_is_to_be_stopped(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows from its being queued is the run's end, before anybody has a ticket for it."""
+
+    def out_of_plans(state: RunState, now: float) -> tuple[Command, ...]:
+        over = any(step.state == "queued" for step in state.steps.values())
+        return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
+
+    monkeypatch.setattr(conduct, "decide", out_of_plans)
+    async with watched(tmp_path, stub) as (opened, seen):
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    assert (outcome.ended.state.state, stub.requests) == ("failed", [])
+    assert [entry.outbox for entry in seen if entry.outbox] == []
 
 
 @pytest.mark.parametrize("ended", [False, True])

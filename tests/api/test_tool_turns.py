@@ -86,16 +86,23 @@ async def test_a_run_that_waits_here_is_not_looked_up(
     assert (await talk.say()).ended.answer == "It is 42."
 
 
-async def test_what_has_become_of_a_waiting_run_meanwhile_counts(stub: ProviderStub, house: House) -> None:
-    """Though this process remembers it as it was."""
-    stub.script("alpha", calling(look("a")))
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
+    stub: ProviderStub, house: House, remembered: bool
+) -> None:
+    """Though this process may remember it as it was before, and its caller has brought what it waited for."""
+    stub.script("alpha", calling(look("a")), DONE)
     talk = Talk(house)
     first = await talk.say()
     talk.answer(first, "A")
     run = first.ended.state.run
+    await until(lambda: not len(house.drivers))
+    if not remembered:
+        assert house.drivers._waiting.take(run) is not None
     await house.means.store.append(Entry(run, house.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)))
     assert (await finish(await talk.begin())).ended.state.state == "cancelled"
     assert Kind.RESUMED in kinds(await events(house, run))
+    assert len(stub.requests) == 1
 
 
 async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, house: House) -> None:

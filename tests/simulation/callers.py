@@ -7,6 +7,7 @@ run. Who is told of tool calls comes back with their results, to any process, on
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from app.core.pool import Catalog, Limits
 from app.errors import BatonError, Conflict
 from app.gateway.cancel import ask
 from app.order import Driven, Ended, Order, Said, Told
-from app.store.protocol import TAKEN, Once
+from app.store.protocol import TAKEN, Once, RunRow
 from tests.simulation.faults import Faults
 from tests.simulation.plans import callers_plan
 
@@ -150,13 +151,16 @@ class Visit:
 
     async def _cancel(self, process: "Process", hearing: Hearing) -> None:
         await asyncio.sleep(self.cancels_after or 0.0)
-        try:
-            row = await process.store.run(hearing.run)
-            await ask(process.store, process.queue, row, "caller", process.clock.now())
+        with suppress(BatonError):  # a 503: this caller does not insist
+            row = await self.wish(process, hearing)
             if not row.driver or row.lease_until <= process.clock.now():
                 process.running.sweep_soon()
-        except BatonError:
-            return  # a 503: this caller does not insist
+
+    async def wish(self, process: "Process", hearing: Hearing) -> RunRow:
+        """Ask for the end of its run, which was that until then."""
+        row = await process.store.run(hearing.run)
+        await ask(process.store, process.queue, row, "caller", process.clock.now())
+        return row
 
     async def _leave(self, hearing: Hearing, listening: asyncio.Task[None]) -> None:
         await asyncio.sleep(self.leaves_after or 0.0)
@@ -175,7 +179,7 @@ class Visit:
 def visit(number: int, catalog: Catalog, faults: Faults, chance: Random, *, notifies: bool = False) -> Visit:
     """One more request, as varied as callers are; `notifies`: ends of those in the background are told."""
     tier = catalog.tiers[chance.choice(TIERS)]
-    tools = chance.random() < 0.25
+    tools = chance.random() < 0.4
     background = chance.random() < (0.6 if notifies else 0.2)
     streams = chance.random() < 0.5
     limits = Limits(

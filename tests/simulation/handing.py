@@ -1,11 +1,13 @@
-"""Bugs of the zoo in how runs go from one process to another: handed over as they begin, handed back as it stops."""
+"""Bugs of the zoo in how runs go from one process to another: handed over as they begin, handed back as it stops, taken
+up as their caller comes back."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app import conduct, drivers
+from app import conduct, drivers, resumption
 from app.dispatch import Execution
 from app.drivers import Drivers
 from app.order import Driven
@@ -93,3 +95,13 @@ def drain_in_silence(patch: Patch) -> None:
             await withdraw(self, openers)
 
     patch.setattr(Execution, "_withdraw", silent)
+
+
+def go_on_from_memory(patch: Patch) -> None:
+    begin = resumption.begin
+
+    def unseen(*given: Any) -> Any:
+        begun = begin(*given)
+        return replace(begun, entry=replace(begun.entry, seq=None))
+
+    patch.setattr(resumption, "begin", unseen)

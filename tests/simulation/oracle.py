@@ -240,6 +240,16 @@ def a_wish_is_heard(case: Case) -> Iterator[str]:
             yield f"it went on for {waited:.1f} s after it was cancelled"
 
 
+def nobody_is_called_after_a_cancelled_wait(case: Case) -> Iterator[str]:
+    """Results that come once the end was asked for are journaled; no worker is called for them, nor a conductor."""
+    asked = resumed = False
+    for fact in case.facts:
+        asked = asked or fact.kind == "run.cancel_asked"
+        resumed = resumed or (asked and fact.kind == "run.resumed")
+        if resumed and fact.kind == "call.intended":
+            yield f"event {fact.seq} intends a call in a turn that began after its end was asked for"
+
+
 def no_run_is_forgotten(case: Case) -> Iterator[str]:
     """No run waits for its deadline while there is nothing that keeps it, unless workers are to blame."""
     end = case.end
@@ -440,6 +450,7 @@ CHECKS: tuple[Check, ...] = (
     the_receiver_is_told,
     what_is_erased_is_gone,
     a_wish_is_heard,
+    nobody_is_called_after_a_cancelled_wait,
     no_run_is_forgotten,
     an_outcome_is_lost_only_with_its_process,
     what_is_handed_over_is_driven_elsewhere,

@@ -5,6 +5,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -253,6 +254,10 @@ class Process:
         if self._begin(visit.serve(self, hearing)):
             visit.hearings.append(hearing)
 
+    def call_off(self, visit: Visit, hearing: Hearing) -> None:
+        """Somebody wants a run to end, by the command line: nobody sweeps for that."""
+        self._begin(self._call_off(visit, hearing))
+
     def recall(self, run: str, hearing: Hearing) -> None:
         """Somebody asks for a run that is over."""
         self._begin(self._tell(run, hearing))
@@ -267,6 +272,10 @@ class Process:
             return False
         self._serving.append(self.seam.machine.context.copy().run(self._requests.create_task, work))
         return True
+
+    async def _call_off(self, visit: Visit, hearing: Hearing) -> None:
+        with suppress(BatonError):
+            await visit.wish(self, hearing)
 
     async def _tell(self, run: str, hearing: Hearing) -> None:
         try:

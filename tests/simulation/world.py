@@ -239,8 +239,16 @@ class World:
         self.results |= {id_: f"<tool:{guest.number}.{len(self.results) + n}> so." for n, id_ in enumerate(ids)}
         again, late = guest.goes_on(ended, self.results, order), 0.1 + 1.5 * self.chance.random()
         self._send_later(late, guest, again, 3)
+        if self.faults.hit("caller.wavers"):
+            self._later(late * self.chance.random(), self._call_off, guest, hearing)
         if self.faults.hit("caller.repeats"):
             self._send_later(late + self.chance.random(), guest, again)
+
+    def _call_off(self, guest: Visit, hearing: Hearing) -> None:
+        """Its caller changes its mind, and then forgets that it has."""
+        serving = [process for process in self.processes if process.serves]
+        if serving:
+            self.chance.choice(serving).call_off(guest, hearing)
 
     def _refused(self, guest: Visit, hearing: Hearing) -> None:
         if hearing.patience and hearing.refused in FOR_THE_MOMENT:

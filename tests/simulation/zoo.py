@@ -52,6 +52,7 @@ OUTAGES = {"store.outage": 0.3}
 HANGS = {"worker.hangs_at_first": 0.5}
 DEADLY = {"crash at worker.received": 1.0}
 ABANDONED = {"caller.abandons": 0.9}
+WAVERS = {"caller.wavers": 0.9}
 DELIVERIES = {"crash at webhook.sent": 0.9}
 REFUSALS = {"receiver.refuses": 0.5}
 ERASURES = {"caller.erases": 0.9}
@@ -479,6 +480,7 @@ BUGS = (
     ),
     Bug("drain in silence", handing.drain_in_silence, DRAINS, ("oracle.an_outcome_is_lost_only_with_its_process",)),
     Bug("wait for results without end", wait_for_results_without_end, ABANDONED, ("oracle.it_ends_once",)),
+    Bug("go on from memory", handing.go_on_from_memory, WAVERS, ("oracle.nobody_is_called_after_a_cancelled_wait",)),
     Bug("forget what tools said", forget_what_tools_said, CALM, ("oracle.steps_see_what_is_granted",)),
     Bug("widen the view inside", widen_the_view_inside, CALM, ("oracle.nothing_widens_inside",)),
     Bug("nest without end", nest_without_end, CALM, ("oracle.nothing_widens_inside",)),
