@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from math import inf
 from weakref import WeakValueDictionary
 
 from app import ended, intake, resumption
@@ -46,7 +47,7 @@ from app.telemetry import SPAN_RUN
 from app.undecided import Undecided
 
 WATCH = 0.25
-"""Seconds between two looks for journals that have moved, while nobody can tell of it."""
+"""Seconds between two looks for journals that have moved, while nobody can tell of it, or for runs that lie about."""
 SPREAD = 0.05
 """Seconds within which those who are called for a run look for it, so that not all of them do at once."""
 HANDED = 1.0
@@ -81,6 +82,9 @@ class Drivers:
         """Runs whose former driver may just have been told what is meant for us."""
         self._undecided = Undecided(means)
         self._sweep_now = asyncio.Event()
+        self._lying = -inf, 0
+        """When the runs were counted that nobody drives, which goes through all that are open; and how many there were,
+        with those that were handed over since."""
         means.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -286,7 +290,13 @@ class Drivers:
         """Whether dispatchers are to drive it: not while they could not be called, or leave as many runs lying."""
         if not (self.hands_over and order.background and self._means.queue.sound):
             return False
-        return sum(kind.runs for kind in await self._means.store.lapsed(self._means.now())) < self._bound
+        counted, lying = self._lying
+        if not 0.0 <= self._means.tick() - counted < WATCH:
+            lying = sum(kind.runs for kind in await self._means.store.lapsed(self._means.now()))
+            counted = self._means.tick()
+        hands = lying < self._bound
+        self._lying = counted, lying + hands
+        return hands
 
     async def _pass_on(self, driver: Driver, line: Mailbox[Told]) -> Driven:
         """Hand a run over whose turn has just begun; its caller hears it as one that goes on elsewhere."""

@@ -152,9 +152,9 @@ def due(conn: Connection, name: str, step: int) -> Due | None:
 
 
 def overdue(now: float, grace: float, limit: int) -> Select[Any]:
-    """Tickets that nobody holds and whose last ring went unanswered for `grace` seconds, the oldest first."""
+    """Tickets that nobody holds and whose last ring went unanswered for `grace` seconds, the longest ago first."""
     unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
-    return _tickets().where(*unanswered).order_by(TICKETS.c.until).limit(limit)
+    return _tickets().where(*unanswered).order_by(TICKETS.c.rung_at).limit(limit)
 
 
 def ring(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:

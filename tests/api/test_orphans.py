@@ -4,7 +4,7 @@ them. And drivers that are told nothing: they learn from the renewal of their le
 import asyncio
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from app.core.journal import Draft, Kind
 from app.drivers import Drivers
 from app.errors import StoreUnavailable
 from app.orphans import is_newer
-from app.store.protocol import Appended, Entry, Ledger, RunRow
+from app.store.protocol import Appended, Entry, Lapsed, Ledger, RunRow
 from app.store.sql import SqlStore
 from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, pool_text
@@ -152,6 +152,27 @@ async def test_a_background_run_that_no_dispatcher_takes_is_driven_by_its_gatewa
         assert 'baton_swept_total{kind="run"}' not in opened.means.telemetry.exposition().decode()
         opened.drivers.cancel(handed.run, "caller")
         assert (await finish(handed)).ended.state.state == "cancelled"
+
+
+async def test_runs_that_lie_about_are_not_counted_for_every_run_that_is_handed_over(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        lapsed, counts = opened.means.store.lapsed, 0
+
+        async def counting(now: float) -> Sequence[Lapsed]:
+            nonlocal counts
+            counts += 1
+            return await lapsed(now)
+
+        monkeypatch.setattr(opened.means.store, "lapsed", counting)
+        opened.drivers.hands_over = True
+        for wait in (0.0, 0.0, 0.0, 0.0, 0.3):
+            await asyncio.sleep(wait)
+            handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+            assert opened.drivers.known(handed.run) is None
+        assert counts == 2
 
 
 async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:

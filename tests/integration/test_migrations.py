@@ -70,10 +70,19 @@ def test_the_migrations_make_what_the_code_expects(database: str) -> None:
     migrate(database)
     assert ask(database, differences) == []
     assert ask(database, tables) == set(METADATA.tables)
-    partial = {"runs_by_lease", "runs_unhappy", "events_one_end"}
+    partial = {"runs_open", "runs_unhappy", "events_one_end"}
     assert ask(database, index_conditions) == {
         str(index.name): index.name in partial for table in METADATA.tables.values() for index in table.indexes
     }
+
+
+@pytest.mark.integration
+def test_pages_keep_room_for_renewals(postgres_url: str) -> None:
+    migrate(postgres_url)
+    room = "SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL"
+    found = ask(postgres_url, lambda conn: {name: options for name, options in conn.exec_driver_sql(room)})
+    wanted = {table.name: table.dialect_options["postgresql"]["with"] for table in METADATA.tables.values()}
+    assert found == {name: [f"{key}={value}" for key, value in room.items()] for name, room in wanted.items() if room}
 
 
 def test_every_version_goes_up_and_down(database: str) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 
 from app.core.journal import Draft, Kind
 from app.errors import LeaseLost
+from app.store.engines import BY_KEY
 from app.store.prepared import Prepared, Row, Rows, Writes
 from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
@@ -99,6 +100,67 @@ async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few
     for table in ("runs", "tickets", "events", "contents"):
         assert f"Seq Scan on {table}" not in plan
         assert f"on {table}" in plan
+
+
+async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStore, migrated_postgres_url: str) -> None:
+    """However many runs have ended, and though the way was chosen when there were none."""
+    sent: list[str] = []
+
+    def noted(_conn: object, _cursor: object, query: str, *_: object) -> None:
+        sent.append(query)
+
+    event.listen(store._runner._writing.sync_engine, "before_cursor_execute", noted)  # type: ignore[attr-defined]
+    await store.append(admitted("run", lease_until=5.0))
+    sent.clear()
+    await store.lapsed(6.0)
+    await store.waiting(10)
+    await store.overdue(6.0, 10)
+    await store.orphans("heir", 6.0, 9.0, 10, [("mini", "test")])
+    queries = [query for query in dict.fromkeys(sent) if "<=" in query or "LIMIT" in query]
+    other = await asyncpg.connect(migrated_postgres_url, server_settings=BY_KEY)
+    plans = []
+    try:
+        for number, query in enumerate(queries):
+            await other.execute(f"PREPARE q{number} AS {query}")
+            values = ", ".join(["NULL"] * max(int(place) for place in re.findall(r"\$(\d+)", query)))
+            rows = await other.fetch(f"EXPLAIN EXECUTE q{number}({values})")
+            plans.append("\n".join(row[0] for row in rows))
+    finally:
+        await other.close()
+    assert len(plans) == 4
+    for query, plan in zip(queries, plans, strict=True):
+        index = "tickets_by_ring" if "FROM tickets" in query else "runs_open"
+        assert index in plan, plan
+        assert "Seq Scan" not in plan
+
+
+async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: str) -> None:
+    """No index is written for that, and none left to be swept up."""
+    names = [f"run-{n}" for n in range(200)]
+    async with open_store(migrated_postgres_url) as opened:
+        await asyncio.gather(*(opened.append(admitted(name)) for name in names))
+        await asyncio.gather(*(opened.append(queued(name)) for name in names))
+        await asyncio.gather(*(opened.append(take(name, 0, "a")) for name in names))
+    before = await _updates(migrated_postgres_url)
+    async with open_store(migrated_postgres_url) as opened:
+        for until in (9.0, 80.0, 200.0):
+            assert len(await opened.renew("driver", dict.fromkeys(names, 1), until)) == len(names)
+            assert len(await opened.keep([Held(name, 0, 1) for name in names], until)) == len(names)
+    after = await _updates(migrated_postgres_url)
+    for table in ("runs", "tickets"):
+        made, in_place = (later - sooner for later, sooner in zip(after[table], before[table], strict=True))
+        assert made == 3 * len(names)
+        assert in_place > 0.9 * made, table
+
+
+async def _updates(url: str) -> dict[str, tuple[int, int]]:
+    """How many there were of each table's rows, and how many of them in place: who has gone has told all of them."""
+    conn = await asyncpg.connect(url)
+    try:
+        rows = await conn.fetch("SELECT relname, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables")
+    finally:
+        await conn.close()
+    return {name: (made, in_place) for name, made, in_place in rows}
 
 
 async def test_who_waited_for_the_lock_goes_by_what_was_changed_under_it(
