@@ -82,6 +82,7 @@ class Drivers:
         """Runs whose former driver may just have been told what is meant for us."""
         self._undecided = Undecided(means)
         self._sweep_now = asyncio.Event()
+        self._renewing = asyncio.Lock()
         self._lying = -inf, 0
         """When the runs were counted that nobody drives, which goes through all that are open; and how many there were,
         with those that were handed over since."""
@@ -304,6 +305,8 @@ class Drivers:
         if self._drivers.get(state.run) is driver:
             del self._drivers[state.run]
         self._followers.follow(state, driver.audience)
+        async with self._renewing:  # one that had begun before would prolong what is given up
+            pass
         await hand_back(self._means, self._home, {state.run: driver.epoch})
         return Driven(state.run, line, state, replayed=True)
 
@@ -391,10 +394,11 @@ class Drivers:
     async def _renew(self) -> set[tuple[str, int]]:
         """Prolong every lease, also of runs that are just being admitted; returns those that are not ours, as run and
         epoch."""
-        epochs = self._epochs()
-        if not epochs:
-            return set()
-        kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
+        async with self._renewing:
+            epochs = self._epochs()
+            if not epochs:
+                return set()
+            kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
         self._wake(kept)
         return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 

@@ -154,6 +154,33 @@ async def test_a_background_run_that_no_dispatcher_takes_is_driven_by_its_gatewa
         assert (await finish(handed)).ended.state.state == "cancelled"
 
 
+async def test_a_renewal_on_its_way_does_not_prolong_a_lease_that_is_given_up(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would find the run before that lapses."""
+    append, renew, renewals = SqlStore.append, SqlStore.renew, asyncio.Queue[asyncio.Task[object]]()
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+
+        async def overtaken(store: SqlStore, entry: Entry) -> Appended:
+            appended = await append(store, entry)
+            renewals.put_nowait(asyncio.create_task(opened.drivers._renew()))
+            await asyncio.sleep(0)
+            return appended
+
+        async def slow(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+            if until > opened.means.now():
+                await asyncio.sleep(0.1)
+            return await renew(store, driver, epochs, until)
+
+        monkeypatch.setattr(SqlStore, "append", overtaken)
+        monkeypatch.setattr(SqlStore, "renew", slow)
+        opened.drivers.hands_over = True
+        handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        await (await renewals.get())
+        assert (await opened.means.store.run(handed.run)).lease_until < opened.means.now()
+
+
 async def test_runs_that_lie_about_are_not_counted_for_every_run_that_is_handed_over(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
