@@ -152,11 +152,13 @@ class Driver:
         elif follows.pending is not None:
             self._planner.start(group, self.state, follows.pending, self._append)
         elif self.state.state == "awaiting_tool" and not self._let_go:  # taken over in the middle of its wait
-            until = self.state.turn.until
-            await self._means.store.append(
-                Entry(self.state.run, self._means.now(), epoch=self.epoch, lease=Lease("", until, until))
-            )
-            self._let_go = True
+            until, seq = self.state.turn.until, self.state.seq
+            entry = Entry(self.state.run, self._means.now(), epoch=self.epoch, lease=Lease("", until, until), seq=seq)
+            try:
+                await self._means.store.append(entry)
+                self._let_go = True
+            except Conflict:
+                await self._catch_up()
         return follows.state
 
     async def consequences(self, state: RunState, *, plans: bool = True) -> Consequences:
@@ -185,16 +187,25 @@ class Driver:
     async def _commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
         """One entry with `first` and all that follows, then the bell. Returns our state, unless others wrote too."""
         async with self._writing:
-            if self.state.ended:  # a step's end took the run's with it: see `join`
-                return Consequences(self.state)
-            upon = self.state
-            follows = await self.consequences(tentative(upon, first), plans=not first)
-            if first or follows.events:
-                mine = Entry(self.state.run, self._means.now(), events=first, epoch=self.epoch, contents=contents)
-                appended = await self.write(mine, follows)
-                alone = self.state.seq == upon.seq + len(appended.events)
-                follows.state = self.state if alone else follows.state
+            while (follows := await self._with_all(first, contents)) is None:
+                await self._catch_up()
         await self.ring(follows.outbox)
+        return follows
+
+    async def _with_all(self, first: tuple[Draft, ...], contents: Contents) -> Consequences | None:
+        """None if nothing was written, because others have written what may forbid it."""
+        if self.state.ended:  # a step's end took the run's with it: see `join`
+            return Consequences(self.state)
+        upon = self.state
+        follows = await self.consequences(tentative(upon, first), plans=not first)
+        if first or follows.events:
+            mine = Entry(self.state.run, self._means.now(), events=first, epoch=self.epoch, contents=contents)
+            try:
+                appended = await self.write(mine, follows)
+            except Conflict:
+                return None
+            alone = self.state.seq == upon.seq + len(appended.events)
+            follows.state = self.state if alone else follows.state
         return follows
 
     async def join(self, entry: Entry) -> Appended:
@@ -251,9 +262,9 @@ class Driver:
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
         """Commit an entry with what follows from it, and fold it. The caller holds `_writing`, or is alone.
 
-        Raises `Conflict` if it ends the run, or begins a turn of it, and there are events of which we have not heard.
+        Raises `Conflict` if it begins or ends a turn, and there are events of which we have not heard: a wish, say.
         """
-        ends = follows.state.ended and not self.state.ended
+        ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
         all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else entry.seq)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:

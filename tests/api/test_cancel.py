@@ -16,6 +16,8 @@ from app.store.protocol import Appended, Entry, RunRow
 from app.wiring import House
 from tests.api.callers import body, calling, key_of, post
 from tests.api.house import events, finish, kinds, open_house, order, plan, pool_text
+from tests.api.talks import Talk, look
+from tests.api.talks import calling as tool_calling
 from tests.stubs import Hang, ProviderStub, Reply
 
 
@@ -129,6 +131,46 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
         driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
         assert len(stub.requests) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """It would wait for its caller's tools, and nobody would look at it before that is over."""
+    stub.script("alpha", tool_calling(look("a")))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        if apart:
+            opened.drivers.beside = None
+            for way in ("of", "meet"):
+                monkeypatch.setattr(Aheads, way, lambda *_: None)
+        append = opened.means.store.append
+
+        async def overtaken(entry: Entry) -> Appended:
+            if any(draft.kind is Kind.AWAITING for draft in entry.events):
+                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            return await append(entry)
+
+        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        driven = await Talk(opened).begin()
+        assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
+
+
+async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", tool_calling(look("a")))
+    run = (await Talk(opened).say()).ended.state.run
+    append, store = opened.means.store.append, opened.means.store
+
+    async def overtaken(entry: Entry) -> Appended:
+        if entry.lease is not None and not entry.events:
+            await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+        return await append(entry)
+
+    opened.means.store.append = overtaken  # type: ignore[method-assign]
+    now, ours = opened.means.now(), [("baton-mini", opened.means.code)]
+    (row,) = await store.orphans(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
+    await opened.drivers._orphans._adopt(row)
+    assert (await cancel.settled(store, await store.run(run), 3.0)).state == "cancelled"
 
 
 async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
