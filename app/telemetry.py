@@ -8,14 +8,16 @@ some (`invoke_workflow`, `plan`, `chat`) and stand under `baton.` where there ar
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import orjson
 from opentelemetry import trace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+NO_SPAN: AbstractContextManager[object] = nullcontext()
+"""One for all: every waiting run and call is inside a span."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -137,14 +139,11 @@ class Telemetry:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
         self._log.log(level, message, exc_info=bug, extra={"fields": fields})
 
-    @contextmanager
-    def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> Iterator[None]:
+    def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> AbstractContextManager[object]:
         """A span around a block; nothing at all when no exporter is configured."""
         if self._tracer is None:
-            yield
-            return
-        with self._tracer.start_as_current_span(name, attributes=dict(attributes)):
-            yield
+            return NO_SPAN
+        return self._tracer.start_as_current_span(name, attributes=dict(attributes))
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
