@@ -4,7 +4,8 @@ This runs the real `app`, all of it; only the seams that `wiring.house` opens ar
 needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them (`fate.py`).
 `--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for the time.
 `--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the most files
-that it may have open, sockets included.
+that it may have open, sockets included. `--apart` lets it write nothing ahead of drivers elsewhere, as where others
+always write in between, so that each step goes through the queue and is queued by its driver.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from app import __main__, serving, wiring
+from app.ahead import Aheads
 from app.providers import http
 from tests.faults.fate import Fate, Order
 from tests.faults.seams import DoomedQueue, DoomedStore, doomed_call, doomed_pool
@@ -65,9 +67,12 @@ def main() -> int:
     parser.add_argument("--clock", type=Path, help="a file with the seconds by which its clock is wrong")
     parser.add_argument("--copies", type=int, default=1, help="how often everything is sent through the queue")
     parser.add_argument("--files", type=int, help="most open files")
+    parser.add_argument("--apart", action="store_true", help="write nothing ahead of drivers elsewhere")
     parser.add_argument("role", nargs="+", help="a command of `python -m app`")
     chosen = parser.parse_args()
     bend(Fate(chosen.at, chosen.orders), clock=chosen.clock, copies=chosen.copies)
+    if chosen.apart:
+        Aheads.meet = lambda aheads, state, _read, _home: aheads.of(state.run)  # type: ignore[method-assign]
     if chosen.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.files, chosen.files))
     return __main__.main(chosen.role)

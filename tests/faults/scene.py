@@ -206,6 +206,10 @@ def over(line: Line, stub: StubControl) -> tuple[str, str]:
     return stub.openai_url.replace(there, f":{line.port}/"), stub.vllm_url.replace(there, f":{line.port}/")
 
 
+APART = {"dispatcher": ("--apart",)}
+"""Words for the launcher: each step is queued by its driver and taken from the queue."""
+
+
 @contextmanager
 def scene(
     folder: Path,

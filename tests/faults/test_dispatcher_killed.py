@@ -10,7 +10,7 @@ from app.core.journal import Kind
 from tests.faults.accounts import Account, account, settle
 from tests.faults.fate import Taken
 from tests.faults.points import at, case
-from tests.faults.scene import CHAIN, LEASE, WORKERS, Scene, ask, scene
+from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
 from tests.stubs import Hang, Reply, Stall, Trickle
 
 pytestmark = pytest.mark.timeout(120)
@@ -20,7 +20,7 @@ RESUMED = LEASE + 2
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3) as made:
+    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, program=APART) as made:
         yield made
 
 

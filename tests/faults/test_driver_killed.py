@@ -12,7 +12,7 @@ import pytest
 from app.core.journal import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
-from tests.faults.scene import CHAIN, LEASE, TREE, Scene, ask, caller, scene
+from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, scene
 from tests.processes import KEY, asking, within
 from tests.stubs import Reply
 
@@ -24,7 +24,7 @@ PLANNED = {"baton": {"plan": CHAIN}}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("drivers")) as made:
+    with scene(tmp_path_factory.mktemp("drivers"), program=APART) as made:
         yield made
 
 

@@ -1,0 +1,88 @@
+"""F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: a dispatcher is killed
+around that entry, and in the call that it began with it."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.accounts import account, settle
+from tests.faults.points import at, case
+from tests.faults.scene import CHAIN, LEASE, WORKERS, Scene, ask, scene
+from tests.faults.test_dispatcher_killed import resumed
+
+pytestmark = pytest.mark.timeout(120)
+RESUMED = LEASE + 2
+PLANNED = {"baton": {"plan": CHAIN}}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(tmp_path_factory.mktemp("ahead"), dispatchers=2) as made:
+        yield made
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    shared.reset()
+    return shared
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Where it dies, which step has to be done anew, and how often that step's worker hears of it."""
+
+    name: str
+    order: str
+    again: int | None = None
+    received: int = 0
+
+
+BOUNDARIES = (
+    Boundary("before the end and what follows are committed", "append.before[step.queued@2]", 1, 2),
+    Boundary("after the end and what follows are committed", "append.after[step.queued@2]", 2, 1),
+    Boundary("before the next request is sent", "stream.before[worker=gamma]", 2, 1),
+    Boundary("before the run's end is committed", "append.before[run.succeeded]", 4, 2),
+    Boundary("after the run's end is committed", "append.after[run.succeeded]"),
+)
+
+
+def cut(boundary: Boundary) -> object:
+    place = f"dispatcher killed ahead of the driver, {boundary.name}"
+    return case(boundary, family="F-01..06", place=place, expectation="one step at most anew", ci=True, name=place)
+
+
+@pytest.mark.parametrize("boundary", [cut(boundary) for boundary in BOUNDARIES])
+def test_a_dispatcher_that_writes_ahead_is_replaced(
+    house: Scene, boundary: Boundary, record_property: Callable[[str, object], None]
+) -> None:
+    house.orders.lay(boundary.order)
+    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = house.struck()
+    answered = calling.result(30)
+    assert answered.status == 200, answered
+    assert settle(house) == []
+    run = account(house, answered.run)
+    expected = [["ok"] for _ in WORKERS]
+    if boundary.again is not None:
+        expected[boundary.again] = ["unknown", "ok"]
+        assert len(house.stub.requests(WORKERS[boundary.again])) == boundary.received
+        went_on = resumed(run, taken.at)
+        record_property("measured", f"resumed after {went_on:.1f} s")
+        assert went_on < RESUMED
+    assert run.outcomes() == expected
+
+
+@at("F-07", "gateway killed while a dispatcher writes ahead", "the run ends all the same, before anybody drives it")
+def test_a_run_needs_no_driver_while_everything_is_plain(house: Scene) -> None:
+    house.orders.lay("ring.after[step=0]")
+    house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
+    house.struck()
+    began = time.monotonic()
+    run = house.latest()
+    while not house.ended(run):
+        assert time.monotonic() - began < RESUMED
+        time.sleep(0.05)
+    assert settle(house) == []
+    assert account(house, run).outcomes() == [["ok"] for _ in WORKERS]
