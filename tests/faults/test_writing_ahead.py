@@ -1,5 +1,5 @@
-"""F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: a dispatcher is killed
-around that entry, and in the call that it began with it."""
+"""F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: a dispatcher is
+killed around that entry, and in the call that it began with it."""
 
 import time
 from collections.abc import Callable, Iterator
