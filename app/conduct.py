@@ -43,6 +43,7 @@ from app.errors import (
     NotFound,
     QueueUnavailable,
     RunEnded,
+    RunOverBudget,
     StoreUnavailable,
 )
 from app.mailbox import Mailbox
@@ -269,6 +270,8 @@ class Driver:
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
                 appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)
+            except RunOverBudget:  # which is an end to come
+                raise
             except RunEnded:  # by a dispatcher, ahead of us: what we had to say is for nobody any more
                 await self._catch_up()
                 return Appended(())
