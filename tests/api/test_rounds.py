@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app import conduct
+from app.ahead import Aheads
 from app.conduct import Driver
 from app.core import drafts
 from app.core.chat import Message, Task, Text, Tool, Toolbox
@@ -328,7 +329,8 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     monkeypatch.setattr(opened.means.store, "append", held)
     monkeypatch.setattr(MemoryQueue, "tell", stopping)
     monkeypatch.setattr(conduct, "QUIESCE", 0.0 if late else 5.0)
-    monkeypatch.setattr(opened.dispatcher, "_known", lambda _run: None)
+    for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
+        monkeypatch.setattr(Aheads, way, lambda *_: None)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
     state = (await run(opened, limits=limits)).ended.state
     assert (state.state, state.end["step"], "stopped" in state.end, state.degraded) == ("succeeded", 1, False, False)
