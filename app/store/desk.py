@@ -24,6 +24,8 @@ from app.store.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statement
 Outcome = Appended | Exception
 
 NOTHING = Ledger()
+LONG_AGO = 3600.0
+"""Seconds for which a ticket that nobody rings counts as rung in vain: it stands in line by its age."""
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """The events that begin a turn."""
@@ -282,7 +284,7 @@ class Desk:
             ticket = self._tickets.get(place)
             if ticket is None or ticket.gone:
                 stored = ticket is not None and ticket.stored
-                rung_at = entry.at if outbox.rung else 0.0
+                rung_at = entry.at if outbox.rung else entry.at - LONG_AGO
                 ticket = _Ticket(
                     *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
                 )

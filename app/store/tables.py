@@ -102,7 +102,7 @@ TICKETS = Table(
     Column("claim", BigInteger, nullable=False),
     Column("holder", Text),  # NULL when nobody holds it
     Column("until", Double, nullable=False),  # end of the claim if it is held, else when it becomes due
-    Column("rung_at", Double, nullable=False),  # last ring that nobody answered yet; 0 after a take or a release
+    Column("rung_at", Double, nullable=False),  # last ring in vain, long ago if nobody rings; 0 after a take or release
     Column("lost", BigInteger, nullable=False, server_default=text("0")),  # claims that lapsed without a word
     sqlite_with_rowid=False,
     postgresql_with={"fillfactor": 50},

@@ -168,6 +168,15 @@ async def test_a_ticket_that_nobody_rings_is_overdue_at_once_and_for_one(store: 
     assert len(await store.overdue(20.2, 10, 0.2)) == 1
 
 
+@pytest.mark.parametrize("rung", [True, False])
+async def test_who_has_waited_longest_comes_first(store: Store, rung: bool) -> None:
+    for name, at in (("b", 21.0), ("c", 22.0), ("a", 20.0)):
+        await store.append(admitted(name))
+        await store.append(replace(queued(name, at=at), outbox=(Outbox(0, "mini", "driver", rung=rung),)))
+    found = [await store.overdue(60.0, 1) for _ in range(4)]
+    assert [due.run for dues in found for due in dues] == ["a", "b", "c"]
+
+
 async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
