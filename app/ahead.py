@@ -147,11 +147,14 @@ class Aheads:
         self._met: WeakValueDictionary[str, Ahead] = WeakValueDictionary()
 
     def of(self, run: str) -> DriverBeside | None:
-        """The driver of a run in this process, or who writes ahead of the one elsewhere; whoever has a step of it keeps
-        that one alive."""
+        """The driver of a run in this process, or who writes ahead of the one elsewhere."""
         return self._known(run) or self._met.get(run)
 
-    def meet(self, state: RunState, read: Dossier, home: str) -> DriverBeside | None:
+    def met(self, run: str) -> Ahead | None:
+        """The latter alone, which is there for as long as anybody with a step of the run keeps it."""
+        return self._met.get(run)
+
+    def meet(self, state: RunState, read: Dossier, home: str) -> Ahead | None:
         """The same, for a run whose journal was just read, and whose driver is at `home`."""
         run = state.run
         if self._known(run) is None and read.epoch:
@@ -159,4 +162,4 @@ class Aheads:
             if ahead is None or ahead.epoch != read.epoch or ahead.state.seq < state.seq:
                 self._met[run] = ahead = Ahead(self._means, state=state, read=read, home=home, beside=self._beside)
             return ahead
-        return self.of(run)
+        return None

@@ -76,7 +76,7 @@ class Execution:
         self._kept = outcomes
         self._name = name
         self._aheads = aheads
-        self._kept_alive = aheads.of(work.ticket.run)
+        self._kept_alive = aheads.met(work.ticket.run)
         """Whoever writes ahead of the run's driver is there for as long as a step of it is."""
         self._ticket = work.ticket
         self._work = work
