@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -197,17 +197,19 @@ async def test_a_store_opens_before_its_database_is_up(proxy: Proxy, postgres_ur
         await store.ready()
 
 
-@pytest.mark.parametrize("given_up", ["append", "read"])
+@pytest.mark.parametrize("given_up", ["append", "wish", "read"])
 async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
     proxy: Proxy, postgres_url: str, monkeypatch: pytest.MonkeyPatch, given_up: str
 ) -> None:
-    """The BEGIN of what was given up reaches the database later, on a connection that is in use again."""
+    """What was given up, or its BEGIN, reaches the database later, on a connection that is in use again."""
     monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (1.5,))
+    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.5)
     async with behind(proxy, postgres_url, connections=1) as store:
         await store.append(admitted("run"))
         proxy.freeze()
+        entry = note("run") if given_up == "append" else replace(note("run"), epoch=None)
         with pytest.raises(StoreUnavailable):
-            await (store.append(note("run")) if given_up == "append" else store.run("run"))
+            await (store.run("run") if given_up == "read" else store.append(entry))
         proxy.thaw()
         assert await store.wait(10.0)
         await store.append(note("run"))
