@@ -32,5 +32,6 @@ class Dossiers(Protocol):
         ...
 
     def heard(self, run: str, rows: Sequence[object]) -> None:
-        """What another process said of them. It may be as wrong as it likes: it only saves asking the database."""
+        """What another process said of them. It may be as wrong as it likes: it only saves asking the database. Nothing
+        at all lets this process forget what it knows of the run."""
         ...

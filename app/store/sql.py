@@ -126,8 +126,11 @@ class SqlStore:
         return self._guesses.told(run) if self._guesses is not None else ()
 
     def heard(self, run: str, rows: Sequence[object]) -> None:
-        if self._guesses is not None:
+        if self._guesses is not None and rows:
             self._guesses.heard(run, rows)
+        elif self._guesses is not None:  # mostly since the run has ended, and nothing of it will be asked for again
+            self._guesses.keep({run: None})
+            self._recent.forget(run)
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = self._recent.contents(run, refs)

@@ -120,6 +120,17 @@ async def test_a_refusal_is_never_made_on_a_guess(stores: Sequence[SqlStore]) ->
         await one.append(driven())
 
 
+async def test_a_run_that_others_have_ended_is_forgotten(stores: Sequence[SqlStore]) -> None:
+    """Else each gateway would fill with runs that dispatchers end ahead of it."""
+    one, other = stores
+    await one.append(admitted("run"))
+    assert (one.rows("run"), one._recent.journal("run")[1]) != ((), 0)
+    await other.append(Entry("run", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
+    assert other.rows("run") == ()
+    one.heard("run", other.rows("run"))
+    assert (one.rows("run"), one._recent.journal("run")[1]) == ((), 0)
+
+
 async def test_what_others_have_reserved_without_a_word_counts(stores: Sequence[SqlStore]) -> None:
     """Only the money moves: no event has a number that would be taken twice."""
     one, other = stores
