@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.scene import Scene
+
 HERE = Path(__file__).parent
 POINT = "point"
 MEASURED = "measured"
@@ -16,6 +18,13 @@ def swept() -> Iterator[None]:
     """What a file has left open is said where it was left, and not in whatever test the collector comes by later."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+def house(shared: Scene) -> Scene:
+    """The file's own `shared` installation, as if it were new."""
+    shared.reset()
+    return shared
 
 
 @pytest.hookimpl(tryfirst=True)

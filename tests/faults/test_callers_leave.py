@@ -37,12 +37,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
-@pytest.fixture
 def wire(house: Scene) -> Iterator[Line]:
     """A line to the gateway."""
     with line(house.gateway.port) as made:

@@ -24,12 +24,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """Where it dies: the order for step `n` by `worker`, and what the step's attempts then come to."""

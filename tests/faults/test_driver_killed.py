@@ -28,12 +28,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """When the driver dies, and what the accounts show of it."""

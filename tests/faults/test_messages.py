@@ -29,12 +29,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 @at("F-26", "every message three times, batches in reverse", "each step is executed once", ci=True)
 def test_messages_that_come_again_do_nothing(house: Scene, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:

@@ -131,12 +131,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 def place(number: int) -> object:
     fault, streams = PLACES[number]
     how = "streamed" if streams else "whole"

@@ -94,12 +94,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 def storm(number: int) -> object:
     one = STORMS[number]
     ends = "the other one answers" if one.spare else "each run ends, as failed"

@@ -9,11 +9,10 @@ import pytest
 
 from tests.faults.accounts import account, settle
 from tests.faults.points import at, case
-from tests.faults.scene import CHAIN, LEASE, WORKERS, Scene, ask, scene
-from tests.faults.test_dispatcher_killed import resumed
+from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
+from tests.faults.test_dispatcher_killed import RESUMED, resumed
 
 pytestmark = pytest.mark.timeout(120)
-RESUMED = LEASE + 2
 PLANNED = {"baton": {"plan": CHAIN}}
 
 
@@ -21,12 +20,6 @@ PLANNED = {"baton": {"plan": CHAIN}}
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with scene(tmp_path_factory.mktemp("ahead"), dispatchers=2) as made:
         yield made
-
-
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
 
 
 @dataclass(frozen=True, slots=True)

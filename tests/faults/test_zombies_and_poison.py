@@ -38,12 +38,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def house(shared: Scene) -> Scene:
-    shared.reset()
-    return shared
-
-
 @dataclass(frozen=True, slots=True)
 class Stillness:
     """Where a process stops, and what the third step's attempts then come to."""
