@@ -24,7 +24,7 @@ from app.core.records import changed
 from app.core.state import RunState
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
-from app.store.dossiers import Dossier
+from app.store.dossiers import BRIEF, Dossier
 from app.store.protocol import Appended, Entry, Outbox
 from app.view import NOTHING
 
@@ -89,8 +89,6 @@ class Ahead:
 
 REPLIES = frozenset(TERMINAL) | {Kind.AWAITING}
 """Events that end a turn."""
-BRIEF = 16_384
-"""Bytes of a content that is kept for the run's next steps."""
 Write = Callable[[Entry, Consequences], Awaitable[Appended]]
 
 

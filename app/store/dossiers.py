@@ -6,6 +6,9 @@ from typing import Protocol
 
 from app.core.journal import Event
 
+BRIEF = 16_384
+"""Bytes of a content that comes along with a journal, and is kept for the run's next steps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dossier:

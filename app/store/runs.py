@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.journal import Event, Kind
 from app.errors import NotFound
-from app.store.dossiers import Dossier
+from app.store.dossiers import BRIEF, Dossier
 from app.store.guesses import Guess
 from app.store.prepared import Row
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
@@ -33,10 +33,6 @@ from app.store.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
-
-
-BRIEF = 16_384
-"""Bytes of a content that comes along with a journal."""
 _ENDED_AT = SEEN.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
