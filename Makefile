@@ -59,7 +59,7 @@ lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer; say which: make PYTHON=...")'
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }  # half of one would be taken for whole the next time
 
 .venv/runtime.stamp: requirements.txt pyproject.toml | .venv/bin/python
 	$(PIP) --require-hashes -r requirements.txt
