@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -136,8 +137,8 @@ def main() -> None:
     chosen = _chosen()
     effort = Effort(chosen.seconds, chosen.rounds)
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load "
-        f"{os.getloadavg()[0]:.1f}"
+        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version} at "
+        f"{sys.base_prefix}"
     )
     missed = False
     for setup in ("bare",) if chosen.bare else chosen.setup or SETUPS:
