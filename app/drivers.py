@@ -54,6 +54,8 @@ HANDED = 1.0
 """Seconds that a gateway gives dispatchers to take up what was handed to them."""
 RACES = 3
 """Tries to go on with a run that others go on with at the same time."""
+WAY = 2
+"""Turns of the loop that a step takes from its committed intent to the wire: the caller is told of it after that."""
 LINE = 1_024
 """Messages that a slow reader may be behind; what does not fit comes at the end in one piece."""
 
@@ -124,7 +126,14 @@ class Drivers:
             raise StoreUnavailable(retry_after=1.0)
         came, handed = returned(order.task.messages), await self._hands_over(order)
         driven = await self._go_on(order, came, handed=handed) if came is not None else None
-        return driven or await self._begin(order, handed=handed)
+        driven = driven or await self._begin(order, handed=handed)
+        try:
+            for _ in range(WAY):
+                await asyncio.sleep(0)
+        except BaseException:
+            self.leave(driven)
+            raise
+        return driven
 
     async def _begin(self, order: Order, *, handed: bool) -> Driven:
         catalog, choice = self._means.catalog(), intake.choose(self._means, order)
@@ -337,6 +346,7 @@ class Drivers:
         run = driver.state.run
         error: BatonError | None = LeaseLost(LET_GO)
         try:
+            await asyncio.sleep(0)  # the worker's time is the caller's: a step that was just begun goes first
             with self._means.telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
                 await driver.drive()
             error = None

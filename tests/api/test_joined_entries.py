@@ -5,8 +5,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import ClientRequest
 
 from app import conduct
 from app.conduct import Driver
@@ -81,6 +83,30 @@ async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: Provider
     written = [[draft.kind for draft in entry.events] for entry in seen]
     assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED]  # the step that ends has the other slot
     assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went: list[str] = []
+    send, drive = ClientRequest.write_bytes, Driver.drive
+
+    async def sending(self: ClientRequest, *given: Any) -> None:
+        went.append("call")
+        await send(self, *given)
+
+    async def driving(self: Driver) -> None:
+        went.append("driver")
+        await drive(self)
+
+    monkeypatch.setattr(ClientRequest, "write_bytes", sending)
+    monkeypatch.setattr(Driver, "drive", driving)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        await finish(await opened.drivers.start(order(opened, "baton-mini")))  # which connects
+        went.clear()
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert went == ["call", "driver"]
+        await finish(driven)
 
 
 async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStub, tmp_path: Path) -> None:
