@@ -150,8 +150,9 @@ class Attempt:
         self._seconds = 0.0
         self.verdict: Verdict = "silent"
         """What the call says of its worker."""
-        self.passed_on = False
-        """Whether anything that the worker said has been given to whoever reads the stream."""
+        self.told = False
+        """Whether anything that the worker said may have been told: what comes with its end is told when that is
+        written."""
         self.outcome = "cancelled"
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
@@ -212,7 +213,7 @@ class Attempt:
                     self.reply.take(pieces)
                     if self.reply.began and not began:
                         self._first = self._heard - self._began
-                    self.passed_on = self.reply.began
+                    self.told = self.told or (self.live and self.reply.began and self.reply.end is None)
                     yield pieces
             if self.reply.end is None:
                 raise WorkerTruncated()

@@ -217,11 +217,10 @@ class Execution:
             attempt = following
             if await self._stream(course.state, course.step, attempt):
                 return await self._end(course.step, attempt)
-            told = attempt.live and attempt.passed_on
             self._settled = (attempt,)
             self._flawed = attempt if attempt.reply.flaw is not None else None
             left, chance = self._left(course.state), self._means.chance()
-            course.candidates.failed(attempt.worker, attempt.error, told=told, chance=chance, left=left)
+            course.candidates.failed(attempt.worker, attempt.error, told=attempt.told, chance=chance, left=left)
             following = await self._next(course)
 
     async def _next(self, course: Course, openers: tuple[Draft, ...] = ()) -> Attempt | None:
@@ -350,7 +349,9 @@ class Execution:
             self._work.waits()
             async for pieces in attempt.stream():
                 behind, self._work.behind = self._work.behind, False
-                if attempt.live and (delta := relay.delta(pieces, behind=behind)) is not None:
+                if not attempt.live or attempt.reply.end is not None:  # what comes with the end is told with it
+                    continue
+                if (delta := relay.delta(pieces, behind=behind)) is not None:
                     beside = self._aheads.of(state.run)
                     if beside is None or not beside.relay(delta):
                         await self._tell(delta)

@@ -16,7 +16,7 @@ from app.store.protocol import Entry
 from app.wiring import House
 from tests.api.house import events, finish, kinds, open_house, plan, pool_text
 from tests.api.talks import ADD, BOX, LOOK, Talk, calling, gathered, look
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Raw, Reply
 from tests.stubs import ToolCall as Calls
 
 DONE = Reply(chunks=("It is ", "42."))
@@ -192,7 +192,7 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
 ) -> None:
     """Unless the caller has heard the beginning of it, when it was streamed: that cannot be unsaid. All of it is paid
     for; where it was not heard out nobody knows how much that is."""
-    stub.script("alpha", wrong, calling(look("a")))
+    stub.script("alpha", replace(wrong, gap=0.02), calling(look("a")))
     talk = Talk(house, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
     outcome = await finish(await talk.begin())
     told = live and any(call.name == "look" for call in wrong.tool_calls)
@@ -212,6 +212,25 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
     else:
         assert [call.name for call in outcome.ended.calls] == ["look"]
         assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+
+
+async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, house: House) -> None:
+    """So a reply that came in one piece is judged before anybody hears of it, and another one may take its place."""
+    stub.script("alpha", in_one_piece('{"q": '), in_one_piece('{"q": "a"}'))
+    talk = Talk(house, extra={"streams": True})
+    outcome = await talk.say()
+    assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
+    assert [json.loads(call.arguments) for call in outcome.ended.calls] == [{"q": "a"}]
+    assert ("".join(outcome.said), len(outcome.called)) == ("Hm. ", 1)
+    journal = await events(house, outcome.ended.state.run)
+    assert [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED] == ["error", "ok"]
+
+
+def in_one_piece(arguments: str) -> Raw:
+    """A whole stream in one write, with words and a call of `look`."""
+    call = {"index": 0, "id": "x", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    said = {"index": 0, "delta": {"content": "Hm. ", "tool_calls": [call]}, "finish_reason": "tool_calls"}
+    return Raw(body=f"data: {json.dumps({'choices': [said]})}\n\ndata: [DONE]\n\n")
 
 
 async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub, house: House) -> None:
