@@ -153,7 +153,7 @@ def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...
     if around is not None:
         conversation = _shown(run, around, seq, task) if step.inherits else ()
     else:
-        conversation = task.messages if "user" in step.plan.body["access"] else ()
+        conversation = tuple(task.messages) if "user" in step.plan.body["access"] else ()
     if conversation and not subtask and not earlier:
         return conversation
     words = [f"{'The task' if step.opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"]

@@ -53,7 +53,7 @@ class Told:
 
     row: RunRow
     events: Sequence[Event]
-    messages: tuple[Message, ...] | None
+    messages: Sequence[Message] | None
 
     @property
     def question(self) -> str | None:

@@ -3,7 +3,7 @@
 Adapters in `gateway/` and `providers/` translate to and from these records; everything between them believes the types.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -124,7 +124,7 @@ class Form:
 class Task:
     """What the caller asked."""
 
-    messages: tuple[Message, ...]
+    messages: Sequence[Message]
     sampling: Sampling = Sampling()
     user: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,6 @@ cannot be continued: the conversation is then the history of a new run. Anything
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal
 
 from app.core.chat import Message
@@ -34,9 +33,15 @@ def returned(messages: Sequence[Message]) -> Returned | None:
 
     Raises `InvalidRequest` for ids of several runs, or of ours among others: such a message was never given out.
     """
-    tail = tuple(takewhile(lambda message: message.role == "user", reversed(messages)))[::-1]
-    before = messages[: len(messages) - len(tail)]
-    results = tuple(takewhile(lambda message: message.role == "tool", reversed(before)))[::-1]
+    tail: list[Message] = []
+    results: list[Message] = []
+    for message in reversed(messages):
+        if message.role == "tool":
+            results.append(message)
+        elif message.role == "user" and not results:
+            tail.append(message)
+        else:
+            break
     runs = {run_of(message.call_id) for message in results}
     if not runs or runs == {None}:
         return None
@@ -47,7 +52,7 @@ def returned(messages: Sequence[Message]) -> Returned | None:
             param="messages",
             code="tool_results_mixed",
         )
-    return Returned(run, {message.call_id: message for message in results}, tail)
+    return Returned(run, {message.call_id: message for message in reversed(results)}, tuple(reversed(tail)))
 
 
 def standing(state: RunState, came: Returned) -> Standing:

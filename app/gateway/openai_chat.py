@@ -4,7 +4,7 @@
 field. Values never occur in an error; names do, if they look like a name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
@@ -14,6 +14,7 @@ from app.core.pool import Tier
 from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Extension, Wire, order_of
+from app.gateway.conversation import Conversation
 from app.gateway.forms import ResponseFormat, form_of
 from app.gateway.openai_tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.parameters import PARAMETERS, is_ignored
@@ -25,6 +26,12 @@ IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=
 
 MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
 """Fields of parts that are noted as ignored."""
+HOLDERS: Final[Mapping[str, Container[str]]] = {
+    "text": ("system", "developer", "user", "assistant", "tool"),
+    "image_url": ("user", "tool"),
+    "refusal": ("assistant",),
+}
+"""The roles whose messages can hold a part, by its type."""
 TokenCap = Annotated[int, Field(ge=1, le=10_000_000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -212,45 +219,49 @@ def _task(request: ChatRequest) -> Task:
         frequency_penalty=request.frequency_penalty,
         logit_bias=tuple(request.logit_bias.items()),
     )
-    messages = tuple(_message(message, place) for place, message in enumerate(request.messages))
-    check_conversation(messages)
+    for place, message in enumerate(request.messages):
+        _check(message, place)
+    check_conversation(request.messages)
     toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     form = form_of(request.response_format)
+    messages = Conversation(request.messages, _message)
     return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
 
 
-def _message(message: WireMessage, place: int) -> Message:
-    calls, call_id = calls_of(message.tool_calls or ()), message.tool_call_id or ""
-    if calls and message.role != "assistant":
+def _check(message: WireMessage, place: int) -> None:
+    """Raise `InvalidRequest` for what a message of its role cannot have: `_message` then finds nothing wrong."""
+    role, content = message.role, message.content
+    if message.tool_calls and role != "assistant":
         raise _bad_content(f"messages[{place}].tool_calls", "only an assistant calls tools")
-    if bool(call_id) != (message.role == "tool"):
+    if bool(message.tool_call_id) != (role == "tool"):
         raise _bad_content(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
-    return Message(message.role, _parts(message, place), message.name, calls, call_id)
+    if content is None and (role != "assistant" or (message.refusal is None and message.tool_calls is None)):
+        raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if role not in HOLDERS[part.type]:
+            param = f"messages[{place}].content[{number}]"
+            raise _bad_content(param, "a message of this role cannot hold such a part")
 
 
-def _parts(message: WireMessage, place: int) -> tuple[Part, ...]:
+def _message(message: WireMessage) -> Message:
+    calls = calls_of(message.tool_calls) if message.tool_calls else ()
+    return Message(message.role, _parts(message), message.name, calls, message.tool_call_id or "")
+
+
+def _parts(message: WireMessage) -> tuple[Part, ...]:
     content = message.content
     if isinstance(content, str):
         return (Text(content),) if content or not message.tool_calls else ()
     if content is None:
-        if message.role != "assistant" or (message.refusal is None and message.tool_calls is None):
-            raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
         return (Text(message.refusal),) if message.refusal is not None else ()
-    parts = tuple(_part(part, message.role) for part in content)
-    if None in parts:
-        param = f"messages[{place}].content[{parts.index(None)}]"
-        raise _bad_content(param, "a message of this role cannot hold such a part")
-    return tuple(part for part in parts if part is not None)
+    return tuple(map(_part, content))
 
 
-def _part(part: TextPart | ImagePart | RefusalPart, role: str) -> Part | None:
-    """A part, or None where the role cannot hold it."""
-    if isinstance(part, TextPart):
-        return Text(part.text)
+def _part(part: TextPart | ImagePart | RefusalPart) -> Part:
     if isinstance(part, ImagePart):
-        return Image(part.image_url.url, part.image_url.detail) if role in ("user", "tool") else None
-    return Text(part.refusal) if role == "assistant" else None
+        return Image(part.image_url.url, part.image_url.detail)
+    return Text(part.text if isinstance(part, TextPart) else part.refusal)
 
 
 def _bad_content(param: str, said: str) -> InvalidRequest:

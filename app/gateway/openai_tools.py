@@ -5,11 +5,11 @@ them are spelled as custom ones again.
 """
 
 from collections.abc import Container, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import Discriminator, Field, StringConstraints
 
-from app.core.chat import NO_TOOLS, Message, Tool, Toolbox, ToolCall
+from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
 from app.core.tools import MOST_CALLS, run_of
 from app.errors import InvalidRequest
 from app.gateway import free_text
@@ -216,24 +216,39 @@ def calls_of(calls: Sequence[Call | CustomCall]) -> tuple[ToolCall, ...]:
     )
 
 
-def check_conversation(messages: Sequence[Message]) -> None:
+class Turn(Protocol):
+    """What the rules of a conversation are about: one of its messages, as it was written."""
+
+    @property
+    def tool_call_id(self) -> str | None:
+        """Of a result, and of nothing else: the call that it answers."""
+        ...
+
+    @property
+    def tool_calls(self) -> Sequence[AnyCall] | None:
+        """Of an assistant."""
+        ...
+
+
+def check_conversation(messages: Sequence[Turn]) -> None:
     """Every call has its result, right behind the message that made it, and every result its call (as OpenAI wants it).
 
     Raises `InvalidRequest`; of what is missing it names the ids that we gave out, and the place of the others.
     """
     caller, waiting = 0, dict[str, int]()
     for place, message in enumerate(messages):
-        if message.role == "tool":
-            if message.call_id not in waiting:
+        if message.tool_call_id:
+            if message.tool_call_id not in waiting:
                 raise _refusal(
                     f"messages[{place}].tool_call_id", "it answers no call of the assistant's message before it"
                 )
-            del waiting[message.call_id]
+            del waiting[message.tool_call_id]
             continue
         if waiting:
             raise _unanswered(caller, waiting)
-        caller, waiting = place, {call.id: number for number, call in enumerate(message.calls)}
-        if len(waiting) < len(message.calls):
+        calls = message.tool_calls or ()
+        caller, waiting = place, {call.id: number for number, call in enumerate(calls)}
+        if len(waiting) < len(calls):
             raise _refusal(f"messages[{place}].tool_calls", "two calls have the same id")
     if waiting:
         raise _unanswered(caller, waiting)

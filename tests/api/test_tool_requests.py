@@ -8,7 +8,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.core.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
+from app.core.results import returned
 from app.core.tools import mint
+from app.gateway.conversation import Conversation
 from app.mailbox import Mailbox
 from app.order import Ended, Order, Said, Told
 from tests.api.stand_ins import House, ask, ended
@@ -78,6 +80,23 @@ async def test_a_conversation_with_calls_and_results(gateway: House, key: str) -
     assert task.messages[4] == Message("assistant", (Text("Again."),), calls=(ToolCall("c", "look", "{}"),))
     assert task.messages[5] == Message("tool", (Text(""),), call_id="c")
     assert task.needs_tools
+
+
+def test_messages_are_made_when_somebody_looks_at_them() -> None:
+    made: list[str] = []
+
+    def make(text: str) -> Message:
+        made.append(text)
+        return Message("user" if text > "a" else "assistant", (Text(text),))
+
+    conversation = Conversation(["b", "a", "c", "d"], make)
+    assert returned(conversation) is None
+    assert made == ["d", "c", "a"]
+    whole = tuple(conversation)
+    assert [message.text for message in whole] == ["b", "a", "c", "d"]
+    assert (conversation[1], conversation[2:], len(conversation)) == (whole[1], whole[2:], 4)
+    assert conversation == whole
+    assert len(made) == 7
 
 
 async def test_missing_results_of_our_own_calls_are_named(gateway: House, key: str) -> None:

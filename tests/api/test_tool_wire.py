@@ -68,6 +68,26 @@ async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_p
     assert (message_of(late)["content"], late.headers["x-baton-run"] != run) == ("So be it.", True)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": "x", "name": "a b"}, "messages[0].name"),
+    ],
+)
+async def test_what_came_before_the_results_is_checked_too(
+    stub: ProviderStub, client: httpx.AsyncClient, wrong: dict[str, Any], param: str
+) -> None:
+    """Though the run that goes on has no use for it."""
+    body, _ = await waiting(stub, client)
+    refused = await post(client, body | {"messages": [wrong, *body["messages"]]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    stub.script("alpha", Reply(chunks=("It is 42.",)))
+    assert message_of(await post(client, body))["content"] == "It is 42."
+
+
 async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client: httpx.AsyncClient) -> None:
     following, run = await waiting(stub, client)
     stub.script("alpha", wanting(look("b"), header_delay=0.2), Reply(chunks=("42.",)))
