@@ -19,7 +19,8 @@ from app.store.claims import Claims
 from app.store.guesses import Guess
 from app.store.prepared import Row, Rows
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
-from app.store.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
+from app.store.statements import ENDLESS, LEASE, LIVE, SEEN, SETTLED, TICKET, Statements
+from app.store.tables import RUNS
 
 Outcome = Appended | Exception
 
@@ -29,6 +30,10 @@ LONG_AGO = 3600.0
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """The events that begin a turn."""
+
+
+HAND = Rows(RUNS, "update", (*LEASE, *ENDLESS), ["id", "epoch"])
+"""A run that goes on in other hands, as each turn of a run begins and ends: see `ENDLESS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +169,13 @@ class Desk:
         touched = [self._tickets[place] for place in sorted(self._touched)]
         kept = [ticket for ticket in touched if not ticket.gone]
         runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
+        handed = [run for run in runs if run.lease is not None]
         return [
             (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
             (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
             (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
-            (statements.hand_run, _handed(runs)),
+            (HAND, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
+            (statements.hand_run, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
             (statements.new_content, self._contents),
             (statements.new_tag, self._tags),
@@ -196,7 +203,8 @@ class Desk:
     def write_later(self, conn: Connection, statements: Statements) -> None:
         """What changes rows that were just written. A wish comes after a change of hands: it must not be slept over."""
         runs = [self._runs[name] for name in sorted(self._changed)]
-        statements.write(conn, (statements.hand_run, _handed([run for run in runs if run.id in self._born])))
+        handed = [run for run in runs if run.id in self._born and run.lease is not None]
+        statements.write(conn, (statements.hand_run, [_lease(run) + _END_OF(run) for run in handed]))
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:
@@ -347,10 +355,10 @@ def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
     return (*described, run.epoch, new.driver, new.lease_until, run.cap_usd, run.cap_tokens)
 
 
-def _handed(runs: Sequence[_Run]) -> list[tuple[Any, ...]]:
-    """The values of `hand_run` for those whose lease has changed."""
-    leases = [(run, run.lease) for run in runs if run.lease is not None]
-    return [(lease.deadline, run.epoch, lease.driver, lease.until, *_END_OF(run)) for run, lease in leases]
+def _lease(run: _Run) -> tuple[Any, ...]:
+    """The values of `LEASE` for a run whose lease has changed."""
+    assert run.lease is not None
+    return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
 
 
 def _project(run: _Run, row: Projection) -> None:

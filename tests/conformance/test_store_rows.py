@@ -1,7 +1,9 @@
 """Every promise of the store seam about tickets, leases, lists and keys, on both databases."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +24,11 @@ from app.store.protocol import (
     RunRow,
     Store,
 )
+from app.store.sql import open_store
 from tests.conformance.entries import GRACE, Opener, admitted, moved, note, queued, settled, take
+
+LOGGED = 24 + 4096
+"""Bytes of a page in SQLite's write-ahead log."""
 
 # Tickets
 
@@ -395,3 +401,23 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
 
 async def test_ready_writes(store: Store) -> None:
     await asyncio.gather(*(store.ready() for _ in range(4)))
+
+
+async def test_a_run_may_change_hands_and_end_in_one_transaction(store: Store) -> None:
+    await store.append(admitted("run"))
+    handed = Entry("run", 2.0, epoch=1, lease=Lease("another", 9.0, 500.0))
+    ended = Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {}),), epoch=2)
+    await settled([store.append(handed), store.append(ended)])
+    row = await store.run("run")
+    assert (row.state, row.ended_at, row.epoch) == ("succeeded", 3.0, 2)
+
+
+async def test_a_run_that_changes_hands_writes_no_index(tmp_path: Path, make_schema: Callable[[str], None]) -> None:
+    """A file's log grows by a page of runs and one of events, and by nothing else."""
+    url, log = f"sqlite:///{tmp_path}/baton.db", tmp_path / "baton.db-wal"
+    make_schema(url)
+    async with open_store(url) as store:
+        await store.append(admitted("run"))
+        before = log.stat().st_size
+        await store.append(note("run", epoch=1, lease=Lease("another", 9.0, 500.0)))
+        assert log.stat().st_size - before == 2 * LOGGED
