@@ -101,10 +101,10 @@ def _function(tool: Tool, strict: bool) -> dict[str, Any]:
     return {"name": tool.name, **described, **typed, **({"strict": True} if constrained else {})}
 
 
-def openai_calls(calls: Iterable[ToolCall]) -> list[dict[str, Any]]:
-    """`tool_calls` of an assistant message."""
+def openai_calls(calls: Iterable[ToolCall], id_of: Callable[[str], str]) -> list[dict[str, Any]]:
+    """`tool_calls` of an assistant message; `id_of` makes of an id what the endpoint takes."""
     return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        {"id": id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
     ]
 

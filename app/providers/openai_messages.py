@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.core.chat import Image, Message, Part, Text, ToolCall
+from app.core.chat import Image, Message, Part, Text
 from app.providers.functions import openai_calls
 
 LONGEST_ID = 40
@@ -34,7 +34,8 @@ class Talk:
                 rendered.append(self._pictures(pictures))
                 pictures = []
             rendered.append(self._message(message))
-            pictures += [part for part in message.parts if message.call_id and isinstance(part, Image)]
+            if message.call_id:
+                pictures += [part for part in message.parts if isinstance(part, Image)]
         return [*rendered, self._pictures(pictures)] if pictures else rendered
 
     def _pictures(self, pictures: list[Part]) -> dict[str, Any]:
@@ -42,7 +43,7 @@ class Talk:
 
     def _message(self, message: Message) -> dict[str, Any]:
         if message.call_id:
-            return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": message.text}
+            return {"role": "tool", "tool_call_id": self._id(message.call_id), "content": _text(message)}
         role: str = message.role
         if role == "developer" and not self.keep_developer:
             role = "system"
@@ -54,7 +55,7 @@ class Talk:
     def _calls(self, message: Message) -> dict[str, Any]:
         if not message.calls:
             return {}
-        calls = openai_calls(ToolCall(self._id(call.id), call.name, call.arguments) for call in message.calls)
+        calls = openai_calls(message.calls, self._id)
         if not self.reasoning or message.keepsake is None:
             return {"tool_calls": calls}
         for call, extra in zip(calls, message.keepsake.get("extra_content", ()), strict=False):
@@ -74,11 +75,18 @@ def _digest(text: str, places: int) -> str:
 
 def _content(message: Message) -> str | list[dict[str, Any]] | None:
     """One text as a string, several parts as a list; an assistant that only calls tools says null."""
-    if message.calls and not message.text:
+    text = _text(message)
+    if message.calls and not text:
         return None
-    if all(isinstance(part, Text) for part in message.parts) and len(message.parts) < 2:
-        return message.text
-    return [*map(_part, message.parts)]
+    if len(message.parts) > 1 or any(isinstance(part, Image) for part in message.parts):
+        return [*map(_part, message.parts)]
+    return text
+
+
+def _text(message: Message) -> str:
+    """What `Message.text` says, sooner: a long conversation is rendered anew for each of its turns."""
+    parts = message.parts
+    return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) else message.text
 
 
 def _part(part: Part) -> dict[str, Any]:
