@@ -28,6 +28,7 @@ from app.stepqueue.broken import FAULTS
 from app.stepqueue.ear import Ear
 from app.stepqueue.fuse import Fuse
 from app.stepqueue.keys import Keys
+from app.stepqueue.lines import Lines
 from app.stepqueue.protocol import Live, Ticket
 from app.stepqueue.streams import Streams
 from app.stepqueue.voice import Voice
@@ -43,8 +44,6 @@ SLICE_SECONDS: Final = 0.4
 BOUND: Final = 100_000
 """Tickets of one tier, waiting and taken together, above which `ring` refuses: some 20 MiB of Redis."""
 MAY_EVICT: Final = "queue_may_evict"
-CONNECTIONS: Final = 32
-"""At most so many for commands and so many for blocking reads; a call beyond them waits its turn within its time."""
 
 
 class RedisQueue:
@@ -73,14 +72,14 @@ class RedisQueue:
         self._key = key
         self._keys = Keys(prefix)
         # Blocking reads hold their connections; ringing must never wait for one of them.
-        self._commands = _client(url)
-        self._reads = _client(url)
+        self._commands = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
+        self._reads = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
         self._hearing = ConnectionPool.from_url(url, **_options(retries=0))
         lanes = {tier: self._keys.tickets(tier) for tier in tiers}
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
         self._voice = Voice(self._commands, key)
-        self._probing = _client(url, connections=2)
+        self._probing = _client(url)
         self._fuse = Fuse(self._probing, self._keys.pulse, self._warn)
         self._ears: set[Ear] = set()
         self._tasks = asyncio.TaskGroup()
@@ -233,7 +232,7 @@ class RedisQueue:
         with suppress(TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._quiet.wait()
-        for shut in (self._commands.aclose, self._reads.aclose, self._probing.aclose, self._hearing.disconnect):
+        for shut in (self._commands.forget, self._reads.forget, self._probing.aclose, self._hearing.disconnect):
             with suppress(*FAULTS):
                 await shut()
 
@@ -250,8 +249,9 @@ class RedisQueue:
         except QueueUnavailable as refusal:
             if isinstance(refusal.__cause__, ReadOnlyError):
                 # A failover made this server a replica; the name in the URL leads elsewhere by now.
-                for client in (self._commands, self._reads, self._probing):
-                    await client.connection_pool.disconnect(inuse_connections=False)
+                await self._commands.forget()
+                await self._reads.forget()
+                await self._probing.connection_pool.disconnect(inuse_connections=False)
             raise
         finally:
             self._calls -= 1
@@ -271,32 +271,28 @@ class RedisQueue:
     async def _eviction_fault(self) -> str | None:
         """What is wrong with the server's eviction policy. Servers that do not let us ask are trusted."""
         async with self._bounded(SOCKET_SECONDS):
-            async with self._commands.pipeline(transaction=False) as pipe:
-                pipe.execute_command("PING")
-                pipe.execute_command("CONFIG GET", "maxmemory-policy")
-                pong, config = await pipe.execute(raise_on_error=False)
+            pong, config = await self._commands.ask(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
             if isinstance(pong, Exception):
                 raise pong
-        policy = config.get("maxmemory-policy") if isinstance(config, dict) else None
+        policy = config[1].decode() if isinstance(config, list) and config else None
         if policy in {None, "noeviction"}:
             return None
         return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."
 
 
-def _options(*, retries: int) -> dict[str, Any]:
-    """A retry is only for a connection that turns out to be dead: a restart between two calls should go unnoticed."""
+def _options(*, retries: int, answers: float | None = SOCKET_SECONDS) -> dict[str, Any]:
+    """A retry is only for a connection that turns out to be dead: a restart between two calls should go unnoticed.
+    `answers` is how many seconds one may take; None: as many as whoever asks gives it."""
     return {
         "protocol": 2,
-        "socket_timeout": SOCKET_SECONDS,
+        "socket_timeout": answers,
         "socket_connect_timeout": SOCKET_SECONDS,
         "retry": Retry(NoBackoff(), retries, supported_errors=(RedisConnectionError,)),
         "driver_info": None,
     }
 
 
-def _client(url: str, connections: int = CONNECTIONS) -> Any:
+def _client(url: str) -> Any:
     """A client with a pool of its own. `Any`, since redis-py leaves its raw commands untyped."""
     options = _options(retries=1)
-    return Redis.from_pool(
-        BlockingConnectionPool.from_url(url, max_connections=connections, timeout=SOCKET_SECONDS, **options)
-    )
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=2, timeout=SOCKET_SECONDS, **options))

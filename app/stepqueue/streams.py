@@ -16,6 +16,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from app.errors import QueueUnavailable
 from app.stepqueue.keys import CONSUMER_SECONDS, FIELD, GROUP
+from app.stepqueue.lines import Lines, Words
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.stepqueue.wire import Undecodable, pack_ticket, unpack_ticket
 
@@ -28,8 +29,10 @@ START: Final = b"0-0"
 class Streams:
     """The tickets' half of a `RedisQueue`. `lanes` names the stream of each tier, highest first."""
 
-    def __init__(self, commands: Any, reads: Any, lanes: Mapping[str, str], consumer: str, lease: float, bound: int):
-        """`commands` and `reads` are redis-py clients, untyped as their commands are; only `reads` ever blocks."""
+    def __init__(
+        self, commands: Lines, reads: Lines, lanes: Mapping[str, str], consumer: str, lease: float, bound: int
+    ):
+        """Only `reads` ever blocks."""
         self._commands = commands
         self._reads = reads
         self._by_tier = dict(lanes)
@@ -49,11 +52,7 @@ class Streams:
         """One round trip; another one for lanes that were full last time. Raises `QueueUnavailable` if one still is."""
         wanted = sorted({self._lane(ticket) for ticket in tickets})
         await self._check_room([lane for lane in wanted if self._lengths.get(lane, 0) >= self._bound])
-        async with self._commands.pipeline(transaction=False) as pipe:
-            self._queue_up(pipe, tickets)
-            for lane in wanted:
-                pipe.execute_command("XLEN", lane)
-            replies = await pipe.execute()
+        replies = await self._commands.must(*self._queued(tickets), *(("XLEN", lane) for lane in wanted))
         self._lengths.update(zip(wanted, replies[len(tickets) :], strict=True))
 
     async def look(self, slots: int, block: float) -> list[Ticket]:
@@ -62,11 +61,10 @@ class Streams:
 
     async def claim(self, tickets: Sequence[Ticket]) -> None:
         """Set the idle time of deliveries to zero; those that are gone stay gone."""
-        async with self._commands.pipeline(transaction=False) as pipe:
-            for lane, ids in _by_stream(tickets).items():
-                pipe.execute_command("XCLAIM", lane, GROUP, self._consumer, 0, *ids, "JUSTID", parse_justid=True)
-            replies = await pipe.execute(raise_on_error=False)
-        for reply in replies:
+        commands: list[Words] = [
+            ("XCLAIM", lane, GROUP, self._consumer, 0, *ids, "JUSTID") for lane, ids in _by_stream(tickets).items()
+        ]
+        for reply in await self._commands.ask(*commands):
             if isinstance(reply, Exception) and not _is_group_missing(reply):
                 raise reply
 
@@ -76,31 +74,27 @@ class Streams:
         A server out of memory takes no transactions; there, making room comes first.
         """
         try:
-            await self._delete(tickets, transaction=True)
+            await self._commands.must(*_together(_struck_out(_by_stream(tickets))))
         except OutOfMemoryError:
-            await self._delete(tickets, transaction=False)
-
-    async def _delete(self, tickets: Sequence[Ticket], *, transaction: bool) -> None:
-        async with self._commands.pipeline(transaction=transaction) as pipe:
-            self._strike_out(pipe, _by_stream(tickets))
-            await pipe.execute()
+            await self._commands.must(*_struck_out(_by_stream(tickets)))
 
     async def forget_consumers(self, *, leaving: bool) -> None:
         """Remove consumers that are gone for good, and, when leaving, our own; never one with a ticket pending."""
         for lane in self._lanes:
             with suppress(ResponseError):  # no stream or no group yet
-                for consumer in await self._commands.xinfo_consumers(lane, GROUP):
-                    name = consumer["name"].decode()
-                    gone = consumer["idle"] > CONSUMER_SECONDS * 1000 or (leaving and name == self._consumer)
-                    if gone and not consumer["pending"]:
-                        await self._commands.execute_command("XGROUP", "DELCONSUMER", lane, GROUP, name)
+                (consumers,) = await self._commands.must(("XINFO", "CONSUMERS", lane, GROUP))
+                for consumer in map(_fields, consumers):
+                    name = consumer[b"name"].decode()
+                    gone = consumer[b"idle"] > CONSUMER_SECONDS * 1000 or (leaving and name == self._consumer)
+                    if gone and not consumer[b"pending"]:
+                        await self._commands.must(("XGROUP", "DELCONSUMER", lane, GROUP, name))
 
     def _lane(self, ticket: Ticket) -> str:
         return self._by_tier.get(ticket.tier, self._lanes[-1])
 
     async def _check_room(self, lanes: Sequence[str]) -> None:
         for lane in lanes:
-            self._lengths[lane] = int(await self._commands.execute_command("XLEN", lane))
+            (self._lengths[lane],) = await self._commands.must(("XLEN", lane))
             if self._lengths[lane] >= self._bound:
                 raise QueueUnavailable("The step queue is full; nothing is lost, the sweeper will ring again.")
 
@@ -114,7 +108,7 @@ class Streams:
         for lane in self._lanes:
             with suppress(ResponseError):  # BUSYGROUP: another process was faster
                 # From 0, not from $: tickets may have been rung before anybody made the group.
-                await self._commands.execute_command("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM")
+                await self._commands.must(("XGROUP", "CREATE", lane, GROUP, "0", "MKSTREAM"))
         return await command()
 
     async def _look(self, slots: int, block: float) -> list[Ticket]:
@@ -147,7 +141,7 @@ class Streams:
         # Never BLOCK 0, which means for ever.
         blocking = () if block is None else ("BLOCK", max(1, round(block * 1000)))
         words = ("GROUP", GROUP, self._consumer, "COUNT", slots, *blocking, "STREAMS", *lanes, *(">" for _ in lanes))
-        streams = await self._reads.execute_command("XREADGROUP", *words)
+        (streams,) = await self._reads.must(("XREADGROUP", *words))
         found: list[Ticket] = []
         for name, entries in streams or ():
             found += await self._tickets(name.decode(), entries)
@@ -163,7 +157,7 @@ class Streams:
             while len(found) < slots:
                 start = self._cursors.get(lane, START)
                 words = (lane, GROUP, self._consumer, self._lease_ms, start, "COUNT", slots - len(found))
-                page = await self._commands.execute_command("XAUTOCLAIM", *words)
+                (page,) = await self._commands.must(("XAUTOCLAIM", *words))
                 self._cursors[lane] = page[0]
                 found += [replace(ticket, version=AGAIN) for ticket in await self._tickets(lane, page[1])]
                 if page[0] == START:
@@ -177,37 +171,41 @@ class Streams:
         """Read entries; those that are no tickets are deleted and counted. Redis 6.2 claims deleted entries as nil."""
         found: list[Ticket] = []
         bad: list[str] = []
-        for entry, fields in entries:
-            if entry is None:
-                continue
+        for entry, fields in filter(None, entries):
             try:
-                found.append(unpack_ticket((fields or {}).get(FIELD, b""), f"{entry.decode()} {lane}"))
+                found.append(unpack_ticket(_fields(fields or ()).get(FIELD, b""), f"{entry.decode()} {lane}"))
             except Undecodable:
                 bad.append(entry.decode())
         if bad:
             self.undecodable += len(bad)
-            async with self._commands.pipeline(transaction=True) as pipe:
-                self._strike_out(pipe, {lane: bad})
-                await pipe.execute()
+            await self._commands.must(*_together(_struck_out({lane: bad})))
         return found
 
     async def _put_back(self, surplus: Sequence[Ticket]) -> None:
         """Queue again what a read over several lanes brought above its count, for whoever has room now."""
         if not surplus:
             return
-        async with self._commands.pipeline(transaction=True) as pipe:
-            self._queue_up(pipe, surplus)
-            self._strike_out(pipe, _by_stream(surplus))
-            await pipe.execute()
+        await self._commands.must(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))
 
-    def _queue_up(self, pipe: Any, tickets: Sequence[Ticket]) -> None:
-        for ticket in tickets:
-            pipe.execute_command("XADD", self._lane(ticket), "*", FIELD, pack_ticket(ticket))
+    def _queued(self, tickets: Sequence[Ticket]) -> list[Words]:
+        return [("XADD", self._lane(ticket), "*", FIELD, pack_ticket(ticket)) for ticket in tickets]
 
-    def _strike_out(self, pipe: Any, deliveries: Mapping[str, Sequence[str]]) -> None:
-        for lane, ids in deliveries.items():
-            pipe.execute_command("XACK", lane, GROUP, *ids)
-            pipe.execute_command("XDEL", lane, *ids)
+
+def _struck_out(deliveries: Mapping[str, Sequence[str]]) -> list[Words]:
+    commands: list[Words] = []
+    for lane, ids in deliveries.items():
+        commands += [("XACK", lane, GROUP, *ids), ("XDEL", lane, *ids)]
+    return commands
+
+
+def _together(commands: Sequence[Words]) -> list[Words]:
+    """All of them or none, and nobody else's between."""
+    return [("MULTI",), *commands, ("EXEC",)]
+
+
+def _fields(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """Names and values as Redis lists them, one after the other."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:

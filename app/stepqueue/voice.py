@@ -8,9 +8,10 @@ at once; many who keep talking share a publish every few milliseconds.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from app.errors import QueueUnavailable
+from app.stepqueue.lines import Lines, Words
 from app.stepqueue.protocol import Live
 from app.stepqueue.wire import pack_live, sealed
 
@@ -25,8 +26,8 @@ FREELY: Final = 20
 class Voice:
     """Publishes in the order of the calls. One task takes a `breath` and `publish`es it, again and again."""
 
-    def __init__(self, commands: Any, key: bytes) -> None:
-        """`commands` is a redis-py client, untyped as its commands are; `key` seals what is said."""
+    def __init__(self, commands: Lines, key: bytes) -> None:
+        """`key` seals what is said."""
         self._commands = commands
         self._key = key
         self._next: dict[str, list[Live]] = {}
@@ -63,15 +64,9 @@ class Voice:
 
     async def publish(self, said: Mapping[str, Sequence[Live]]) -> None:
         """One round trip. Raises redis-py's errors; then all of it may be lost."""
-        words: list[tuple[str, bytes]] = []
+        words: list[Words] = []
         for channel, messages in said.items():
             payloads, refused = pack_live(messages)
             self.unencodable += refused
-            words += [(channel, sealed(payload, channel, self._key)) for payload in payloads]
-        if len(words) == 1:
-            await self._commands.execute_command("PUBLISH", *words[0])
-            return
-        async with self._commands.pipeline(transaction=False) as pipe:
-            for channel, payload in words:
-                pipe.execute_command("PUBLISH", channel, payload)
-            await pipe.execute()
+            words += [("PUBLISH", channel, sealed(payload, channel, self._key)) for payload in payloads]
+        await self._commands.must(*words)
