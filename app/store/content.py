@@ -11,6 +11,7 @@ from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store import feedback
+from app.store.prepared import Ask, Row
 from app.store.statements import Statements
 from app.store.tables import CATALOGS, CONTENTS, RUNS
 
@@ -20,9 +21,13 @@ def address(salt: bytes, body: bytes) -> str:
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def read(conn: Connection, statements: Statements, run: str, refs: Sequence[str]) -> dict[str, bytes]:
+def read(statements: Statements, run: str, refs: Sequence[str]) -> Ask[dict[str, bytes]]:
     """Those of the bodies that are still stored."""
-    return {ref: bytes(body) for ref, body in statements.contents.fetch(conn, run, statements.values(refs))}
+    return Ask(statements.contents, (run, statements.values(refs)), _bodies)
+
+
+def _bodies(rows: Sequence[Row]) -> dict[str, bytes]:
+    return {ref: bytes(body) for ref, body in rows}
 
 
 def erase(conn: Connection, run: str) -> bool:

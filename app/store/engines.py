@@ -5,7 +5,7 @@ What the functions do is the same for both; here is only how they are carried ou
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 import asyncpg
 from sqlalchemy import Connection, Dialect, Engine, Transaction, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.errors import ConfigInvalid
+from app.store.prepared import Ask, Row
+from app.store.wires import Taken, Wires
 
 T = TypeVar("T")
 Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
@@ -45,6 +46,8 @@ NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
 
 
+CLOSED = "connection is closed"
+"""What asyncpg says of a connection that is closed already."""
 BUSY = "cannot switch to state"
 """What asyncpg says of a connection that is just being closed, before it sends anything."""
 CONTENDED = frozenset({"40001", "40P01", "23505"})
@@ -73,7 +76,10 @@ class Fault(Exception):
 
 
 class Runner(Protocol):
-    """Carries out work on a connection. Raises `Fault`, and what the work itself raises."""
+    """Carries out work on a connection. Raises `Fault`, and what the work itself raises.
+
+    On a server an `Ask` is sent as the one statement that it is, which commits itself.
+    """
 
     dialect: Dialect
 
@@ -83,8 +89,8 @@ class Runner(Protocol):
         ...
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        """Run work in one transaction and commit it. `meant` says that on a server it is a single statement, which
-        commits itself, and is what it is to come to: the result of a `Fault` that leaves it undecided."""
+        """Run work in one transaction and commit it. `meant` is what an `Ask` is to come to: the result of a `Fault`
+        that leaves it undecided."""
         ...
 
     async def close(self) -> None:
@@ -132,35 +138,36 @@ class Postgres:
             connect_args={"timeout": CONNECT_SECONDS, "server_settings": settings},
         )
         self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-        self._losses = 0
-        event.listen(self._writing.sync_engine, "connect", self._opened)
-        event.listen(self._writing.sync_engine, "checkout", self._taken)
+        self._wires = Wires(self._reading)
         self._seconds = work_seconds
         self.dialect = self._writing.dialect
-
         self._faults = (
             SQLAlchemyError,
             OSError,
             asyncpg.PostgresError,
             asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
             self.dialect.loaded_dbapi.Error,
         )
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
+        if isinstance(work, Ask):
+            return await self._alone(work)
         try:
-            async with asyncio.timeout(self._seconds), self._reading.connect() as conn:
+            async with asyncio.timeout(self._seconds), self._wires.connect(self._reading) as conn:
                 return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
             raise self._fault(error) from error
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        transaction = _Transaction(work, meant)
-        engine = self._writing if meant is None else self._reading
+        if isinstance(work, Ask):
+            return await self._alone(work, meant)
+        transaction = _Transaction(work)
         try:
-            async with asyncio.timeout(self._seconds), engine.connect() as conn:
-                await conn.run_sync(transaction.run if meant is None else transaction.run_alone)
+            async with asyncio.timeout(self._seconds), self._wires.connect(self._writing) as conn:
+                await conn.run_sync(transaction.run)
         except self._faults as error:
-            if transaction.phase == "work" or (meant is not None and self._undid(error)):
+            if transaction.phase == "work":
                 raise self._fault(error) from error
             if transaction.phase == "commit":
                 raise self._fault(error, transaction.result) from error
@@ -168,16 +175,29 @@ class Postgres:
         return result
 
     async def close(self) -> None:
-        await self._writing.dispose()
+        await self._wires.close()
 
-    def _opened(self, _connection: object, record: ConnectionPoolEntry) -> None:
-        record.info["losses"] = self._losses
+    async def _alone(self, ask: Ask[T], meant: object = None) -> T:
+        """A statement that is its own transaction; one that writes is its own COMMIT."""
+        limit = asyncio.get_running_loop().time() + self._seconds
+        try:
+            taken = await self._wires.take(limit)
+        except self._faults as error:
+            raise self._fault(error) from error
+        try:
+            rows = await self._answer(ask, taken, limit)
+        except self._faults as error:
+            raise self._fault(error, None if self._undid(error) else meant) from error
+        return ask.made(rows)
 
-    def _taken(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
-        """A connection from before a loss is replaced when it is taken next. To dispose of the pool would be another
-        way, but what was in use then, or waited for, would keep its place in the server until the collector came."""
-        if record.info["losses"] != self._losses:
-            raise DisconnectionError
+    async def _answer(self, ask: Ask[T], taken: Taken, limit: float) -> Sequence[Row]:
+        try:
+            rows = await ask.statement.sent(taken.wire, ask.values, limit)
+        except BaseException as error:
+            await self._wires.drop(taken, error)
+            raise
+        await self._wires.give(taken)
+        return rows
 
     def _undid(self, error: Exception) -> bool:
         """Whether a statement that stands alone is known not to have been carried out: the server said so, or never
@@ -188,8 +208,8 @@ class Postgres:
 
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = _reason(error, self.dialect)
-        if reason == "lost":  # then the others in the pool are dead too, or will not take writes any more
-            self._losses += 1
+        if reason == "lost":
+            self._wires.lost()
         if unanswered is not None and not _sqlstate(error).startswith(NEVER_COMMITTED):
             return Fault("undecided", unanswered)
         return Fault(reason)
@@ -202,12 +222,6 @@ class _Transaction:
     work: Callable[[Connection], object]
     result: Any = None
     phase: Literal["work", "commit", "done"] = "work"
-
-    def run_alone(self, conn: Connection) -> None:
-        """Work that is its own COMMIT."""
-        self.phase = "commit"
-        self.result = _whole(self.work, conn)
-        self.phase = "done"
 
     def run(self, conn: Connection) -> None:
         with conn.begin() as transaction:
@@ -377,7 +391,12 @@ def _reason(error: Exception, dialect: Dialect) -> Reason:
         return "busy"
     if state in CONTENDED:
         return "contended"
-    if state.startswith(LOST) or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, None, None)):
+    closed = isinstance(cause, asyncpg.InterfaceError) and CLOSED in str(cause)
+    if (
+        state.startswith(LOST)
+        or closed
+        or (isinstance(cause, driver.Error) and dialect.is_disconnect(cause, None, None))
+    ):
         return "lost"
     refused = state.startswith(REFUSED) or isinstance(cause, driver.IntegrityError)
     return "refused" if refused or isinstance(cause.__cause__, asyncpg.DataError) else "down"

@@ -9,9 +9,9 @@ arrays, one for each column, whose text does not depend on how many rows there a
 were before, so no two of them may touch the same row. SQLite is in the process: there each write is a statement.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from sqlalchemy import (
     ARRAY,
@@ -36,6 +36,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
+
+
+class Line(Protocol):
+    """The short way to a server: see `wires.py`."""
+
+    def fetch(self, text: str, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
+        """The rows of a statement."""
+        ...
 
 
 class Prepared:
@@ -64,6 +73,22 @@ class Prepared:
         rows = cursor.fetchall()
         cursor.close()
         return rows
+
+    def sent(self, line: Line, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
+        """The rows for these values, by the short way, until the loop's clock passes `limit`."""
+        return line.fetch(self._text, values, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Generic[T]):
+    """Work that is one statement, and what its rows come to."""
+
+    statement: Prepared
+    values: Sequence[object]
+    made: Callable[[Sequence[Row]], T]
+
+    def __call__(self, conn: Connection) -> T:
+        return self.made(self.statement.fetch(conn, *self.values))
 
 
 class Rows:
@@ -174,13 +199,12 @@ class Writes:
             statement.each(conn, [values])
 
     def only_if(
-        self, conn: Connection, condition: Condition, given: Sequence[object], *wanted: tuple[Rows, Sequence[Row]]
-    ) -> bool:
-        """The same on Postgres in one statement that looks first, and whether the condition held; `given` are the
-        condition's parameters."""
+        self, condition: Condition, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
+    ) -> Ask[T | None]:
+        """The same on Postgres in one statement that looks first; it comes to `done`, or None where the condition did
+        not hold. `given` are the condition's parameters."""
         statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
-        ((held,),) = statement.fetch(conn, *given, *values)
-        return bool(held)
+        return Ask(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
 
     def _single(self, to: Rows) -> Prepared:
         key = (None, ((to, True),))

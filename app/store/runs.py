@@ -1,7 +1,8 @@
 """Reading runs and journals; leases of drivers and claims of dispatchers. Plain functions over a connection."""
 
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -25,7 +26,7 @@ from app.core.journal import Event, Kind
 from app.errors import NotFound
 from app.store.dossiers import BRIEF, Dossier
 from app.store.guesses import Guess
-from app.store.prepared import Row
+from app.store.prepared import Ask, Row
 from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
 from app.store.statements import ALONG, SEEN, Statements
 from app.store.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
@@ -37,12 +38,9 @@ _ENDED_AT = SEEN.index("ended_at")
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
-def run(conn: Connection, statements: Statements, name: str) -> RunRow:
+def run(statements: Statements, name: str) -> Ask[RunRow]:
     """One run, or `NotFound`."""
-    rows = statements.run.fetch(conn, name)
-    if not rows:
-        raise NotFound
-    return _run_row(_Columns._make(rows[0]))
+    return Ask(statements.run, (name,), _only)
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
@@ -51,27 +49,43 @@ def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
 
 
-def journal(conn: Connection, statements: Statements, name: str, after: int) -> Journal:
+def journal(statements: Statements, name: str, after: int) -> Ask[Journal]:
     """A run's salt and its events after a seq, or `NotFound`."""
-    rows = statements.journal.fetch(conn, after, name)
+    return Ask(statements.journal, (after, name), partial(_journal, name))
+
+
+def dossier(statements: Statements, name: str, after: int) -> Callable[[Connection], tuple[Dossier, Guess | None]]:
+    """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
+    if statements.dossier is None:
+        return partial(_gathered, statements=statements, name=name, after=after)
+    return Ask(statements.dossier, (name, after, BRIEF), partial(_dossier, name))
+
+
+def _only(rows: Sequence[Row]) -> RunRow:
+    if not rows:
+        raise NotFound
+    return _run_row(_Columns._make(rows[0]))
+
+
+def _journal(name: str, rows: Sequence[Row]) -> Journal:
     if not rows:
         raise NotFound
     named = [(seq, _KINDS[kind], at, orjson.loads(body)) for _, seq, kind, at, body in rows if seq is not None]
     return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
 
 
-def dossier(conn: Connection, statements: Statements, name: str, after: int) -> tuple[Dossier, Guess | None]:
-    """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
-    if statements.dossier is None:
-        read, (known,) = journal(conn, statements, name, after), statements.runs.fetch(conn, [name])
-        brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
-        along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
-        guess = _guess(known, statements.tickets.fetch(conn, [name]))
-        return Dossier(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
-    found = statements.dossier.fetch(conn, name, after, BRIEF)
-    if not found:
+def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[Dossier, Guess | None]:
+    read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
+    brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
+    along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
+    guess = _guess(known, statements.tickets.fetch(conn, [name]))
+    return Dossier(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
+
+
+def _dossier(name: str, rows: Sequence[Row]) -> tuple[Dossier, Guess | None]:
+    if not rows:
         raise NotFound
-    *row, salt, events, tickets, contents = found[0]
+    *row, salt, events, tickets, contents = rows[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
     guess = _guess((*row, salt), tickets)
     return Dossier(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess

@@ -104,7 +104,7 @@ class SqlStore:
         if known and upto is not None and known >= upto:
             return kept
         # What is kept is a true prefix, so only what follows it is read.
-        read = await self._read(partial(runs.journal, statements=self._statements, name=run, after=max(after, known)))
+        read = await self._read(runs.journal(self._statements, run, max(after, known)))
         if not read.salt:  # erased by another process: what this one still has of its words is told to nobody
             self._recent.forget(run)
         self._recent.extend(run, read.events)
@@ -114,7 +114,7 @@ class SqlStore:
         kept, known = self._recent.journal(run)
         if known and upto is not None and known >= upto:
             return Dossier(kept.salt, kept.events, {}, 0)
-        read, guess = await self._read(partial(runs.dossier, statements=self._statements, name=run, after=known))
+        read, guess = await self._read(runs.dossier(self._statements, run, known))
         if guess is not None and self._guesses is not None:
             self._guesses.keep({run: guess})
         if not read.salt:
@@ -136,7 +136,7 @@ class SqlStore:
         found = self._recent.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
-            found |= await self._read(partial(content.read, statements=self._statements, run=run, refs=missing))
+            found |= await self._read(content.read(self._statements, run, missing))
         return found
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
@@ -157,7 +157,7 @@ class SqlStore:
         return known
 
     async def run(self, run: str) -> RunRow:
-        return await self._read(partial(runs.run, statements=self._statements, name=run), brief=True)
+        return await self._read(runs.run(self._statements, run), brief=True)
 
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._read(partial(runs.page, query=query))

@@ -4,7 +4,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from sqlalchemy import (
@@ -28,8 +28,10 @@ from sqlalchemy import (
     update,
 )
 
-from app.store.prepared import Condition, Prepared, Row, Rows, Writes, columns_of, unnested
+from app.store.prepared import Ask, Condition, Prepared, Row, Rows, Writes, columns_of, unnested
 from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
+
+T = TypeVar("T")
 
 BORN = tuple(column.name for column in RUNS.columns)[: list(RUNS.columns.keys()).index("seq")]
 """Columns of a run that only a change of its lease changes, in table order."""
@@ -187,14 +189,7 @@ class Statements:
         *wanted: tuple[Rows, Sequence[Row]],
     ) -> bool:
         """Write if these runs, and all tickets of those that are `moving`, still are what they are taken to be; whether
-        they were. On a server it is one statement, and locks what it looks at as `under_lock` does."""
-        if self.arrays:
-            condition = self._same if moving else self._same_runs
-            arrays = columns_of([(row[0], _print(_COMPARED(row))) for row in runs], 2)
-            if moving:
-                arrays += columns_of([(*row[:2], _print(_IDENTITY(row))) for row in tickets], 3)
-                arrays.append(list(moving))
-            return self.write.only_if(conn, condition, arrays, *wanted)
+        they were."""
         found, held = self.under_lock(conn, [row[0] for row in runs], moving)
         whole = all(row[-1] is not None for row in found)
         alike = {row[0]: _COMPARED(row) for row in found} == {row[0]: _COMPARED(row) for row in runs}
@@ -203,6 +198,23 @@ class Statements:
             self.write(conn, *wanted)
             return True
         return False
+
+    def asked_if(
+        self,
+        runs: Sequence[Row],
+        tickets: Sequence[Row],
+        moving: Sequence[str],
+        done: T,
+        *wanted: tuple[Rows, Sequence[Row]],
+    ) -> Ask[T | None]:
+        """The same on a server, in one statement that locks what it looks at as `under_lock` does; it comes to `done`,
+        or to None where nothing was written."""
+        condition = self._same if moving else self._same_runs
+        arrays = columns_of([(row[0], _print(_COMPARED(row))) for row in runs], 2)
+        if moving:
+            arrays += columns_of([(*row[:2], _print(_IDENTITY(row))) for row in tickets], 3)
+            arrays.append(list(moving))
+        return self.write.only_if(condition, arrays, done, *wanted)
 
     def _unchanged(self, *, moving: bool) -> Condition:
         run = RUNS.c

@@ -30,7 +30,11 @@ async def stores(migrated_postgres_url: str) -> AsyncIterator[Sequence[SqlStore]
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The first words of each statement that was sent, but for BEGIN and COMMIT."""
     sent: list[str] = []
-    each, fetch = Prepared.each, Prepared.fetch
+    each, fetch, short = Prepared.each, Prepared.fetch, Prepared.sent
+
+    def noted_sent(self: Prepared, *given: Any) -> Any:
+        sent.append(self._text[:12].strip())
+        return short(self, *given)
 
     def noted_each(self: Prepared, conn: Connection, rows: Sequence[Row]) -> None:
         sent.extend([self._text[:12].strip()] * len(rows))
@@ -40,6 +44,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sent.append(self._text[:12].strip())
         return fetch(self, conn, *values)
 
+    monkeypatch.setattr(Prepared, "sent", noted_sent)
     monkeypatch.setattr(Prepared, "each", noted_each)
     monkeypatch.setattr(Prepared, "fetch", noted_fetch)
     return sent

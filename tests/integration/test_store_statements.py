@@ -15,6 +15,7 @@ from app.store.engines import BY_KEY
 from app.store.prepared import Prepared, Row, Rows, Writes
 from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
+from app.store.wires import Wire
 from tests.conformance.entries import admitted, note, queued, take
 
 pytestmark = pytest.mark.integration
@@ -24,7 +25,11 @@ pytestmark = pytest.mark.integration
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that were sent, but for BEGIN and COMMIT."""
     sent: list[str] = []
-    each, fetch = Prepared.each, Prepared.fetch
+    each, fetch, short = Prepared.each, Prepared.fetch, Prepared.sent
+
+    def noted_sent(self: Prepared, *given: Any) -> Any:
+        sent.append(self._text)
+        return short(self, *given)
 
     def noted_each(self: Prepared, conn: Connection, rows: Sequence[Row]) -> None:
         sent.extend([self._text] * len(rows))
@@ -34,6 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sent.append(self._text)
         return fetch(self, conn, *values)
 
+    monkeypatch.setattr(Prepared, "sent", noted_sent)
     monkeypatch.setattr(Prepared, "each", noted_each)
     monkeypatch.setattr(Prepared, "fetch", noted_fetch)
     return sent
@@ -194,14 +200,14 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
         write(self, conn, *wanted)
         found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
-    only_if = Writes.only_if
+    fetch = Wire.fetch
 
-    def noted_too(self: Writes, conn: Connection, *given: Any) -> bool:
-        found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
-        return only_if(self, conn, *given)
+    async def noted_too(self: Wire, *given: Any) -> Any:
+        found.append(await self.raw.fetchval("SHOW synchronous_commit"))
+        return await fetch(self, *given)
 
     monkeypatch.setattr(Writes, "__call__", noted)
-    monkeypatch.setattr(Writes, "only_if", noted_too)
+    monkeypatch.setattr(Wire, "fetch", noted_too)
     await store.renew("driver", {"run": 1}, 9.0)
     await store.keep([Held("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))

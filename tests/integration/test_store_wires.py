@@ -1,0 +1,171 @@
+"""Statements that stand alone, on connections that stay at hand: whose they are when somebody waits, breaks off or is
+cut off."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, literal_column, select, text
+
+from app.errors import StoreUnavailable
+from app.store import lanes, wires
+from app.store.engines import Fault, Postgres, parse_url
+from app.store.prepared import Ask, Prepared
+from app.store.protocol import RunQuery
+from app.store.sql import open_store
+from tests.conformance.entries import admitted, note
+
+pytestmark = pytest.mark.integration
+
+PID = "pg_backend_pid()"
+
+
+@asynccontextmanager
+async def opened(url: str, connections: int, **options: float) -> AsyncIterator[Postgres]:
+    runner = Postgres(parse_url(url), connections, **options)
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+def ask(runner: Postgres, *columns: str) -> Ask[Any]:
+    """The first of these columns."""
+    return Ask(Prepared(select(*map(literal_column, columns)), runner.dialect, []), (), lambda rows: rows[0][0])
+
+
+async def pids(runner: Postgres, count: int) -> set[int]:
+    """Of so many connections at once."""
+    asked = ask(runner, PID, "pg_sleep(0.05)")
+    return set(await asyncio.gather(*(runner.read(asked) for _ in range(count))))
+
+
+def plain(conn: Connection) -> int:
+    """Work that goes through SQLAlchemy."""
+    return int(conn.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """It would close some time what nobody has closed."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def test_one_connection_is_enough_for_one_at_a_time(migrated_postgres_url: str) -> None:
+    async with opened(migrated_postgres_url, 4) as runner:
+        assert len({await runner.read(ask(runner, PID)) for _ in range(5)}) == 1
+        assert len(await pids(runner, 4)) == 4
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_connection_is_not_used_again_whose_statement_was_broken_off(
+    migrated_postgres_url: str, leaves: bool
+) -> None:
+    async with opened(migrated_postgres_url, 1, work_seconds=0.3) as runner:
+        before = await runner.read(ask(runner, PID))
+        if leaves:
+            going = asyncio.create_task(runner.read(ask(runner, "pg_sleep(0.25)")))
+            await asyncio.sleep(0.05)
+            going.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await going
+        else:
+            runner._seconds = 0.1
+            with pytest.raises(Fault, match="down"):
+                await runner.read(ask(runner, "pg_sleep(0.25)"))
+            runner._seconds = 5.0
+        assert await runner.read(ask(runner, PID)) != before
+
+
+async def test_after_a_loss_all_are_replaced_and_none_keeps_its_place(migrated_postgres_url: str) -> None:
+    places = "(SELECT count(*) FROM pg_stat_activity WHERE datname = current_database())"
+    with no_collector():
+        async with opened(migrated_postgres_url, 3) as runner:
+            before = await pids(runner, 3)
+            with pytest.raises(Fault, match="lost"):
+                await runner.read(ask(runner, f"pg_terminate_backend({PID})"))
+            after = await pids(runner, 3)
+            assert (len(before), len(after), before & after) == (3, 3, set())
+            assert await runner.read(ask(runner, places)) <= 3
+
+
+async def test_a_connection_that_is_found_closed_has_sent_nothing(migrated_postgres_url: str) -> None:
+    """So what was to be written is not in doubt, and may be sent again on another one."""
+    async with opened(migrated_postgres_url, 1) as runner, opened(migrated_postgres_url, 1) as other:
+        before = await runner.read(ask(runner, PID))
+        await other.read(ask(other, f"pg_terminate_backend({before})"))
+        async with asyncio.timeout(5.0):
+            while not runner._wires._kept[0].wire.raw.is_closed():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        with pytest.raises(Fault, match="lost"):
+            await runner.write(ask(runner, PID), meant=before)
+        assert await runner.write(ask(runner, PID), meant=before) != before
+
+
+async def test_what_is_kept_makes_room_for_who_needs_one(migrated_postgres_url: str) -> None:
+    async with opened(migrated_postgres_url, 2) as runner:
+        before = await pids(runner, 2)
+        async with asyncio.timeout(1.0):
+            assert set(await asyncio.gather(runner.read(plain), runner.read(plain))) == before
+
+
+async def test_who_waits_comes_before_who_asks_next(migrated_postgres_url: str) -> None:
+    async with opened(migrated_postgres_url, 1) as runner, asyncio.TaskGroup() as group:
+
+        async def ask_on() -> None:
+            while not let_in.done():
+                await runner.read(ask(runner, PID, "pg_sleep(0.02)"))
+
+        await runner.read(ask(runner, PID))
+        let_in = group.create_task(runner.read(plain))
+        group.create_task(ask_on())
+        group.create_task(ask_on())
+        async with asyncio.timeout(1.0):
+            await let_in
+
+
+async def test_an_altered_table_is_one_error_and_no_more(migrated_postgres_url: str) -> None:
+    async with open_store(migrated_postgres_url, connections=2) as store:
+        await store.append(admitted("run"))
+        await store.run("run")
+
+        def alter(conn: Connection) -> None:
+            conn.execute(text("ALTER TABLE runs ALTER COLUMN model TYPE varchar(99)"))
+
+        await store._write(alter)
+        with pytest.raises(StoreUnavailable):
+            await store.run("run")
+        assert (await store.run("run")).model == (await store.runs(RunQuery()))[0].model
+
+
+async def test_a_connection_keeps_a_bounded_number_of_statements(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wires, "STATEMENTS", 3)
+    async with opened(migrated_postgres_url, 1) as runner:
+        for number in range(20):
+            assert await runner.read(ask(runner, str(number))) == number
+        gc.collect()
+        assert await runner.read(ask(runner, "(SELECT count(*) FROM pg_prepared_statements)")) < 10
+
+
+async def test_what_the_server_has_refused_is_not_looked_for(
+    migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it tried again: it was not written, and the next time would be no better."""
+    monkeypatch.setattr(lanes, "landed", None)
+    async with open_store(migrated_postgres_url) as store:
+        with pytest.raises(StoreUnavailable) as refused:
+            await store.append(replace(admitted("run"), tags=(("name", "a\0b"),)))
+        assert isinstance(refused.value.__cause__, Fault)
+        assert refused.value.__cause__.reason == "refused"
+        await store.append(admitted("run"))
+        await store.append(note("run"))
