@@ -27,7 +27,12 @@ class Done:
     """What became of a batch: outcomes in the entries' order, and the rows that it leaves behind."""
 
     outcomes: list[Outcome]
-    left: Mapping[str, Guess | None]
+    desk: Desk
+
+    @property
+    def left(self) -> Mapping[str, Guess | None]:
+        """See `Desk.left`: for whoever keeps guesses."""
+        return self.desk.left()
 
 
 def commit(conn: Connection, statements: Statements, batch: Sequence[Packed]) -> Done:
@@ -39,7 +44,7 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[Packed]) ->
     outcomes = [desk.settle(packed) for packed in batch]
     statements.write(conn, *desk.writes(statements))
     desk.write_later(conn, statements)
-    return Done(outcomes, desk.left())
+    return Done(outcomes, desk)
 
 
 def touched(batch: Sequence[Packed]) -> tuple[list[str], list[str]]:
@@ -71,7 +76,7 @@ def settle(batch: Sequence[Packed], guesses: Guesses) -> Settled | None:
     tickets = [row for rows in ticketed.values() for row in rows]
     desk = Desk([guess.run for guess in known.values()], tickets, ticketed.keys(), Claims(()))
     outcomes = [desk.settle(packed) for packed in batch]
-    return Settled(desk, list(known.values()), moving, Done(outcomes, desk.left()))
+    return Settled(desk, list(known.values()), moving, Done(outcomes, desk))
 
 
 def _needs_rows(entry: Entry, known: Mapping[str, Guess]) -> bool:
