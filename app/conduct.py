@@ -105,6 +105,8 @@ class Driver:
         """Whether its turn has just begun, so that no step runs yet."""
         self._let_go = False
         """Whether the run waits for its caller, and nobody drives it."""
+        self._still: RunState | None = None
+        """A state that was committed with all that follows from it, so that there is nothing to do but to listen."""
         self._early: dict[int, Event] = {}
         self._writing = asyncio.Lock()
         self._contents: Mapping[str, bytes] = {}
@@ -127,7 +129,9 @@ class Driver:
                 elif self.state.unmade is not None:
                     await self._reject([DRIVER_LOST], outage=True)
                 while not self._over:
-                    known, wait = await self._act(group), inf
+                    known, self._still, wait = self._still, None, inf
+                    if known is not self.state:
+                        known = await self._act(group)
                     while self.state is known and not self._over and wait:
                         await self._hear(await self.inbox.take(wait := self._patience()))
             finally:
@@ -183,6 +187,7 @@ class Driver:
                 else:  # and nobody begins what is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)
+        follows.whole = follows.pending is None
         return follows
 
     async def _commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
@@ -279,6 +284,7 @@ class Driver:
             appended = await self._means.store.append(all_of_it)
         await self.committed(appended.events, follows.state)
         self._let_go = self._let_go or follows.lease is not None
+        self._still = follows.state if follows.whole else None
         return appended
 
     async def ring(self, outbox: Iterable[Outbox]) -> None:

@@ -29,6 +29,8 @@ class Consequences:
     pending: Propose | Finish | None = None
     lease: Lease | None = None
     """Set where the run is let go of."""
+    whole: bool = False
+    """Whether nothing more follows from `state` until it is late, or somebody does something."""
 
     def plain(self, command: Queue | Skip | Conclude, home: str, *, sound: bool) -> list[Draft]:
         """The events of a command that needs nobody to be asked; its tickets report to `home`, and are rung if the bell

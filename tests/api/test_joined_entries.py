@@ -109,6 +109,21 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
         await finish(driven)
 
 
+async def test_a_driver_decides_once_upon_what_it_has_committed(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, looked = Driver._act, list[RunState]()
+
+    async def looking(self: Driver, group: asyncio.TaskGroup) -> RunState:
+        looked.append(self.state)
+        return await act(self, group)
+
+    monkeypatch.setattr(Driver, "_act", looking)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    assert (outcome.ended.answer, looked) == ("Hello there.", [])
+
+
 async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStub, tmp_path: Path) -> None:
     """The end of the step before is kept, although its entry could not hold what the next one would reserve."""
     async with watched(tmp_path, stub) as (opened, seen):
