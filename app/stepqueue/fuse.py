@@ -10,9 +10,9 @@ the state. So the fuse mends itself, and a process that says nothing for hours s
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final, ParamSpec, TypeVar
 
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
@@ -20,6 +20,9 @@ from app.errors import QueueUnavailable
 from app.stepqueue.broken import FAULTS
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WATCH_SECONDS: Final = 1.0
 MEND_SECONDS: Final = 0.25
@@ -50,16 +53,15 @@ class Fuse:
         self._closed = True
         self._trouble.set()
 
-    @asynccontextmanager
-    async def guard(self, seconds: float) -> AsyncIterator[None]:
-        """Around one call: refuses at once if blown, ends it after `seconds`, and raises `QueueUnavailable` only."""
+    async def guard(self, seconds: float, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
+        """Make one call: refuses at once if blown, ends it after `seconds`, and raises `QueueUnavailable` only."""
         if self.blown:
             raise QueueUnavailable
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._calls.add(limit)
                 try:
-                    yield
+                    return await call(*args, **named)
                 finally:
                     self._calls.discard(limit)
         except FAULTS as fault:

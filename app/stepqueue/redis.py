@@ -13,9 +13,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Self
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -34,6 +34,9 @@ from app.stepqueue.streams import Streams
 from app.stepqueue.voice import Voice
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LEASE_SECONDS: Final = 4.0
 SOCKET_SECONDS: Final = 1.0
@@ -130,9 +133,8 @@ class RedisQueue:
 
     async def ring(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. Raises `QueueUnavailable` when a tier is full or Redis fails; some may be queued even so."""
-        async with self._bounded():
-            if tickets:
-                await self._streams.add(tickets)
+        if tickets:
+            await self._bounded(self._streams.add, tickets)
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
         """See the seam. What was on its way to a caller that is cancelled is delivered again after a lease."""
@@ -140,25 +142,22 @@ class RedisQueue:
         while True:
             left = deadline - time.monotonic()
             block = min(left, SLICE_SECONDS)
-            async with self._bounded():
-                if slots > 0:
-                    found = await self._streams.look(slots, block)
-                else:
-                    found = await asyncio.sleep(max(0.0, block), [])
+            if slots > 0:
+                found = await self._bounded(self._streams.look, slots, block)
+            else:
+                found = await self._bounded(asyncio.sleep, max(0.0, block), list[Ticket]())
             if found or left <= 0:
                 return found
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. What is no longer queued is left alone."""
-        async with self._bounded():
-            if tickets:
-                await self._streams.claim(tickets)
+        if tickets:
+            await self._bounded(self._streams.claim, tickets)
 
     async def done(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. What is no longer queued is left alone."""
-        async with self._bounded():
-            if tickets:
-                await self._streams.delete(tickets)
+        if tickets:
+            await self._bounded(self._streams.delete, tickets)
 
     async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
@@ -166,8 +165,7 @@ class RedisQueue:
         if self._closed or self._fuse.blown:
             raise QueueUnavailable
         if at_once and messages:
-            async with self._bounded():
-                await self._voice.publish({self._keys.live(address): messages})
+            await self._bounded(self._voice.publish, {self._keys.live(address): messages})
         elif messages:
             self._voice.say(self._keys.live(address), messages)
 
@@ -175,8 +173,7 @@ class RedisQueue:
         while not self._closed:
             said = await self._voice.breath()
             with suppress(QueueUnavailable):
-                async with self._bounded():
-                    await self._voice.publish(said)
+                await self._bounded(self._voice.publish, said)
 
     @asynccontextmanager
     async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
@@ -186,8 +183,7 @@ class RedisQueue:
         """
         ear = Ear(self._hearing, self._keys.live(address), sink, self, self._key)
         try:
-            async with self._bounded():
-                await ear.open()
+            await self._bounded(ear.open)
         except QueueUnavailable:
             if self._closed:
                 raise
@@ -236,16 +232,14 @@ class RedisQueue:
             with suppress(*FAULTS):
                 await shut()
 
-    @asynccontextmanager
-    async def _bounded(self, seconds: float = GIVE_UP_SECONDS) -> AsyncIterator[None]:
+    async def _bounded(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
         """All talk with Redis goes through here, so that it ends in time and fails in one way."""
         if self._closed:
             raise QueueUnavailable("The step queue is closed.")
         self._calls += 1
         self._quiet.clear()
         try:
-            async with self._fuse.guard(seconds):
-                yield
+            return await self._fuse.guard(GIVE_UP_SECONDS, call, *args, **named)
         except QueueUnavailable as refusal:
             if isinstance(refusal.__cause__, ReadOnlyError):
                 # A failover made this server a replica; the name in the URL leads elsewhere by now.
@@ -265,16 +259,11 @@ class RedisQueue:
                 log.error(fault)
 
     async def _forget_consumers(self, *, leaving: bool) -> None:
-        async with self._bounded():
-            await self._streams.forget_consumers(leaving=leaving)
+        await self._bounded(self._streams.forget_consumers, leaving=leaving)
 
     async def _eviction_fault(self) -> str | None:
         """What is wrong with the server's eviction policy. Servers that do not let us ask are trusted."""
-        async with self._bounded(SOCKET_SECONDS):
-            pong, config = await self._commands.ask(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
-            if isinstance(pong, Exception):
-                raise pong
-        policy = config[1].decode() if isinstance(config, list) and config else None
+        policy = await self._bounded(self._streams.policy)
         if policy in {None, "noeviction"}:
             return None
         return f"Redis may evict tickets (maxmemory-policy {policy}); set `maxmemory-policy noeviction`."

@@ -89,6 +89,13 @@ class Streams:
                     if gone and not consumer[b"pending"]:
                         await self._commands.must(("XGROUP", "DELCONSUMER", lane, GROUP, name))
 
+    async def policy(self) -> str | None:
+        """What the server does when its memory is full; None where it does not let us ask."""
+        pong, config = await self._commands.ask(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
+        if isinstance(pong, Exception):
+            raise pong
+        return config[1].decode() if isinstance(config, list) and config else None
+
     def _lane(self, ticket: Ticket) -> str:
         return self._by_tier.get(ticket.tier, self._lanes[-1])
 
