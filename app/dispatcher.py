@@ -96,6 +96,7 @@ class Dispatcher:
                 if (ticket.run, ticket.step) not in self._works:
                     work = Work(ticket)
                     self._start(group, work, self._execution(work))
+            await asyncio.sleep(0)  # what was taken goes first, then the next read
 
     def _execution(self, work: Work) -> Execution:
         return Execution(self._means, self._name, work, self._aheads, self._outcomes)
