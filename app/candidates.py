@@ -40,7 +40,8 @@ class Candidates:
     def pause(self, left: float) -> float:
         """Seconds to wait before asking again; 0: `choose` now. `left` are the run's seconds."""
         wait, self._wait = self._wait, 0.0
-        if not wait and self._left > 0 and self._news > 0 and self._health.worth_waiting(self._offers(), left):
+        again = bool(self._tries) and self._left > 0 and self._news > 0  # a first call never lacks the budget
+        if not wait and again and self._health.worth_waiting(self._offers(), left):
             wait = min(LOOK, self._news)
             self._news -= wait
         return wait
