@@ -163,6 +163,11 @@ class Attempt:
         """Whether its text is told as it comes."""
         return self._request.live
 
+    @property
+    def may_call(self) -> bool:
+        """Whether the worker has tools to call."""
+        return bool(self._request.toolbox.tools)
+
     def intended(self) -> Draft:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
         body: dict[str, object] = {

@@ -345,6 +345,8 @@ class Execution:
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
         """Whether the call succeeded; its end is noted in the attempt. A cancellation is journaled, then goes on."""
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
+        if attempt.may_call:  # then there is an id when it calls; it is made while the worker works
+            asyncio.get_running_loop().call_later(0.0, self._id, 0)
         try:
             self._work.waits()
             async for pieces in attempt.stream():
