@@ -19,6 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, UnsupportedMedia
 
 WHOLE = 1 << 63
+NUMBER = (float, int)
+NUMBER = (float, int)
 YIELD_ABOVE = 1 << 18
 """Bytes from which the event loop gets a turn between the passes over a body."""
 COLON = b"\\u003"
@@ -200,14 +202,14 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
     colons in strings. `nul` says whether there may be a NUL, which JSON can hold only as an escape. The parser makes
     these types exactly."""
     level = [root]
-    keys = colons = depth = 0
+    colons = depth = 0
+    longest, objects = bounds.text, list[dict[str, object]]()
     while level and depth <= bounds.depth:
         depth += 1
         deeper: list[object] = []
-        objects: list[dict[str, object]] = []
         for value in level:
             if type(value) is str:
-                if len(value) > bounds.text or (nul and "\x00" in value):
+                if len(value) > longest or (nul and "\x00" in value):
                     raise _bad_text(value)
                 colons += value.count(":")
             elif type(value) is dict:
@@ -215,18 +217,17 @@ def _walk(root: object, bounds: Bounds, *, nul: bool) -> tuple[int, int]:
                 deeper += value.values()
             elif type(value) is list:
                 deeper += value
-            elif isinstance(value, float | int) and not -WHOLE <= value < WHOLE:
+            elif isinstance(value, NUMBER) and not -WHOLE <= value < WHOLE:
                 raise InvalidRequest("A number in the body is out of range (64 bits).", code="invalid_json")
-        names = _names(objects, bounds, nul)
-        keys, colons = keys + len(names), colons + "".join(names).count(":")
         level = deeper
     if level:
         raise InvalidRequest(f"The body is nested deeper than {bounds.depth} levels.", code="invalid_json")
-    return keys, colons
+    names = _names(objects, bounds, nul)
+    return len(names), colons + "".join(names).count(":")
 
 
 def _names(objects: list[dict[str, object]], bounds: Bounds, nul: bool) -> list[str]:
-    """The keys of all objects of a level, checked."""
+    """The keys of all objects, checked."""
     if max(map(len, objects), default=0) > bounds.keys:
         raise _too_many()
     names = [name for value in objects for name in value]
