@@ -8,7 +8,6 @@ value. Keys are checked by a dependency of each route, so a route without one is
 import logging
 import re
 from collections.abc import MutableMapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,8 +15,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -69,30 +67,28 @@ def create_probes(gate: Gate) -> FastAPI:
 
 
 def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
-    app = _Application(gate)
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         if route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
         if not isinstance(route, Direct):
             route.app = AsyncExitStackMiddleware(route.app)
+    app = _Application(gate, routes)
     app.router.routes += routes  # as they are: `include_router` would wrap each once more
-    app.add_exception_handler(BatonError, _baton_error)
-    app.add_exception_handler(HTTPException, partial(_http_error, routes))
     return app
 
 
 class _Application(FastAPI):
     """FastAPI with less around its routes: each layer is a coroutine and its closures in every open stream, and time in
-    every request. `Frontdoor` answers for what breaks, `ingress.py` bounds bodies, and spans are ours."""
+    every request. `Frontdoor` answers for what is refused or breaks, `ingress.py` bounds bodies, and spans are ours."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, routes: Sequence[APIRoute]) -> None:
         super().__init__(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-        self._gate = gate
+        self._door = Frontdoor(self.router.app, gate, routes)
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
-        return Frontdoor(ExceptionMiddleware(self.router.app, handlers=self.exception_handlers), self._gate)
+        return self._door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -102,21 +98,14 @@ class _Application(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
 
-async def _baton_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, BatonError)
-    if _is_anthropics(request.scope):
-        return anthropic_reply.failure(error, request.scope["baton.headers"][0][1].decode())
-    return fault.render(error)
-
-
-async def _http_error(routes: Sequence[APIRoute], request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
+    """What the framework refuses."""
     if error.status_code == 404:
-        return fault.refuse(404, elsewhere.advice(request.scope["path"]), "unknown_url")
+        return fault.refuse(404, elsewhere.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
-        fitting = [route for route in routes if route.path_regex.match(request.scope["path"])]
+        fitting = [route for route in routes if route.path_regex.match(scope["path"])]
         allow = {"allow": ", ".join(sorted({"OPTIONS"}.union(*(route.methods or () for route in fitting))))}
-        if request.method == "OPTIONS":
+        if scope["method"] == "OPTIONS":
             return Response(status_code=204, headers=allow)
         return fault.refuse(405, "This route does not take that method.", "method_not_allowed", allow)
     return fault.refuse(error.status_code, "The request cannot be served.", "invalid_request", error.headers)
@@ -125,9 +114,10 @@ async def _http_error(routes: Sequence[APIRoute], request: Request, error: Excep
 class Frontdoor:
     """What every request passes first and every reply passes last."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate, routes: Sequence[APIRoute]) -> None:
         self._app = app
         self._gate = gate
+        self._routes = routes
         self._crossing = Crossing(gate.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,11 +147,24 @@ class Frontdoor:
         except ClientDisconnect:
             status = 499
         except Exception as error:
-            self._report(scope, request_id, error)
+            reply = None if status else self._refusal(scope, error)  # nothing that is sent can be taken back
+            if reply is None:
+                self._report(scope, request_id, error)
+                reply = fault.crashed(request_id.decode())
             if not status:
-                await fault.crashed(request_id.decode())(scope, receive, out)
+                await reply(scope, receive, out)
         finally:
             self._gate.telemetry.count("baton_requests_total", _route(scope), str(status))
+
+    def _refusal(self, scope: Scope, error: Exception) -> Response | None:
+        """The reply to what is refused on purpose; None for what nobody expected."""
+        if isinstance(error, HTTPException):
+            return _unrouted(scope, error, self._routes)
+        if not isinstance(error, BatonError):
+            return None
+        if _is_anthropics(scope):
+            return anthropic_reply.failure(error, scope["baton.headers"][0][1].decode())
+        return fault.render(error)
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
         fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
