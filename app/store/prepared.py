@@ -199,10 +199,10 @@ class Writes:
             statement.each(conn, [values])
 
     def only_if(
-        self, condition: Condition, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
+        self, condition: Condition | None, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
     ) -> Ask[T | None]:
-        """The same on Postgres in one statement that looks first; it comes to `done`, or None where the condition did
-        not hold. `given` are the condition's parameters."""
+        """The same on Postgres in one statement that looks first, if there is a condition; it comes to `done`, or None
+        where that did not hold. `given` are the condition's parameters."""
         statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
         return Ask(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
 

@@ -58,6 +58,7 @@ CLAIM = tuple(column.name for column in ONCE.columns)
 
 
 _COMPARED = itemgetter(*[SEEN.index(name) for name in COMPARED])
+_STEP = itemgetter(TICKET.index("step"))
 _IDENTITY = itemgetter(*[TICKET.index(name) for name in IDENTITY])
 
 
@@ -108,6 +109,7 @@ class Statements:
         self.write = Writes(dialect)
         if self.arrays:
             self._same, self._same_runs = self._unchanged(moving=True), self._unchanged(moving=False)
+            self._same_one, self._same_run = self._unchanged_one(moving=True), self._unchanged_one(moving=False)
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
@@ -209,6 +211,12 @@ class Statements:
     ) -> Ask[T | None]:
         """The same on a server, in one statement that locks what it looks at as `under_lock` does; it comes to `done`,
         or to None where nothing was written."""
+        if not runs:  # there is nothing but new runs
+            return self.write.only_if(None, (), done, *wanted)
+        if len(runs) == 1:
+            one, *further = runs[0], *([_print_of_all(tickets)] if moving else [])
+            condition = self._same_one if moving else self._same_run
+            return self.write.only_if(condition, [one[0], _print(_COMPARED(one)), *further], done, *wanted)
         condition = self._same if moving else self._same_runs
         arrays = columns_of([(row[0], _print(_COMPARED(row))) for row in runs], 2)
         if moving:
@@ -226,6 +234,21 @@ class Statements:
         if moving:
             unmoved, further = self._unmoved()
             holds, names = holds & unmoved, [*names, *further]
+        return Condition(select(holds.label("holds")).cte("unchanged"), names)
+
+    def _unchanged_one(self, *, moving: bool) -> Condition:
+        """The same of one run. Its tickets are told as one text, all of them, in the order of their steps."""
+        run, ticket, names = RUNS.c, TICKETS.c, ["id_seen", "print_seen"]
+        its = select(_printed([run[name] for name in COMPARED]).label("print"))
+        ours = its.where(run.id == _text("id_seen"), run.salt.is_not(None)).with_for_update().cte("ours")
+        holds = select(ours.c.print).scalar_subquery() == _text("print_seen")
+        if moving:
+            names.append("print_taken")
+            each = select(_printed([ticket[name] for name in ("step", *IDENTITY)]).label("print"))
+            rows = each.where(ticket.run == _text("id_seen")).order_by(ticket.step)
+            theirs = rows.with_for_update().cte("theirs")
+            whole = func.coalesce(func.string_agg(theirs.c.print, literal_column("'|'")), literal_column("''"))
+            holds = and_(holds, select(whole).scalar_subquery() == _text("print_taken"))
         return Condition(select(holds.label("holds")).cte("unchanged"), names)
 
     def _unmoved(self) -> tuple[ColumnElement[bool], list[str]]:
@@ -277,6 +300,11 @@ def _print(values: Iterable[object]) -> str:
     return "|".join([_WORDS[value] if value is None or isinstance(value, bool) else str(value) for value in values])
 
 
+def _print_of_all(tickets: Iterable[Row]) -> str:
+    """The texts of a run's tickets as one, in the order of their steps."""
+    return _print([value for row in sorted(tickets, key=_STEP) for value in (_STEP(row), *_IDENTITY(row))])
+
+
 _WORDS: Mapping[object, str] = {None: "", True: "t", False: "f"}
 
 
@@ -284,6 +312,10 @@ def _printed(columns: Iterable[ColumnElement[Any]]) -> ColumnElement[str]:
     bar: ColumnElement[str] = literal_column("'|'")
     first, *rest = columns
     return func.concat(first, *[part for column in rest for part in (bar, column)])
+
+
+def _text(name: str) -> ColumnElement[str]:
+    return bindparam(name, type_=Text)
 
 
 def _length(name: str) -> ColumnElement[int]:

@@ -41,8 +41,10 @@ class Proxy:
     """Whether nobody gets through after a cut."""
     cuts: int = 0
     _mute: bool = False
-    _alone: set[bytes] = field(default_factory=set)
-    """Names of statements that are a transaction of their own."""
+    _writes: set[bytes] = field(default_factory=set)
+    """Names of statements that write; outside of a transaction each is one of its own."""
+    _begun: set[asyncio.StreamReader] = field(default_factory=set)
+    """Connections with a transaction."""
     _thawed: asyncio.Event = field(default_factory=asyncio.Event)
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -76,7 +78,7 @@ class Proxy:
     ) -> None:
         while data := await reader.read(65536):
             await self._thawed.wait()
-            if self._commits(data) and self.mood.startswith("cut"):
+            if self._commits(data, reader) and self.mood.startswith("cut"):
                 self.cuts += 1
                 mood, self.mood = self.mood, "open"
                 if mood == "cut, and commit late":
@@ -99,10 +101,15 @@ class Proxy:
                 await writer.drain()
         writer.close()
 
-    def _commits(self, data: bytes) -> bool:
+    def _commits(self, data: bytes, reader: asyncio.StreamReader) -> bool:
         """Whether this asks the server to commit: by the word, or by a statement that stands alone."""
-        self._alone |= set(re.findall(rb"(__asyncpg_stmt_\w+__)\0WITH ours", data))
-        return b"COMMIT;" in data or any(b"\0" + name + b"\0" in data for name in self._alone)
+        self._writes |= set(re.findall(rb"(__asyncpg_stmt_\w+__)\0WITH ", data))
+        if b"BEGIN;" in data:
+            self._begun.add(reader)
+        if b"COMMIT;" in data or b"ROLLBACK;" in data:
+            self._begun.discard(reader)
+            return b"COMMIT;" in data
+        return reader not in self._begun and any(b"\0" + name + b"\0" in data for name in self._writes)
 
     def freeze(self) -> None:
         """Take everything and pass on nothing."""

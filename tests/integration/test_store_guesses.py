@@ -1,5 +1,6 @@
 """A commit on what the rows are taken to be: one statement where that is right, and as safe where it is not."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -14,7 +15,7 @@ from app.store.guesses import Guesses
 from app.store.prepared import Prepared, Row
 from app.store.protocol import Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.sql import SqlStore, open_store
-from tests.conformance.entries import admitted, moved, note, queued, take
+from tests.conformance.entries import admitted, moved, note, queued, settled, take
 
 pytestmark = pytest.mark.integration
 
@@ -58,23 +59,30 @@ def driven(run: str = "run", **fields: Any) -> Entry:
     return Entry(run, 2.0, (Draft(Kind.STEP_SKIPPED, {}),), epoch=1, **fields)
 
 
-async def ticket(store: SqlStore) -> dict[str, Any]:
-    """The one there is, as the server has it."""
+async def tickets(store: SqlStore, run: str) -> list[dict[str, Any]]:
+    """As the server has them."""
 
-    def read(conn: Connection) -> dict[str, Any]:
-        return dict(conn.exec_driver_sql("SELECT * FROM tickets").mappings().one())
+    def read(conn: Connection) -> list[dict[str, Any]]:
+        found = conn.exec_driver_sql(f"SELECT * FROM tickets WHERE run = '{run}'")
+        return [dict(row) for row in found.mappings()]
 
     return await store._read(read)
+
+
+async def ticket(store: SqlStore, run: str = "run") -> dict[str, Any]:
+    """The one there is."""
+    (one,) = await tickets(store, run)
+    return one
 
 
 async def test_a_step_takes_one_way_to_the_server_for_each_of_its_commits(
     stores: Sequence[SqlStore], asked: list[str]
 ) -> None:
     gateway, dispatcher = stores
-    for entry in (admitted("run"), queued("run")):
+    for entry, words in ((admitted("run"), ["WITH part_0"]), (queued("run"), AT_ONCE)):
         asked.clear()
         await gateway.append(entry)
-        assert asked == AT_ONCE
+        assert asked == words
     asked.clear()
     assert len((await dispatcher.dossier("run")).events) == 2
     await dispatcher.append(take("run", 0, "a"))
@@ -83,6 +91,15 @@ async def test_a_step_takes_one_way_to_the_server_for_each_of_its_commits(
     asked.clear()
     gateway.heard("run", dispatcher.rows("run"))
     await gateway.append(driven())
+    assert asked == AT_ONCE
+
+
+async def test_tickets_are_known_in_whatever_order_they_were_made(stores: Sequence[SqlStore], asked: list[str]) -> None:
+    one, _ = stores
+    for entry in (admitted("run"), queued("run", step=1), queued("run", step=0)):
+        await one.append(entry)
+    asked.clear()
+    await one.append(take("run", 0, "a"))
     assert asked == AT_ONCE
 
 
@@ -107,8 +124,8 @@ async def test_nothing_of_a_batch_is_written_on_a_wrong_guess(stores: Sequence[S
     for run in ("a", "b"):
         await one.append(admitted(run))
     await other.append(driven("b"))
-    settled = [one.append(driven("a")), one.append(driven("b")), one.append(admitted("c"))]
-    seqs = [[event.seq for event in (await answer).events] for answer in settled]
+    answers = [one.append(driven("a")), one.append(driven("b")), one.append(admitted("c"))]
+    seqs = [[event.seq for event in (await answer).events] for answer in answers]
     assert seqs == [[2], [3], [1]]
     assert [event.seq for event in (await other.journal("a")).events] == [1, 2]
 
@@ -143,6 +160,39 @@ async def test_what_others_have_reserved_without_a_word_counts(stores: Sequence[
     for store in (other, one, other, one):
         await store.append(Entry("run", 2.0, epoch=1, hold=Ledger(100, 10)))
     assert (await other.run("run")).held == Ledger(400, 40)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_what_others_have_done_to_a_ticket_alone_is_seen(stores: Sequence[SqlStore], beside: bool) -> None:
+    """Nothing in the run's row says so. It makes no difference what else is in the batch."""
+    one, other = stores
+    for run in ("run", "beside"):
+        await one.append(admitted(run))
+        await one.append(queued(run))
+        await one.append(take(run, 0, "a"))
+    also = [one.append(moved("beside", "finish", 1))] if beside else []
+    await other.append(Entry("run", 3.0, move=Move(0, "release", claim=1, until=3.0)))
+    answers = await settled([one.append(moved("run", "finish", 1)), *also])
+    assert isinstance(answers[0], LeaseLost)
+    assert not any(isinstance(answer, Exception) for answer in answers[1:])
+    assert (await ticket(other, "run"))["version"] == 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence[SqlStore], beside: bool) -> None:
+    one, other = stores
+    await one.append(admitted("beside"))
+    for run in ("added", "ended"):
+        await one.append(admitted(run))
+        await one.append(queued(run))
+    await other.append(Entry("added", 2.0, epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
+    await other.append(take("ended", 0, "a"))
+    await other.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
+    for run in ("added", "ended"):
+        also = [one.append(driven("beside"))] if beside else []
+        end = Entry(run, 5.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1)
+        await asyncio.gather(one.append(end), *also)
+        assert await tickets(other, run) == []
 
 
 async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStore]) -> None:

@@ -51,6 +51,10 @@ async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
         yield opened
 
 
+def skipped(run: str) -> Entry:
+    return Entry(run, 3.0, (Draft(Kind.STEP_SKIPPED, {}),), epoch=1)
+
+
 async def _a_step(store: SqlStore, asked: list[str]) -> list[int]:
     """How many statements a run's admission, its step's ticket, its intent and its end take."""
     counts = []
@@ -89,6 +93,8 @@ async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few
     await store.append(Entry("run", 5.0, move=Move(1, "take", version=0, holder="a", until=9.0)))
     await store.keep([Held("run", 1, 2)], 9.0)
     await store.renew("driver", {"run": 1}, 9.0)
+    for entries in zip(*([entry(run) for entry in (admitted, queued, skipped)] for run in ("x", "y")), strict=True):
+        await asyncio.gather(*map(store.append, entries))
     await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(1, "finish", claim=2)))
     await store.journal("run")
     await store.contents("other", ["ref"])
