@@ -15,7 +15,6 @@ from typing import Any
 
 from app.core.journal import Draft, Kind
 from app.store.content import address
-from app.store.desk import Outcome
 from app.store.migrate import migrate
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
 from app.store.sql import SqlStore, open_store
@@ -127,9 +126,9 @@ def _watch_batches(store: SqlStore, figures: Figures) -> list[float]:
     """Record each write; returns a cell with the start of the write that ended last."""
     last, write = [0.0], store._runner.write
 
-    async def watched(work: Callable[..., list[Outcome]]) -> Any:
+    async def watched(work: Callable[..., Any], **meant: Any) -> Any:
         start = time.perf_counter()
-        result = await write(work)
+        result = await write(work, **meant)
         last[0] = start
         figures.batches += 1
         figures.writes.append(time.perf_counter() - start)
