@@ -2,10 +2,10 @@
 
 The rows of the runs (and of the tickets, if any entry moves one) are read under lock, the entries applied to them (see
 `desk.py`), and what came of it is written at the end. Where the rows are taken to be known (`guesses.py`) the same is
-done without asking for them: `settle` applies a batch to guesses, and `write_if_so` writes it if they are right.
+done without asking for them: `settle` applies a batch to guesses, and `if_so` writes it if they are right.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -88,12 +88,15 @@ def _needs_rows(entry: Entry, known: Mapping[str, Guess]) -> bool:
     return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
 
 
-def write_if_so(conn: Connection, statements: Statements, settled: Settled) -> Done | None:
-    """Write the batch, unless a row is not what it was taken to be: then nothing is written, and there is None."""
+def if_so(statements: Statements, settled: Settled) -> Callable[[Connection], Done | None]:
+    """What writes the batch unless a row is not what it was taken to be, and comes to None then: on a server, one
+    statement."""
     runs, moving = [guess.run for guess in settled.guesses], settled.moving
-    tickets = [row for guess in settled.guesses if guess.run[0] in set(moving) for row in guess.tickets or ()]
-    wanted = settled.desk.writes(statements)
-    return settled.done if statements.write_if(conn, runs, tickets, moving, *wanted) else None
+    tickets = [row for guess in settled.guesses if guess.run[0] in moving for row in guess.tickets or ()]
+    look, done, wanted = (runs, tickets, moving), settled.done, settled.desk.writes(statements)
+    if statements.arrays:
+        return statements.asked_if(*look, done, *wanted)
+    return lambda conn: done if statements.write_if(conn, *look, *wanted) else None
 
 
 def landed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from sqlalchemy import Connection
-
 from app.errors import Conflict, StoreUnavailable
-from app.store.commit import Done, Settled, commit, landed, settle, write_if_so
+from app.store.commit import Done, commit, if_so, landed, settle
 from app.store.desk import Outcome, Packed
 from app.store.engines import AWAY, Fault, Runner
 from app.store.guesses import Guesses
@@ -166,21 +164,12 @@ class Lane:
         settled = settle(batch, guesses) if guesses is not None and not asks else None
         done: Done | None = None
         if settled is not None:
-            done = await self._runner.write(self._if_so(settled), meant=settled.done)
+            done = await self._runner.write(if_so(self._statements, settled), meant=settled.done)
         if done is None:
             done = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
         if guesses is not None:
             guesses.keep(done.left)
         return done.outcomes
-
-    def _if_so(self, settled: Settled) -> Callable[[Connection], Done | None]:
-        """What writes a batch unless a row is not what it was taken to be: on a server, one statement."""
-        statements = self._statements
-        if not statements.arrays:
-            return partial(write_if_so, statements=statements, settled=settled)
-        runs, moving = [guess.run for guess in settled.guesses], settled.moving
-        tickets = [row for guess in settled.guesses if guess.run[0] in moving for row in guess.tickets or ()]
-        return statements.asked_if(runs, tickets, moving, settled.done, *settled.desk.writes(statements))
 
     async def _one_by_one(self, batch: list[Packed]) -> list[Outcome]:
         """The database did not take something in a batch: only the entry at fault is to suffer."""
