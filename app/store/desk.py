@@ -19,8 +19,7 @@ from app.store.claims import Claims
 from app.store.guesses import Guess
 from app.store.prepared import Row, Rows
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
-from app.store.statements import ENDLESS, LEASE, LIVE, SEEN, SETTLED, TICKET, Statements
-from app.store.tables import RUNS
+from app.store.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
 
 Outcome = Appended | Exception
 
@@ -30,10 +29,6 @@ LONG_AGO = 3600.0
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """The events that begin a turn."""
-
-
-HAND = Rows(RUNS, "update", (*LEASE, *ENDLESS), ["id", "epoch"])
-"""A run that goes on in other hands, as each turn of a run begins and ends: see `ENDLESS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +169,8 @@ class Desk:
             (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
             (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
             (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
-            (HAND, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
-            (statements.hand_run, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
+            (statements.hand_run, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
+            (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed if run.ended_at is not None]),
             (statements.new_event, self._events),
             (statements.new_content, self._contents),
             (statements.new_tag, self._tags),
@@ -204,7 +199,7 @@ class Desk:
         """What changes rows that were just written. A wish comes after a change of hands: it must not be slept over."""
         runs = [self._runs[name] for name in sorted(self._changed)]
         handed = [run for run in runs if run.id in self._born and run.lease is not None]
-        statements.write(conn, (statements.hand_run, [_lease(run) + _END_OF(run) for run in handed]))
+        statements.write(conn, (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed]))
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:

@@ -113,7 +113,8 @@ class Statements:
         self.new_run = Rows(RUNS, "insert")
         self.change_run = Rows(RUNS, "update", ENDLESS, ["id", "epoch"])
         self.end_run = Rows(RUNS, "update", LIVE, ["id", "epoch"])
-        self.hand_run = Rows(RUNS, "update", (*LEASE, *LIVE), ["id", "epoch"])
+        self.hand_run = Rows(RUNS, "update", (*LEASE, *ENDLESS), ["id", "epoch"])
+        self.hand_ended = Rows(RUNS, "update", (*LEASE, *LIVE), ["id", "epoch"])
         self.hasten = Prepared(
             update(RUNS)
             .where(RUNS.c.id == bindparam("its_id"), RUNS.c.driver == literal_column("''"))
