@@ -20,7 +20,6 @@ from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, Unsupporte
 
 WHOLE = 1 << 63
 NUMBER = (float, int)
-NUMBER = (float, int)
 YIELD_ABOVE = 1 << 18
 """Bytes from which the event loop gets a turn between the passes over a body."""
 COLON = b"\\u003"
