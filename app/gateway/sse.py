@@ -140,7 +140,6 @@ class EventStream(Response):
         """Write the stream."""
         last = b""
         try:
-            await asyncio.sleep(0)  # the worker is asked first: writing takes a tenth of a millisecond
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, self._wire.role(), more=True)
             await _watching(self._gate, self._driven, receive, lambda: self._relay(send))
