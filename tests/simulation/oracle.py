@@ -278,22 +278,19 @@ def an_outcome_is_lost_only_with_its_process(case: Case) -> Iterator[str]:
 
 
 def what_is_handed_over_is_driven_elsewhere(case: Case) -> Iterator[str]:
-    """A turn in the background that begins at a gateway which takes no tickets is driven by others, at once."""
+    """A turn in the background that begins at a gateway which takes no tickets is driven by others."""
     if not case.only(*OTHERS):
         return
     gateways = {process.name for process in case.world.processes if process.hands_over}
     begun: Fact | None = None
-    waits = False
     for fact in case.facts:
         if fact.kind in ("run.admitted", "run.resumed"):
             wanted = fact.author in gateways and fact.body["wire"].get("background") and fact.at > CALLED
-            begun, waits = fact if wanted else None, True
-        elif begun is not None and fact.at > begun.at and fact.kind != "run.cancel_asked":
-            if fact.author == begun.author:
-                yield f"{fact.author} handed it over, and wrote {fact.kind}"
-            if waits and fact.at > begun.at + CALLED:
-                yield f"{fact.author} took it up {fact.at - begun.at:.1f} s after it was handed over"
-            waits = False
+            begun = fact if wanted else None
+        elif begun is None or fact.at <= begun.at or fact.kind == "run.cancel_asked":
+            continue
+        elif fact.author == begun.author:
+            yield f"{fact.author} handed it over, and wrote {fact.kind}"
 
 
 def what_is_given_up_is_taken_up(case: Case) -> Iterator[str]:
