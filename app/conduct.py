@@ -268,10 +268,12 @@ class Driver:
     async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
         """Commit an entry with what follows from it, and fold it. The caller holds `_writing`, or is alone.
 
-        Raises `Conflict` if it begins or ends a turn, and there are events of which we have not heard: a wish, say.
+        Raises `Conflict` if it begins or ends a turn, or anything follows, and there are events of which we have not
+        heard: a wish, say, or what a dispatcher has decided ahead of us.
         """
         ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
-        all_of_it = changed(whole(entry, follows), seq=self.state.seq if ends else entry.seq)
+        decides = ends or (bool(follows.events) and entry.lease is None)  # who begins a turn has said it already
+        all_of_it = changed(whole(entry, follows), seq=self.state.seq if decides else entry.seq)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
                 appended = await self._store.append(all_of_it, self.state.seq, self._worth_waiting, within)

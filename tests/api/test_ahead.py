@@ -25,6 +25,9 @@ ONE_TWO_ONE = plan(
     ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
 )
 CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+TWO_CHAINS = plan(
+    ("alpha", "one", ["user"]), ("gamma", "slow", ["user"]), ("beta", "two", [0]), ("alpha", "all", [1, 2])
+)
 QUEUED, INTENDED = Kind.STEP_QUEUED, Kind.CALL_INTENDED
 DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
 
@@ -196,3 +199,27 @@ async def test_a_cancellation_that_comes_after_the_end_changes_nothing(
         journal = kinds(await events(both.other, driven.run))
     assert (outcome.ended.answer, outcome.ended.error, outcome.ended.state.state) == ("Hello there.", None, "succeeded")
     assert journal[-1] is Kind.SUCCEEDED
+
+
+async def test_a_driver_that_is_behind_decides_nothing_that_was_decided_ahead_of_it(
+    stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of a step's end, and not of the next step, which others have queued and begun upon it."""
+
+    async def unheard(*_: object, **__: object) -> None:
+        return None
+
+    stub.always("gamma", Reply(header_delay=1.0))
+    async with two(tmp_path, stub, redis_url) as both:
+        monkeypatch.setattr(both.other.means.queue, "tell", unheard)
+        driven = await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=TWO_CHAINS))
+        async with asyncio.timeout(5):
+            while Kind.STEP_DONE not in (journal := kinds(told := await events(both.other, driven.run))):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        upto = journal.index(Kind.STEP_DONE) + 1
+        assert QUEUED in journal[upto:]
+        both.driving.drivers._drivers[driven.run].inbox.push(Committed(driven.run, tuple(told[:upto])))
+        outcome = await finish(driven)
+        told = await events(both.other, driven.run)
+    assert (outcome.ended.answer, outcome.ended.error) == ("Hello there.", None)
+    assert [event.body["n"] for event in told if event.kind is QUEUED] == [0, 1, 2, 3]
