@@ -27,6 +27,7 @@ from app.stepqueue.protocol import Committed, Delta, Ticket
 from app.store.dossiers import BRIEF, Dossier
 from app.store.protocol import Appended, Entry, Outbox
 from app.view import NOTHING
+from app.waiting import Waiting
 
 
 class Ahead:
@@ -45,6 +46,11 @@ class Ahead:
         self.epoch = read.epoch
         self.salt = read.salt
         self.state = state
+
+    @property
+    def contents(self) -> Mapping[str, bytes]:
+        """Brief contents, by ref, of the steps that were executed here."""
+        return self._contents
 
     def heard(self, events: tuple[Event, ...]) -> None:
         """Fold what was committed here; if something is missing before it, nothing follows from here on."""
@@ -143,21 +149,29 @@ class Aheads:
         self._known = known
         self._beside = beside
         self._met: WeakValueDictionary[str, Ahead] = WeakValueDictionary()
+        self._waiting: Waiting[Ahead] = Waiting()
 
     def of(self, run: str) -> DriverBeside | None:
         """The driver of a run in this process, or who writes ahead of the one elsewhere."""
         return self._known(run) or self._met.get(run)
 
     def met(self, run: str) -> Ahead | None:
-        """The latter alone, which is there for as long as anybody with a step of the run keeps it."""
+        """The latter alone, which is there for as long as anybody with a step of the run keeps it, and may be while the
+        run waits for its caller."""
         return self._met.get(run)
 
     def meet(self, state: RunState, read: Dossier, home: str) -> Ahead | None:
         """The same, for a run whose journal was just read, and whose driver is at `home`."""
         run = state.run
-        if self._known(run) is None and read.epoch:
+        if self._known(run) is None:
             ahead = self._met.get(run)
             if ahead is None or ahead.epoch != read.epoch or ahead.state.seq < state.seq:
                 self._met[run] = ahead = Ahead(self._means, state=state, read=read, home=home, beside=self._beside)
+                self._waiting.take(run)
             return ahead
         return None
+
+    def keep(self, run: str) -> None:
+        """A step of it waits for its caller, whose next turn may come here: then only that has to be read."""
+        if (ahead := self._met.get(run)) is not None:
+            self._waiting.keep(run, ahead, ahead.state.seq, sum(map(len, ahead.contents.values())))

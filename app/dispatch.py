@@ -167,9 +167,13 @@ class Execution:
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
-        dossier = await self._means.store.dossier(self._ticket.run, upto)
+        kept = self._aheads.met(self._ticket.run)
+        before, along = (kept.state, kept.contents) if kept is not None else (None, NOTHING)
+        dossier = await self._means.store.dossier(self._ticket.run, before.seq if before is not None else 0)
+        if dossier.salt:  # else it was erased, and so is what is kept
+            dossier = changed(dossier, contents={**along, **dossier.contents})
         self._salt, self._along = dossier.salt, dossier.contents
-        state = fold(dossier.events)
+        state = fold(dossier.events, before)
         self._kept_alive = self._aheads.meet(state, dossier, self._work.hearer or self._ticket.driver)
         return state
 
@@ -398,6 +402,8 @@ class Execution:
         follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
         await self._write(changed(entry, contents=(*entry.contents, *follows[1])))
+        if attempt.reply.calls:
+            self._aheads.keep(entry.run)
 
     def _done(self, step: StepState, attempt: Attempt) -> Draft:
         body = {

@@ -40,11 +40,12 @@ from app.mailbox import Mailbox
 from app.order import CancelAsked, Driven, Moved, Order, Told
 from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
 from app.planner import Planned
-from app.resumption import Found, Known, Waiting
+from app.resumption import Found, Known
 from app.stepqueue.protocol import Committed, Live, Stop
 from app.store.protocol import MOVED, Entry, Outbox
 from app.telemetry import SPAN_RUN
 from app.undecided import Undecided
+from app.waiting import Waiting
 
 WATCH = 0.25
 """Seconds between two looks for journals that have moved, while nobody can tell of it, or for runs that lie about."""
@@ -74,7 +75,7 @@ class Drivers:
         """Whether background runs are for other processes to drive: this one has callers, and takes no tickets."""
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._waiting = Waiting()
+        self._waiting: Waiting[Known] = Waiting()
         self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Runs whose next turn is just being begun here."""
         self._followers = Followers(means, home=home, bound=bound)
@@ -351,7 +352,8 @@ class Drivers:
                 await driver.drive()
             error = None
             if driver.state.state == "awaiting_tool":
-                self._waiting.keep(Known(driver.owner, driver.salt, driver.state, driver.epoch + 1))
+                known = Known(driver.owner, driver.salt, driver.state, driver.epoch + 1)
+                self._waiting.keep(run, known, driver.state.seq)
         except* BatonError as group:
             error = _first(group)
             self._means.telemetry.log(logging.WARNING, "a run is left to its next driver", run=run, error=error.code)

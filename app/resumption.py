@@ -7,7 +7,6 @@ the run has ended .................... the conversation is the history of a new 
 anything else ........................ 400 (core/results.py)
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,16 +16,14 @@ from app.attempt import Means
 from app.core import drafts, notices, results
 from app.core.chat import Image, Message, message_to_json, task_to_json
 from app.core.journal import Event, Kind
-from app.core.progress import advance, fold
+from app.core.progress import fold
 from app.core.results import Returned, Standing
 from app.core.state import RunState, Turn
 from app.errors import InvalidRequest, NotFound
 from app.order import Order, Owner
 from app.store.content import address
 from app.store.protocol import Entry, Lease
-
-KEPT = 256
-"""Runs that wait for their callers and that this process need not look up again."""
+from app.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +36,6 @@ class Known:
     state: RunState
     epoch: int
     """That of its row then."""
-
-
-class Waiting:
-    """What runs had come to when this process let go of them. A prefix of a journal never changes, so what is kept can
-    be behind but not wrong; the run that waits longest goes first."""
-
-    def __init__(self, most: int = KEPT) -> None:
-        self._most = most
-        self._runs: OrderedDict[str, Known] = OrderedDict()
-
-    def keep(self, known: Known) -> None:
-        """Take note of a run that waits."""
-        self._runs[known.state.run] = known
-        self._runs.move_to_end(known.state.run)
-        while len(self._runs) > self._most:
-            self._runs.popitem(last=False)
-
-    def take(self, run: str) -> Known | None:
-        """What is kept of a run; it is kept no longer."""
-        return self._runs.pop(run, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +62,7 @@ class Beginning:
     steps: tuple[int, ...]
 
 
-async def find(means: Means, order: Order, came: Returned, waiting: Waiting) -> Found | None:
+async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Known]) -> Found | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
     A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
@@ -122,9 +99,8 @@ async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
         journal = await means.store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
     else:
-        salt, state = kept.salt, kept.state
-        for event in (await means.store.journal(run, upto=row.seq, after=state.seq)).events:
-            state = advance(state, event)
+        journal = await means.store.journal(run, upto=row.seq, after=kept.state.seq)
+        salt, state = kept.salt, fold(journal.events, kept.state)
     return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, row.epoch)
 
 

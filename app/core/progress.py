@@ -74,10 +74,10 @@ def _turn(number: int, body: Mapping[str, Any], at: float) -> Turn:
     )
 
 
-def fold(events: tuple[Event, ...]) -> RunState:
-    """The state that a journal, given from its first event, stands for."""
-    state = begin(events[0])
-    for event in events[1:]:
+def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
+    """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
+    state = before if before is not None else begin(events[0])
+    for event in events:
         state = advance(state, event)
     return state
 

@@ -17,16 +17,18 @@ class Dossier:
 
     salt: bytes
     events: tuple[Event, ...]
+    """Those that were asked for."""
     contents: Mapping[str, bytes]
-    epoch: int = 0
-    """The run's then, or 0 where that was not asked for."""
+    epoch: int
+    """The run's then."""
 
 
 class Dossiers(Protocol):
     """A part of the store."""
 
-    async def dossier(self, run: str, upto: int | None = None) -> Dossier:
-        """All that a step of a run begins from, in one go where that saves time; `upto` is `journal`'s. `NotFound`."""
+    async def dossier(self, run: str, after: int = 0) -> Dossier:
+        """All that a step of a run begins from, in one go where that saves time; after some event, what follows it and
+        the contents that this names. `NotFound`."""
         ...
 
     def rows(self, run: str) -> Sequence[object]:

@@ -110,11 +110,9 @@ class SqlStore:
         self._recent.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
 
-    async def dossier(self, run: str, upto: int | None = None) -> Dossier:
-        kept, known = self._recent.journal(run)
-        if known and upto is not None and known >= upto:
-            return Dossier(kept.salt, kept.events, {}, 0)
-        read, guess = await self._read(runs.dossier(self._statements, run, known))
+    async def dossier(self, run: str, after: int = 0) -> Dossier:
+        kept, known = self._recent.journal(run, after)
+        read, guess = await self._read(runs.dossier(self._statements, run, max(after, known)))
         if guess is not None and self._guesses is not None:
             self._guesses.keep({run: guess})
         if not read.salt:

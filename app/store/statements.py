@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
     select,
     union_all,
     update,
@@ -64,6 +65,8 @@ _IDENTITY = itemgetter(*[TICKET.index(name) for name in IDENTITY])
 
 ALONG = 16
 """Contents that come along with a journal."""
+_NAMED = "(regexp_matches(convert_from(events.body, 'UTF8'), '[0-9a-f]{64}', 'g'))[1]"
+"""What may be the ref of a content in the body of an event, as Postgres finds it."""
 
 
 class Lookup:
@@ -266,7 +269,7 @@ class Statements:
 
     def _dossier(self) -> Executable:
         """A run's row, and arrays of rows: its events after a seq, its tickets, and those of its contents that are no
-        longer than `most` bytes, as many as a step may need."""
+        longer than `most` bytes, as many as a step may need; after some event, only what the later ones name."""
         run = RUNS.c
 
         def rows(table: Table, names: Sequence[str], order: str, *where: ColumnElement[bool]) -> Any:
@@ -274,11 +277,14 @@ class Statements:
             ours = select(func.row(*columns)).where(table.c.run == bindparam("its_id"), *where)
             return ours.order_by(table.c[order])
 
+        later = EVENTS.c.seq > bindparam("its_seq")
+        named = select(literal_column(_NAMED, Text())).where(EVENTS.c.run == bindparam("its_id"), later)
+        fresh = or_(bindparam("its_seq") == literal_column("0"), CONTENTS.c.ref.in_(named))
         brief = func.octet_length(CONTENTS.c.body) <= bindparam("most")
         parts = (
-            rows(EVENTS, ("seq", "kind", "at", "body"), "seq", EVENTS.c.seq > bindparam("its_seq")),
+            rows(EVENTS, ("seq", "kind", "at", "body"), "seq", later),
             rows(TICKETS, TICKET, "step"),
-            rows(CONTENTS, ("ref", "body"), "ref", brief).limit(literal_column(str(ALONG))),
+            rows(CONTENTS, ("ref", "body"), "ref", brief, fresh).limit(literal_column(str(ALONG))),
         )
         arrays = [func.array(part.scalar_subquery()) for part in parts]
         return select(*[run[name] for name in SEEN], run.salt, *arrays).where(run.id == bindparam("its_id"))

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from app import dispatch
+from app.ahead import Ahead
 from app.core.journal import Draft, Kind
 from app.stepqueue.protocol import Committed
+from app.store.dossiers import Dossier
 from app.store.protocol import Appended, Entry
 from app.wiring import House
-from tests.api.house import Outcome, events, finish, kinds, open_house, order, plan, pool_text
+from tests.api.house import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
 from tests.api.talks import Talk, calling, look
 from tests.stubs import ProviderStub, Reply
 
@@ -59,9 +61,9 @@ class Two:
             self.read.append(f"{name}: contents")
             return await contents(run, refs)
 
-        async def opened(run: str, upto: int | None = None) -> object:
-            self.read.append(f"{name}: dossier")
-            return await dossier(run, upto)
+        async def opened(run: str, after: int = 0) -> object:
+            self.read.append(f"{name}: dossier after {after}" if after else f"{name}: dossier")
+            return await dossier(run, after)
 
         store.append = noted  # type: ignore[method-assign]
         store.contents = read  # type: ignore[method-assign, assignment]
@@ -162,6 +164,47 @@ async def test_a_turn_ends_with_its_tool_calls_in_the_entry_that_brings_them(
         row = await both.driving.means.store.run(outcome.ended.state.run)
     assert len(both.written["driving"]) == 3
     assert (row.state, row.held.usd) == ("succeeded", 0)
+
+
+async def test_a_turn_is_read_from_where_the_one_before_it_ended(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.script("alpha", calling(look("a")), calling(look("b")), Reply(chunks=("It is ", "42.")))
+    async with two(tmp_path, stub, redis_url) as both:
+        talk = Talk(both.driving)
+        for result in ("A", "B"):
+            talk.answer(outcome := await talk.say(), result)
+            both.read.clear()
+        assert (await talk.say()).ended.answer == "It is 42."
+        seqs = [
+            event.seq for event in await events(both.driving, outcome.ended.state.run) if event.kind is Kind.AWAITING
+        ]
+        assert both.read == [f"other: dossier after {seqs[-1]}"]
+    told = [message for message in stub.requests[-1].json["messages"] if message["role"] == "tool"]
+    assert [message["content"] for message in told] == ["A", "B"]
+
+
+async def test_what_was_erased_meanwhile_is_shown_to_nobody(
+    stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of it is still executed here, so that its texts are at hand."""
+    monkeypatch.setattr(Ahead, "_follows", lambda *_: None)  # the driver queues the last step, and it is read anew
+    stub.always("alpha", Reply(header_delay=1.0))
+    steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user"]), ("gamma", "three", ["user", 1]))
+    async with two(tmp_path, stub, redis_url) as both:
+        dossier = both.other.means.store.dossier
+
+        async def erased(run: str, after: int = 0) -> Dossier:
+            if after:
+                await both.driving.means.store.erase(run)
+            return await dossier(run, after)
+
+        monkeypatch.setattr(both.other.means.store, "dossier", erased)
+        driven = await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=steps))
+        await finish(driven)
+        journal = await events(both.driving, driven.run)
+    assert [failed["error"] for failed in of(journal, Kind.STEP_FAILED, n=2)] == ["content_erased"]
+    assert stub.of("gamma") == []
 
 
 @pytest.mark.parametrize("said", ["another text", "Hello there. "])

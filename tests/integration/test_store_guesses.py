@@ -11,11 +11,13 @@ from sqlalchemy import Connection
 
 from app.core.journal import Draft, Kind
 from app.errors import LeaseLost, NotFound, RunEnded
+from app.store.content import address
+from app.store.dossiers import BRIEF
 from app.store.guesses import Guesses
 from app.store.prepared import Prepared, Row
 from app.store.protocol import Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.sql import SqlStore, open_store
-from tests.conformance.entries import admitted, moved, note, queued, settled, take
+from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
 
 pytestmark = pytest.mark.integration
 
@@ -92,6 +94,22 @@ async def test_a_step_takes_one_way_to_the_server_for_each_of_its_commits(
     gateway.heard("run", dispatcher.rows("run"))
     await gateway.append(driven())
     assert asked == AT_ONCE
+
+
+async def test_who_knows_a_run_up_to_some_event_is_brought_what_follows_and_the_contents_that_it_names(
+    stores: Sequence[SqlStore],
+) -> None:
+    gateway, dispatcher = stores
+    bodies = {address(SALT, body): body for body in (b"task", b"long" * BRIEF, b"result", b"of nobody")}
+    task, long, result, _ = bodies
+    await gateway.append(replace(admitted("run"), contents=tuple(bodies.items())))
+    await gateway.append(Entry("run", 2.0, (Draft(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))
+    await gateway.append(Entry("run", 3.0, (Draft(Kind.STEP_SKIPPED, {"of": [long, {"it": result}]}),), epoch=1))
+    whole, rest = await dispatcher.dossier("run"), await dispatcher.dossier("run", 2)
+    assert [event.seq for event in whole.events] == [1, 2, 3]
+    assert whole.contents.keys() == bodies.keys() - {long}
+    assert [event.seq for event in rest.events] == [3]
+    assert (rest.contents, rest.epoch, rest.salt) == ({result: b"result"}, 1, SALT)
 
 
 async def test_tickets_are_known_in_whatever_order_they_were_made(stores: Sequence[SqlStore], asked: list[str]) -> None:

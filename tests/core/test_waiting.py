@@ -1,0 +1,27 @@
+"""What is kept of runs that wait is bounded by its size."""
+
+from app.waiting import EVENT_BYTES, Waiting
+
+
+def test_what_is_taken_is_kept_no_longer() -> None:
+    waiting: Waiting[str] = Waiting()
+    waiting.keep("run", "first", 1)
+    waiting.keep("run", "second", 2)
+    assert [waiting.take("run"), waiting.take("run")] == ["second", None]
+
+
+def test_the_run_that_waits_longest_goes_first() -> None:
+    waiting: Waiting[str] = Waiting(size=10 * EVENT_BYTES)
+    for run, events in (("a", 4), ("b", 4), ("a", 4), ("c", 2)):
+        waiting.keep(run, f"{run} after {events}", events)
+    waiting.keep("d", "d after 1", 1)
+    assert [waiting.take(run) for run in "abcd"] == ["a after 4", None, "c after 2", "d after 1"]
+
+
+def test_text_counts_and_what_is_too_large_is_not_kept() -> None:
+    waiting: Waiting[str] = Waiting(size=10 * EVENT_BYTES)
+    waiting.keep("large", "large", 1, text=10 * EVENT_BYTES)
+    assert waiting.take("large") is None
+    for run in ("a", "b"):  # and it took no room from others
+        waiting.keep(run, run, 4, text=EVENT_BYTES)
+    assert [waiting.take(run) for run in "ab"] == ["a", "b"]
