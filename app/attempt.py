@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from app.conductor.protocol import Policy
@@ -24,6 +24,7 @@ from app.core.chat import Piece, Usage, usage_to_json
 from app.core.fitted import fitted
 from app.core.journal import Draft, Kind
 from app.core.pool import Catalog, Deadlines, Tier, Worker
+from app.core.records import record
 from app.core.snapshot import snapshot
 from app.core.workflow import Access
 from app.errors import (
@@ -61,7 +62,7 @@ async def _unversioned(_conductor: str, _run: str) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Means:
     """What drivers and dispatchers work with; made in `wiring.py`, changed never.
 

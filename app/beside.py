@@ -7,11 +7,11 @@ whatever fails here falls back to that.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
 from app.core.journal import Draft, Event
+from app.core.records import record
 from app.core.state import RunState
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Delta
@@ -53,7 +53,7 @@ class DriverBeside(Protocol):
 Known = Callable[[str], DriverBeside | None]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Begun:
     """A step whose first call is composed. Exactly one of `go` and `forgo` is called."""
 

@@ -5,7 +5,7 @@ entry.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from app.beside import Begun
@@ -56,7 +56,7 @@ class Consequences:
         """The same, with the intents of these steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
-        return changed(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
+        return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
     def unqueued(self, before: RunState) -> "Consequences":
         """What follows from the state `before`, up to the first step that is queued: that is for another driver."""

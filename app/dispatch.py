@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,7 @@ from app.core.journal import AFTER_THE_END, Draft, Kind
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
 from app.core.progress import fold
-from app.core.records import changed
+from app.core.records import changed, record
 from app.core.state import RunState, StepState
 from app.core.tools import TOKEN_BYTES, mint
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
@@ -54,7 +53,7 @@ CLAIMS = 3
 """Tries at a claim that others move at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Course:
     """What a step goes by: the state that it began from, what it may see, whom it may call."""
 

@@ -7,12 +7,12 @@ runs that this one drives, so that a gateway knows whom its dispatchers have giv
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from app.core import breaker
 from app.core.breaker import Breaker, Offer, Place, Verdict
 from app.core.pool import Catalog, ProviderSpec, Worker
+from app.core.records import record
 from app.core.state import NO_TIME
 from app.telemetry import Telemetry
 
@@ -23,7 +23,7 @@ NEW: Final = Breaker()
 Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Choice:
     """Whom to call (None: nobody) and why not those before it, or why it is called although it is ejected."""
 

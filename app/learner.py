@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import orjson
@@ -24,6 +24,7 @@ from app.core.features import features
 from app.core.feedback import Feedback
 from app.core.pool import SelectorSpec, Tier, Worker
 from app.core.posterior import Posterior, Rating, digest, faded, from_json, learned
+from app.core.records import record
 from app.core.standing import Standing, policy
 from app.core.templates import manned
 from app.errors import StoreUnavailable
@@ -37,7 +38,7 @@ FADES = 86_400.0
 """Seconds after which a posterior is written again although nothing was rated, so that it fades."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Notes:
     """A posterior with what it takes to go on learning: up to which time ratings were seen, and which of the last
     `LATE` seconds."""

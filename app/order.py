@@ -1,7 +1,7 @@
 """What is asked of a driver and brought to its notice, and what it tells in return."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from app.core.bill import Bill
@@ -10,13 +10,14 @@ from app.core.journal import Kind
 from app.core.logprobs import Decoded
 from app.core.policy import Overrides
 from app.core.pool import Limits, Tier
+from app.core.records import record
 from app.core.state import OnDisconnect, RunState
 from app.errors import BatonError
 from app.mailbox import Mailbox
 from app.store.protocol import Once
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Owner:
     """Whose a run is."""
 
@@ -24,7 +25,7 @@ class Owner:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Order:
     """What a gateway asks for: a run, or the next turn of the one whose tool calls the conversation's end answers.
 
@@ -69,7 +70,7 @@ class Order:
         return bool(self.wire.get("background"))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Said:
     """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
     number behind it (`core/position.py`)."""
@@ -83,7 +84,7 @@ class Said:
     """Whether the model says this instead of an answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Noted:
     """An event of the run, told only when the caller asked for steps: `kind` and public fields."""
 
@@ -91,7 +92,7 @@ class Noted:
     body: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ended:
     """A turn is over: the run has ended, or waits for the results of `calls`; the event is committed. `error` is None
     for a success."""
@@ -112,7 +113,7 @@ class Ended:
 Told = Said | Noted | Ended
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Driven:
     """A run as one caller hears it, whoever drives it. Take batches from `line` until `Ended` comes.
 
@@ -138,14 +139,14 @@ NOTED: Mapping[Kind, tuple[str, ...]] = {
 """What a caller who asked for steps is told of each event."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Moved:
     """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class CancelAsked:
     """Somebody wants the run to stop; `by` says who: `client`, `caller` or `operator`."""
 

@@ -8,7 +8,7 @@ and chooses without it where it cannot be had. What comes from a conductor is un
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from app.core.journal import Draft
 from app.core.nesting import may_nest
 from app.core.policy import missing_clearance
 from app.core.pool import Worker
+from app.core.records import record
 from app.core.state import Proposal, RunState, StepState
 from app.core.workflow import CONDUCTOR, Access, Step
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
@@ -45,7 +46,7 @@ STOP_WAIT = 2.0
 """Seconds that a stopped planner gets to write its call's outcome."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Planned:
     """What a planner tells its driver: one step, or the proposal's end with the error that ended it."""
 

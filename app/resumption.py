@@ -8,7 +8,7 @@ anything else ........................ 400 (core/results.py)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 
@@ -17,6 +17,7 @@ from app.core import drafts, notices, results
 from app.core.chat import Image, Message, message_to_json, task_to_json
 from app.core.journal import Event, Kind
 from app.core.progress import fold
+from app.core.records import record
 from app.core.results import Returned, Standing
 from app.core.state import RunState, Turn
 from app.errors import InvalidRequest, NotFound
@@ -26,7 +27,7 @@ from app.store.protocol import Entry, Lease
 from app.waiting import Waiting
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Known:
     """A run as far as its next turn needs it."""
 
@@ -38,7 +39,7 @@ class Known:
     """That of its row then."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Found:
     """The run that results belong to, and what they are to it."""
 
@@ -53,7 +54,7 @@ class Found:
         return self.known.state
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Beginning:
     """How a turn of that number begins: its first entry, and the steps that go on."""
 

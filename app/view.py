@@ -6,7 +6,6 @@ one that brought tool results.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +15,7 @@ from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_fr
 from app.core.form import Flaw, constrains, keeps, shown
 from app.core.nesting import parent_of, speaks
 from app.core.pool import Limits, ProviderSpec, Worker
-from app.core.records import changed
+from app.core.records import changed, record
 from app.core.state import RunState, StepState
 from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.errors import NotFound
@@ -28,7 +27,7 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 """No fresh content."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class View:
     """One step as it stands. `task` has the caller's conversation; `asked` is the latest request, without one."""
 

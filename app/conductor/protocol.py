@@ -13,17 +13,17 @@ probabilities before the conductor that it chose is asked for anything.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from app.core.chat import Message, Piece, Task
 from app.core.decision import Choice
 from app.core.features import Features
 from app.core.pool import Limits, Worker
+from app.core.records import record
 from app.core.workflow import Step
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class PastStep:
     """A step of the round before; `worker` is who worked on it last, `access` is as its plan wrote it."""
 
@@ -33,7 +33,7 @@ class PastStep:
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Previous:
     """The round before: its plan, and the answer that it came to, which is a worker's text and untrusted."""
 
@@ -41,7 +41,7 @@ class Previous:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Brief:
     """What a conductor may know. A worker's ordinal is its place in `workers`, which was shuffled for this run."""
 
@@ -101,7 +101,7 @@ class Conductor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Given:
     """A plan that is there already, as a conductor: the caller's own, or the fallback."""
 
@@ -114,7 +114,7 @@ class Given:
             yield step
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Sight:
     """What an embedder said of a request: features, or in `blind` why there are none."""
 
@@ -122,7 +122,7 @@ class Sight:
     blind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Chosen:
     """A chooser's choice: who is to propose, and what the journal keeps of it."""
 

@@ -6,16 +6,16 @@ planning request can be made again from its brief.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from app.conductor import compact, prompt
 from app.conductor.protocol import Brief
 from app.core import plan
 from app.core.chat import Message
+from app.core.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Style:
     """How a brief is put to a model, and what its plan may hold."""
 

@@ -1,12 +1,11 @@
 """What a run used, split into what its caller sees and what the orchestration added (DESIGN §6)."""
 
-from dataclasses import dataclass
-
 from app.core.chat import Usage, summed
+from app.core.records import record
 from app.core.state import RunState
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Bill:
     """The present turn's usage as its caller sees it, and the whole run's.
 

@@ -15,10 +15,10 @@ A breaker is a value. Times are seconds of one monotonic clock, `chance` is a nu
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
-from app.core.records import changed
+from app.core.records import changed, record
 from app.core.state import NO_TIME
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
@@ -55,7 +55,7 @@ NEVER = float("-inf")
 _SLICE = WINDOW / SLICES
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Slice:
     """What was counted within one slice of time."""
 
@@ -67,7 +67,7 @@ class Slice:
     bad: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Breaker:
     """What is known of one worker."""
 
@@ -247,7 +247,7 @@ def _counted(
     return (*before, Slice(number, last.firsts + firsts, last.extras + extras, last.good + good, last.bad + bad))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Offer:
     """A worker that may be called next, by name, in the order of preference."""
 
@@ -256,7 +256,7 @@ class Offer:
     breaker: Breaker
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pick:
     """Whom to call (None: nobody), why those before it were passed over, and what speaks against it itself."""
 

@@ -7,9 +7,10 @@ A call that failed is no trial.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from app.core.pool import Catalog, Measured, Worker
+from app.core.records import record
 from app.core.snapshot import sealed
 
 SOURCE = "calibration"
@@ -17,7 +18,7 @@ SOURCE = "calibration"
 WIDE = 1.96
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Trial:
     """One task given to one worker. `worker`, `model`, `version` and `task` name it; a later one takes its place."""
 
@@ -46,7 +47,7 @@ class Trial:
         return (self.worker, self.model, self.version, self.task)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rate:
     """A pass rate with its 95 % interval (Wilson's, which holds for few trials and at both ends)."""
 

@@ -4,21 +4,23 @@ Adapters in `gateway/` and `providers/` translate to and from these records; eve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any, Literal
+
+from app.core.records import record
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Finish = Literal["stop", "length", "content_filter", "tool_calls"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Text:
     """A piece of text."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Image:
     """An image by `data:` URL or by a reference that the provider fetches; Baton never fetches it."""
 
@@ -29,7 +31,7 @@ class Image:
 Part = Text | Image
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ToolCall:
     """A model's wish to have one of the caller's functions called. `arguments` is JSON text as the model wrote it."""
 
@@ -38,7 +40,7 @@ class ToolCall:
     arguments: str = "{}"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Message:
     """One turn of a conversation; `parts` keep their order, and tool calls come after them."""
 
@@ -60,7 +62,7 @@ class Message:
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Sampling:
     """How to decode; None means the provider's default. `max_tokens` caps the answer, not the orchestration."""
 
@@ -75,7 +77,7 @@ class Sampling:
     """Pairs of a token's id, in the worker's own tokenizer, and its bias."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tool:
     """A function of the caller's, which the caller's side executes. Names follow `[A-Za-z0-9_-]{1,64}`."""
 
@@ -89,7 +91,7 @@ class Tool:
     """How the request spelled it, where not as this function: for replies in its format, and for nobody else."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Toolbox:
     """The tools on offer and how they are to be used. Empty means that there are none."""
 
@@ -109,7 +111,7 @@ class Toolbox:
 NO_TOOLS = Toolbox()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Form:
     """The form that the answer must have: JSON that validates against `schema`, or, without one, any JSON object."""
 
@@ -120,7 +122,7 @@ class Form:
     """Whether the caller keeps to the part of JSON Schema that providers can constrain decoding to in full."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Task:
     """What the caller asked."""
 
@@ -145,7 +147,7 @@ class Task:
         return any(isinstance(part, Image) for message in self.messages for part in message.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Usage:
     """Tokens of one or several calls. `cached` is a subset of `input`, `reasoning` a subset of `output`.
 
@@ -183,7 +185,7 @@ def gather(pieces: list[str], piece: str) -> None:
         pieces[:] = ["".join(pieces)]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Words:
     """Some of the answer's text, as it streams; or of what the model says instead, where its format tells that."""
 
@@ -191,7 +193,7 @@ class Words:
     refusal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ToolDelta:
     """Part of a tool call, as it streams. `index` counts the turn's calls from 0, in the order in which they begin.
 
@@ -205,7 +207,7 @@ class ToolDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Keepsake:
     """What a provider wants back when the turn that it belongs to is sent to it again: signed thinking and the like.
 
@@ -216,7 +218,7 @@ class Keepsake:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Likely:
     """A token that a decoder might have chosen. `raw` are its bytes, which may be part of a character only."""
 
@@ -225,7 +227,7 @@ class Likely:
     raw: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Chosen:
     """One decoded token with its natural-log probability and the likeliest others, where the decoder tells."""
 
@@ -237,7 +239,7 @@ class Chosen:
     """The likeliest as the decoder listed them, the chosen one among them if it is one of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class End:
     """The stream's terminal marker: without one, a stream was truncated. `usage` is None when none was reported."""
 

@@ -1,12 +1,11 @@
 """What the driver of a run is to do next: what `progress.decide` says."""
 
-from dataclasses import dataclass
-
 from app.core.journal import Kind
+from app.core.records import record
 from app.core.state import Answer, Mode
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Propose:
     """Ask a conductor (or the fallback) for proposal `number`, whose steps count from `base`; for the step `parent`, if
     it is to be nested, of at most `room` steps."""
@@ -19,14 +18,14 @@ class Propose:
     room: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Queue:
     """Queue these steps: their inputs are settled."""
 
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Skip:
     """This step can see nothing that it was meant to see, or its round is over without it."""
 
@@ -34,7 +33,7 @@ class Skip:
     reason: str = "inputs_lost"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Conclude:
     """What is nested in this step has come to its end: with an answer, which is then the step's, or for this reason
     without one."""
@@ -44,7 +43,7 @@ class Conclude:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Finish:
     """End the run. `step` answers for a success; `fell_back` says that it is not the last step, whose output was
     empty, and `stopped` why the last round has no answer, so that it is one of an earlier round."""
@@ -56,7 +55,7 @@ class Finish:
     stopped: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Await:
     """Give the tool calls of these steps to the caller, and let go of the run until it comes back."""
 

@@ -13,11 +13,12 @@ also `embedder` (its name) and, if the features lack its vector, `blind` (why).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import exp
 from typing import Any
 
 from app.core.posterior import Estimate
+from app.core.records import record
 
 DRAWS = 64
 RARE = 2.5
@@ -28,7 +29,7 @@ Normals = Callable[[int], Sequence[float]]
 """Gives so many draws from the standard normal distribution."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Choice:
     """Probabilities by arm, and the arm that was drawn from them."""
 
@@ -43,7 +44,7 @@ class Choice:
         return self.candidates[self.action]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Decision:
     """A choice with everything that the journal keeps of it."""
 

@@ -7,20 +7,20 @@ worker is the one that was played.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from app.core.features import from_json
 from app.core.feedback import Feedback
 from app.core.journal import Event, Kind
 from app.core.posterior import Rating
+from app.core.records import record
 from app.core.templates import MODEL, PLANNED, TEMPLATES, Arm, manned
 
 TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
 """The events that tell what was played."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rated:
     """A rating with what it is about. `answered`: whether the run has an answer that no fallback gave; `usd` is what it
     cost, `given` holds all ratings of it, `seen` the content that was asked for, None if it was erased."""
@@ -34,7 +34,7 @@ class Rated:
     seen: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Learned:
     """What was learned for a policy; each write has the number after the one that it replaces, from 1 on."""
 

@@ -12,11 +12,11 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from app.core.chat import Message
+from app.core.records import record
 
 VERSION = "words-2"
 WIDTH = 1024
@@ -36,7 +36,7 @@ LONG = 4
 """Digits from which on a number's first two tell more than its first."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Features:
     """A request as numbers. `words` are (place, value) pairs in the order of the places; the `COUNTED` `counts` are
     roughly within -3 and 3: the text's length, its numbers, the digits of the longest of them, its words and signs, and

@@ -7,11 +7,11 @@ callers did: those are signs, not judgements, and have no score.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from app.core.chat import Message
 from app.core.journal import Event, Kind
+from app.core.records import record
 
 FeedbackKind = Literal["explicit", "grader", "implicit"]
 SIGNS = "signs-1"
@@ -20,7 +20,7 @@ AGAIN_SECONDS = 600.0
 """How soon the same question from the same key counts as asked again."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Feedback:
     """One rating of one run. `score` is from 0 (worthless) to 1 (right); it or `label` is there."""
 

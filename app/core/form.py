@@ -6,12 +6,12 @@ and a schema that cannot be used is refused before a run begins.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
 
 from app.core.chat import Form, Message, Text
+from app.core.records import record
 
 FAULTS = 8
 """Most faults that are told of one answer."""
@@ -32,7 +32,7 @@ STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
 """Of RFC 8259; raises ValueError and RecursionError."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Flaw:
     """An answer that is not of its form, and why; it is shown once more to the worker that gave it."""
 

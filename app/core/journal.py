@@ -30,9 +30,10 @@ and figures; text of callers and workers stands in the content store under its s
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from app.core.records import record
 
 
 class Kind(StrEnum):
@@ -97,7 +98,7 @@ ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 """What somebody may write who holds neither the run's lease nor one of its tickets: wishes, never facts."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Draft:
     """An event before it has its number."""
 
@@ -105,7 +106,7 @@ class Draft:
     body: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Event:
     """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`."""
 

@@ -9,10 +9,10 @@ import binascii
 import hmac
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from app.core.journal import TERMINAL, Kind
+from app.core.records import record
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)
@@ -25,7 +25,7 @@ SHORTEST, LONGEST = 5.0, 4 * 3_600.0
 """Seconds between two tries, on the average: at first, and at last."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Notice:
     """The end of one turn. `word` is the response's last status, `at` when it ended; `tries` counts from 1 once it has
     been taken."""

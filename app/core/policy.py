@@ -6,11 +6,12 @@ its region and retention, any other one against its clearance. Every exclusion h
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from app.core.budget import input_bound, tool_bytes
 from app.core.chat import Task
 from app.core.pool import Catalog, Tier, Worker
+from app.core.records import record
 
 NO_LOGPROBS = "tells no log-probabilities"
 BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs"}
@@ -19,7 +20,7 @@ ENOUGH = 2
 """Workers that a run keeps although they are ejected: one to call, and one to take over from it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Overrides:
     """The caller's `baton.pool`: `allow` empty means all; `pin` forces every step onto one worker."""
 
@@ -28,7 +29,7 @@ class Overrides:
     pin: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Eligible:
     """The workers that may see this task, in the tier's order, and why the others may not."""
 

@@ -5,10 +5,11 @@ handed to the adapter that `wiring.py` builds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from app.core.chat import Usage
+from app.core.records import record
 
 WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal", "embeddings"]
 MILLION = 1_000_000
@@ -18,7 +19,7 @@ SPARED = 0.6
 """The share of a run's time that a worker may be silent for, where another could still take over."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Price:
     """Micro-dollars per million tokens."""
 
@@ -33,7 +34,7 @@ class Price:
         return -(-exact // MILLION)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Measured:
     """How many of so many built-in tasks of a domain a worker has solved (`calibration.py`)."""
 
@@ -42,7 +43,7 @@ class Measured:
     tried: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Card:
     """What a conductor is told about a worker, and what policy asks of it."""
 
@@ -67,7 +68,7 @@ class Card:
         return self.clearance.union(f"{what}:{value}" for what, value in told if value)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Deadlines:
     """Seconds for one call: to connect, to the first byte, between two reads, and for all of it."""
 
@@ -95,7 +96,7 @@ class Deadlines:
         return not (given.total <= seconds and given.total < self.total and silence < FAIR * self.gap)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ProviderSpec:
     """A wire format plus an endpoint. `streams` is false for servers that only answer whole replies."""
 
@@ -119,7 +120,7 @@ class ProviderSpec:
         return self.structured and self.options.get("open_schemas") == "true"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Worker:
     """One model of the pool. `model` is the provider's name for it."""
 
@@ -131,7 +132,7 @@ class Worker:
     deadlines: Deadlines = Deadlines()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Limits:
     """What one run may use. Every figure is enforced by the executor, whatever the conductor proposes."""
 
@@ -164,7 +165,7 @@ Template = Literal[
 """What a selector chooses among, beside the workers; `core/templates.py` says what each is."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class SelectorSpec:
     """What a selector may choose among, and how it weighs and explores."""
 
@@ -186,7 +187,7 @@ class SelectorSpec:
     """Seconds that an embedding may take."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ConductorSpec:
     """Which policy plans for a tier. `worker` is the served model for `model`, and for `selector` whose plan is one of
     its arms; `shape` and `workers` are for `fixed`."""
@@ -212,7 +213,7 @@ class ConductorSpec:
     selector: SelectorSpec | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Tier:
     """What a caller picks as the model. `efforts` maps each effort level to its limits and holds `effort`."""
 
@@ -225,7 +226,7 @@ class Tier:
     description: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Evaluation:
     """Whether the arms of tiers are served (`arms.py`), and which models may conduct there beside a tier's own."""
 
@@ -233,7 +234,7 @@ class Evaluation:
     conductors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Catalog:
     """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), kept with each run."""
 

@@ -15,9 +15,8 @@ Pieces of tool calls have no number of their own: words may follow them, so how 
 to be found in the journal. Whoever takes a stream up again drops those that it has and gets all of them anew.
 """
 
-from dataclasses import dataclass
-
 from app.core.nesting import parent_of
+from app.core.records import record
 from app.core.state import Call, RunState, StepState
 from app.errors import Conflict, InvalidRequest
 
@@ -27,7 +26,7 @@ FINISH, USAGE, DONE = 1, 2, 3
 """The events after the text."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Position:
     """The first `chars` characters of what the answering step's attempt of that number says; attempts count from 1."""
 

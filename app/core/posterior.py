@@ -15,12 +15,13 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 from app.core.features import COUNTED, WIDTH, Features, words
 from app.core.pool import Price, SelectorSpec, Worker
+from app.core.records import record
 from app.core.templates import Arm
 
 VERSION = "posterior-2"
@@ -46,7 +47,7 @@ Weight = tuple[float, float]
 """Mean and variance."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Posterior:
     """Weights by part and place, and the bills of arms as (count, mean of micro-dollars); `ratio` is the same for what
     bills are in parts of what was supposed. What is missing stands at its prior. `ratings` counts those learned."""
@@ -148,7 +149,7 @@ def _told(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
     return words(" ".join(strengths))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Estimate:
     """An arm's log-odds of a right answer (mean and deviation), and what of its worth the costs leave."""
 
@@ -196,7 +197,7 @@ def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
     return sum([one.input * READ + one.output * WRITTEN for one in known]) / 1e6
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rating:
     """What is learned from one run: what was played on which request, what it cost, and what it was worth.
 

@@ -1,19 +1,45 @@
-"""Changing records: every event of every run does it several times."""
+"""Records: values that nobody assigns to once they are made. Every event of every run makes and changes several."""
 
-from typing import Any, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
+__all__ = ["changed", "record"]
 Record = TypeVar("Record")
 
 
-def changed(record: Record, /, **changes: Any) -> Record:
-    """`dataclasses.replace` in half its time (2.2 us instead of 4.0 for a step): for records with slots, no base class
-    and nothing to do after their initialisation, which a test looks for. An unknown field is an AttributeError."""
-    cls = type(record)
-    made = object.__new__(cls)
-    put = object.__setattr__
-    for name in cls.__slots__:  # type: ignore[attr-defined]
-        if name not in changes:
-            put(made, name, getattr(record, name))
+def _values(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
+    """What reads these fields."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda one: tuple([getattr(one, name) for name in names])
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as record
+else:
+
+    def record(*, frozen: bool, slots: bool) -> Callable[[type[Record]], type[Record]]:
+        """`dataclass(frozen=True, slots=True)`, but that only the type checker watches over it.
+
+        A frozen dataclass sets each of its fields by a call, so that a step's state took 1.0 us to make; this takes
+        0.2. That was a sixth of the processor's time of a workflow.
+        """
+
+        def made(cls: type[Record]) -> type[Record]:
+            cls = dataclass(slots=slots, unsafe_hash="__hash__" not in cls.__dict__)(cls)
+            cls.__values__ = staticmethod(_values([one.name for one in fields(cls)]))
+            return cls
+
+        return made
+
+
+def changed(one: Record, /, **changes: Any) -> Record:
+    """`dataclasses.replace` in a seventh of its time (0.6 us instead of 4.0 for a step): for records with nothing to do
+    after their initialisation, which a test looks for. An unknown field is an AttributeError."""
+    cls: Any = type(one)
+    made: Record = cls(*cls.__values__(one))
     for name, value in changes.items():
-        put(made, name, value)
+        setattr(made, name, value)
     return made

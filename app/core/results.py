@@ -6,10 +6,10 @@ cannot be continued: the conversation is then the history of a new run. Anything
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from app.core.chat import Message
+from app.core.records import record
 from app.core.state import Exchange, RunState
 from app.core.tools import run_of
 from app.errors import InvalidRequest
@@ -18,7 +18,7 @@ Standing = Literal["go_on", "repeat", "history"]
 """`repeat`: the results are those that the present turn began with, or the same ids with others."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Returned:
     """Results for calls of one run, by the ids that we gave out, in the caller's order; and what the user says after
     them."""

@@ -1,14 +1,15 @@
 """A selector's posterior under the name by which the journal knows it."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from app.core.posterior import Posterior, digest
+from app.core.records import record
 
 POLICY = "selector-2"
 """The version of how choices are made; the tier's name follows in a policy's id."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Standing:
     """A posterior as it stands in the database: its number there, and its hash."""
 

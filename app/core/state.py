@@ -5,12 +5,13 @@ prefix of the journal that it was folded from.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from app.core.chat import Usage
 from app.core.journal import ENDED
 from app.core.pool import Limits
+from app.core.records import record
 from app.core.workflow import CONDUCTOR, Access
 
 Mode = Literal["first", "repair", "fallback"]
@@ -32,7 +33,7 @@ DRIVER_LOST = "the driver was lost while the plan was made"
 """The reason of a proposal that is made again because nobody is left to finish it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Call:
     """One attempt, or one planning call (`step` is None). `outcome` is None while it is only intended."""
 
@@ -50,7 +51,7 @@ class Call:
     """The turn in which it was intended."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Exchange:
     """One use of the caller's tools by a step: the worker's message with its calls, and the results."""
 
@@ -68,7 +69,7 @@ class Exchange:
     """Ref of what came back; empty while it is awaited."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Turn:
     """The caller's latest request to this run: the admission (number 0), or one that brought tool results."""
 
@@ -87,7 +88,7 @@ class Turn:
     """When the wait for tool results is over; 0 before there is any."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StepState:
     """A step of some proposal. `output` is the ref of its answer; `subtask` and `logprobs` are refs too, or empty."""
 
@@ -123,7 +124,7 @@ class StepState:
         return self.state in ("done", "failed", "skipped")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Proposal:
     """One answer of a conductor. Its steps are numbered from `base`."""
 
@@ -145,7 +146,7 @@ class Proposal:
     """How many steps it may have; 0: as many as the limits say."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Answer:
     """What a round came to: the step whose output is its answer. `fell_back`: that is not its last one, which said
     nothing."""
@@ -154,7 +155,7 @@ class Answer:
     fell_back: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Admitted:
     """The parts of `run.admitted` that decisions need; the whole body stays in the journal."""
 
@@ -174,7 +175,7 @@ class Admitted:
     """Whether its plan may be left to chance."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RunState:
     """What a run has come to."""
 

@@ -15,9 +15,9 @@ the order of its steps: `plan-reason flint birch`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from app.core.pool import SelectorSpec, Worker
+from app.core.records import record
 from app.core.workflow import Access, Step
 
 PLAN = "Write a plan for the task. Do not solve it."
@@ -49,7 +49,7 @@ TEMPLATES: Mapping[str, int] = {name: len(plan) for name, plan in _PLANS.items()
 _AIDS = frozenset({"plan", "check", "weigh"})
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Arm:
     """One thing that a selector can do."""
 

@@ -9,13 +9,15 @@ most part. Changes are only ever added; what stands is their fold:
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
+
+from app.core.records import record
 
 ChangeKind = Literal["loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Change:
     """One decision of an operator about a version of a conductor."""
 
@@ -34,7 +36,7 @@ class Change:
     """What was found: golden prompts, comparisons."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Standing:
     """Who conducts, as all changes so far have it. The empty version is the model that the pool file names."""
 

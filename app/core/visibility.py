@@ -9,9 +9,10 @@ its own and no other step's; what a provider wants back with them goes to the wo
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from app.core.chat import Message, Task, Text
+from app.core.records import record
 from app.core.workflow import Access
 
 TEMPLATE, NESTED = "step-1", "nested-1"
@@ -23,7 +24,7 @@ INTRODUCTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Seen:
     """An earlier step as a later one sees it. `index` is its number in the run."""
 
@@ -32,7 +33,7 @@ class Seen:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ToolUse:
     """A step's use of the caller's tools: what its worker said, and what came back under the caller's `ids`.
 

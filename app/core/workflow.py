@@ -6,8 +6,9 @@ ever. In a plan, and in an access list as a conductor writes it, steps are count
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from app.core.records import record
 
 Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
 CONDUCTOR = "@conductor"
@@ -16,7 +17,7 @@ PREVIOUS = "previous"
 """How the plan of a further round names the answer of the round before in an access list."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Access:
     """What a step may see: the caller's conversation, and the listed earlier steps. Nothing else, ever.
 
@@ -44,7 +45,7 @@ def access_from_list(entries: Sequence[str | int]) -> Access:
     return Access("user" in entries, tuple(entry for entry in entries if isinstance(entry, int)))
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Step:
     """One subtask for one worker. An empty subtask means: answer the conversation as it stands."""
 
@@ -59,7 +60,7 @@ class Step:
     """Whether it may call the caller's tools; the answering step always may."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Workflow:
     """A validated proposal; steps are counted from 0."""
 

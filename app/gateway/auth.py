@@ -13,11 +13,11 @@ import hmac
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 from starlette.requests import HTTPConnection, Request
 
+from app.core.records import record
 from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
 from app.gateway.gate import Gate
 from app.store.protocol import KeyRow
@@ -36,7 +36,7 @@ PATIENCE = 3.0
 """Seconds that a key lookup in the store may take."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Caller:
     """An authenticated caller."""
 

@@ -6,7 +6,6 @@ installation.
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import orjson
@@ -17,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
 from app.core.journal import RUN_STATES
+from app.core.records import record
 from app.gateway import shapes
 from app.gateway.anthropic_request import Asked, MessagesRequest
 from app.gateway.feedback import FeedbackRequest
@@ -46,7 +46,7 @@ MEANINGS: Final[Mapping[int, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Operation:
     """One method of one path. `body` is the request's schema, `query` holds schemas by parameter."""
 

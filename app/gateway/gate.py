@@ -1,9 +1,10 @@
 """What the gateway works with: one record, made in `wiring.py` and handed to every route."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from app.core.pool import Catalog
+from app.core.records import record
 from app.drivers import Drivers
 from app.gateway.ingress import Bounds
 from app.stepqueue.protocol import StepQueue
@@ -11,7 +12,7 @@ from app.store.protocol import Store
 from app.telemetry import Telemetry
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Rates:
     """Admission limits. A key's own `rpm`, `tpm` and `concurrency` take the place of these defaults; None: no limit."""
 
@@ -22,7 +23,7 @@ class Rates:
     concurrency: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Gate:
     """Dependencies of the gateway.
 

@@ -11,11 +11,12 @@ and grammar; duplicate keys, NUL and integers that it would turn into floats are
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
+from app.core.records import record
 from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, UnsupportedMedia
 
 WHOLE = 1 << 63
@@ -53,7 +54,7 @@ class Arriving:
             self._bytes -= mine
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Bounds:
     """What a body may be. `seconds` is how long it may take to arrive."""
 

@@ -14,7 +14,7 @@ Every POST route under /v1 hands its body to one of two verbs (a test walks the 
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 from fastapi import Depends
@@ -23,6 +23,7 @@ from starlette.responses import Response
 
 from app.core import position
 from app.core.position import Position
+from app.core.records import record
 from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway import fault
 from app.gateway.admission import Admission, Permit
@@ -36,7 +37,7 @@ EVENT = re.compile(r"[0-9]{1,15}")
 REPLAYED = (b"idempotent-replayed", b"true")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Begun:
     """A run that this request has begun, or has found. Whoever has it gives `permit` back when the reply is over."""
 

@@ -9,16 +9,16 @@ refused     a 400 names it, unless its value asks for nothing (`neutral`), which
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from app.core.records import record
 from app.errors import InvalidRequest
 from app.gateway.elsewhere import NOT_OFFERED
 
 Decision = Literal["honoured", "ignored", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Parameter:
     """One row. `note` is for callers; `neutral` holds the values that a refused parameter may have all the same."""
 

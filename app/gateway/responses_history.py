@@ -1,11 +1,12 @@
 """What a response was made of and what it leaves behind: read from the store, for replies and for what follows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 
 from app.core.chat import Message, Text, ToolCall, message_from_json, task_from_json
+from app.core.records import record
 from app.core.state import Exchange, RunState
 from app.gateway.responses_reply import Subject
 from app.order import Ended
@@ -13,7 +14,7 @@ from app.store.protocol import Store
 from app.view import texts_of
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Told:
     """A response as it stands: `ended` is None while it is under way; `messages` is the conversation up to its end,
     where that was asked for."""

@@ -16,7 +16,7 @@ Sequence numbers never fall and never change: they say how far the reply has bee
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -25,6 +25,7 @@ from app.core import position
 from app.core.bill import Bill
 from app.core.chat import Form, Task, ToolCall
 from app.core.notices import response_id
+from app.core.records import record
 from app.core.state import RunState
 from app.errors import BatonError
 from app.gateway import fault, tool_search
@@ -44,7 +45,7 @@ def parse_id(text: str) -> tuple[str, int] | None:
     return (found[1], int(found[2] or 0)) if found else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Subject:
     """What a response is written from: the run's state, the task, and what the turn's request said of sampling and
     tools (`asked`)."""

@@ -3,10 +3,10 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from app.core.chat import Image, Message, Part, Text
+from app.core.records import record
 from app.providers.functions import openai_calls
 
 LONGEST_ID = 40
@@ -14,7 +14,7 @@ PICTURES = "Images that the tools returned:"
 BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Talk:
     """How an endpoint wants its messages."""
 

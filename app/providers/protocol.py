@@ -15,14 +15,14 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
 from app.core.pool import Deadlines, Worker
+from app.core.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Request:
     """One call. `sampling.max_tokens` is always set. `form` asks for JSON of that form, where the server can."""
 

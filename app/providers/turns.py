@@ -6,24 +6,24 @@ added to a conversation that already fits. A message's `name` has no place in ei
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from app.core.chat import Image, Message, Part, Text, ToolCall
+from app.core.records import record
 
 OPENING = Text("Continue.")
 """Stands in for the user where a conversation begins with the assistant, or holds nothing but instructions."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Kept:
     """What the provider wants back with the assistant's message that follows."""
 
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Called:
     """A tool call, the `place`-th of its message."""
 
@@ -32,7 +32,7 @@ class Called:
     keepsake: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Result:
     """The result of a tool call."""
 
@@ -44,7 +44,7 @@ class Result:
 Said = Part | Kept | Called | Result
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Turns:
     """`instructions` are the texts of system and developer messages, in order; turns are (from the user?, parts)."""
 

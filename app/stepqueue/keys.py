@@ -11,8 +11,9 @@ name                          what             lives
 {prefix}:pulse                string           some seconds: what probes write, to see whether the server takes writes
 """
 
-from dataclasses import dataclass
 from typing import Final
+
+from app.core.records import record
 
 GROUP: Final = "dispatchers"
 FIELD: Final = b"t"
@@ -20,7 +21,7 @@ FIELD: Final = b"t"
 CONSUMER_SECONDS: Final = 3600
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Keys:
     """The names under one prefix, so that several installations can share a server."""
 

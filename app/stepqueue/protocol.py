@@ -10,12 +10,12 @@ address `DISPATCHERS`. `hear` calls a plain function for each message, which mus
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.chat import ToolDelta
 from app.core.journal import Event
 from app.core.logprobs import Decoded
+from app.core.records import record
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1
@@ -23,7 +23,7 @@ AGAIN = -1
 row, and claims it before doing anything else."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ticket:
     """One step of one run: ids only. `version` is the outbox row's when it was written, or `AGAIN`; `seq` is the
     journal's then."""
@@ -39,7 +39,7 @@ class Ticket:
     """The queue's own mark of one delivery; whoever took the ticket gives it back with `keep` and `done`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Committed:
     """Events that somebody else committed to a run."""
 
@@ -51,7 +51,7 @@ class Committed:
     """Texts that were committed with the events, by their refs, which prove them."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Delta:
     """Text and tool calls of a step as they stream; `offset` counts the characters of this attempt before them, `since`
     the pieces of tool calls."""
@@ -68,7 +68,7 @@ class Delta:
     """Under the ids that the caller is given."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Stop:
     """The run's driver wants its running steps, or one of them, to stop now."""
 
@@ -76,7 +76,7 @@ class Stop:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Listen:
     """The process at `address` wants to hear this run's answer, and has `chars` characters of what `call` says.
 

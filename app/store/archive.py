@@ -7,7 +7,6 @@ what the tables hold, bodies as their exact bytes: whether it makes sense is for
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from app.core.records import record
 from app.core.versions import Change
 from app.errors import StoreUnavailable
 from app.store.engines import parse_url
@@ -33,7 +33,7 @@ PAGE_BYTES = 32 * 2**20
 """Most content that is read at once, unless a single run has more."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Stored:
     """An event as its row has it."""
 
@@ -43,7 +43,7 @@ class Stored:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Record:
     """Everything that is kept of one run. `row` and `tickets` have the columns of their tables."""
 
@@ -75,8 +75,8 @@ class Archive:
         """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""
         after: tuple[float, str] | None = None
         while page := await self._read(partial(_page, run=run, since=since, after=after)):
-            for record in page:
-                yield record
+            for one in page:
+                yield one
             after = (page[-1].row["created_at"], page[-1].row["id"])
 
     async def _read(self, work: Callable[[Connection], T]) -> T:

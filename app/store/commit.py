@@ -6,12 +6,12 @@ done without asking for them: `settle` applies a batch to guesses, and `if_so` w
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 import orjson
 from sqlalchemy import Connection, select
 
+from app.core.records import record
 from app.store.claims import Claims
 from app.store.desk import Desk, Outcome, Packed, fenced
 from app.store.guesses import Guess, Guesses
@@ -22,7 +22,7 @@ from app.store.tables import EVENTS, RUNS
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Done:
     """What became of a batch: outcomes in the entries' order, and the rows that it leaves behind."""
 
@@ -53,7 +53,7 @@ def touched(batch: Sequence[Packed]) -> tuple[list[str], list[str]]:
     return list({packed.entry.run for packed in batch}), list(moving)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Settled:
     """A batch that was applied to guesses, and is yet to be written."""
 

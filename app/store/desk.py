@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from app.core import notices
 from app.core.journal import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
+from app.core.records import record
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.claims import Claims
 from app.store.guesses import Guess
@@ -31,7 +32,7 @@ BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 """The events that begin a turn."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Packed:
     """An entry with its bodies encoded, which happens before the queue so that what cannot be encoded fails early."""
 

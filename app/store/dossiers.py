@@ -1,16 +1,16 @@
 """What spares a step its ways to the database; all of it could be asked for piece by piece."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from app.core.journal import Event
+from app.core.records import record
 
 BRIEF = 16_384
 """Bytes of a content that comes along with a journal, and is kept for the run's next steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Dossier:
     """A run's journal, and along with it what was cheap to bring of its contents. What is not among them has to be
     asked for."""

@@ -10,10 +10,10 @@ Without it a commit is four ways to the server and back, one after the other: BE
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
+from app.core.records import record
 from app.store.prepared import Row
 from app.store.statements import SEEN, TICKET
 from app.store.tables import RUNS, TICKETS
@@ -23,7 +23,7 @@ LARGEST = 2**63
 KINDS: dict[type, tuple[type, ...]] = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Guess:
     """The columns `SEEN` of a run's row, and `TICKET` of each of its tickets; None if those are not known."""
 

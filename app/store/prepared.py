@@ -35,6 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
+from app.core.records import record
+
 Row = tuple[Any, ...]
 T = TypeVar("T")
 
@@ -79,7 +81,7 @@ class Prepared:
         return line.fetch(self._text, values, limit)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ask(Generic[T]):
     """Work that is one statement, and what its rows come to."""
 

@@ -21,7 +21,6 @@ the code is `UNDECIDED`, and the entry may have been written. Every wait inside 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from app.core.calibration import Trial
@@ -29,12 +28,13 @@ from app.core.evidence import Learned, Rated
 from app.core.feedback import Feedback
 from app.core.journal import Draft, Event, Kind
 from app.core.notices import Notice
+from app.core.records import record
 from app.store.bodies import Bodies
 from app.store.dossiers import Dossiers
 from app.store.versions import Versions
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ledger:
     """Money in micro-dollars and tokens, as a pair that is always reserved and settled together."""
 
@@ -42,7 +42,7 @@ class Ledger:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class NewRun:
     """A run's row at admission, in epoch 1; an id that exists already is refused with `Conflict`.
 
@@ -63,7 +63,7 @@ class NewRun:
     """Version of the code that admitted it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Outbox:
     """A ticket to be written with the event that caused it; it is rung after the commit.
 
@@ -84,7 +84,7 @@ class Outbox:
     until: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Move:
     """What a dispatcher does with its ticket's row, and by what right.
 
@@ -103,7 +103,7 @@ class Move:
     until: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Lease:
     """A driver's lease changes hands together with an entry: epoch + 1, this driver, until then.
 
@@ -116,7 +116,7 @@ class Lease:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Projection:
     """Columns of the run's row that follow from the events; None leaves a column as it is. For lists and filters.
 
@@ -139,7 +139,7 @@ MOVED = "run_has_moved_on"
 """The code of the `Conflict` that refuses an entry whose writer has not heard of the latest events."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Once:
     """A claim: the request of this id is carried out once, and whoever sends it again gets what came of it.
 
@@ -155,7 +155,7 @@ class Once:
     reply: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Entry:
     """One atomic write to one run."""
 
@@ -186,7 +186,7 @@ class Entry:
     what a wish would forbid, such as another turn."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Appended:
     """What an entry became: its numbered events, and the claim number if it took a ticket."""
 
@@ -196,7 +196,7 @@ class Appended:
     """The claim numbers of the rows of its outbox that have a holder, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RunRow:
     """A run as lists show it, read from its row."""
 
@@ -226,7 +226,7 @@ class RunRow:
     """Whether its content, and the salt with it, are gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Lapsed:
     """How many open runs of one kind nobody holds a lease on, and how many of them are past their deadline."""
 
@@ -236,7 +236,7 @@ class Lapsed:
     expired: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Journal:
     """A run's salt and a prefix of its events. `salt` is empty once the run's content was erased."""
 
@@ -244,7 +244,7 @@ class Journal:
     events: tuple[Event, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Due:
     """An outbox row as a dispatcher or the sweeper sees it. `seq` is the run's last at reading time."""
 
@@ -262,7 +262,7 @@ class Due:
     """How many dispatchers have let their claim lapse without a word, before the present holder."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RunQuery:
     """Filters, all optional, joined by AND; newest first; `before` is the (created_at, id) of the last row seen."""
 
@@ -279,7 +279,7 @@ class RunQuery:
     limit: int = 20
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class KeyRow:
     """An API key: everything but its secret. `digest` is the HMAC-SHA-256 of the secret under the service's pepper."""
 

@@ -1,10 +1,12 @@
-"""`changed` is `dataclasses.replace`, but for its time."""
+"""A record is a frozen dataclass, and `changed` is `dataclasses.replace`, but for their time."""
 
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
+from subprocess import run
 
 import pytest
 
-from app.consequences import Consequences
 from app.core.breaker import Breaker
 from app.core.chat import Sampling, Task, Toolbox
 from app.core.commands import Propose
@@ -14,7 +16,8 @@ from app.core.workflow import Access
 from app.stepqueue.protocol import Ticket
 from app.store.protocol import Entry, Outbox
 
-CHANGED = (Access, Breaker, Call, Consequences, Entry, Exchange, Outbox, Proposal, Propose, RunState, Sampling)
+ROOT = Path(__file__).parents[2]
+CHANGED = (Access, Breaker, Call, Entry, Exchange, Outbox, Proposal, Propose, RunState, Sampling)
 CHANGED += (StepState, Task, Ticket, Toolbox, Turn)
 
 
@@ -22,7 +25,6 @@ CHANGED += (StepState, Task, Ticket, Toolbox, Turn)
 def test_a_changed_record_is_the_replaced_one(cls: type) -> None:
     names = [field.name for field in fields(cls)]
     assert not hasattr(cls, "__post_init__")
-    assert set(names) == set(cls.__slots__)
     record = cls(*(f"the {name}" for name in names))
     for name in names:
         assert changed(record, **{name: "new"}) == replace(record, **{name: "new"})
@@ -33,3 +35,15 @@ def test_a_changed_record_is_the_replaced_one(cls: type) -> None:
 def test_a_field_that_there_is_not_is_told() -> None:
     with pytest.raises(AttributeError):
         changed(Access(), stepz=())
+
+
+def test_records_are_compared_and_hashed_by_value() -> None:
+    assert Access(steps=(1,)) == Access(steps=(1,)) != Access(steps=(2,))
+    assert len({Access(steps=(1,)), Access(steps=(1,)), Access()}) == 2
+
+
+def test_the_type_checker_lets_nobody_assign_to_a_record(tmp_path: Path) -> None:
+    assigns = tmp_path / "assigns.py"
+    assigns.write_text("from app.core.workflow import Access\n\nAccess().user = True\n")
+    found = run([sys.executable, "-m", "mypy", "--strict", str(assigns)], cwd=ROOT, capture_output=True, text=True)
+    assert 'assigns.py:3: error: Property "user" defined in "Access" is read-only' in found.stdout
