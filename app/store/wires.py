@@ -7,6 +7,7 @@ out afterwards until somebody else waits for one.
 """
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 STATEMENTS = 256
 """Most statements that a connection keeps prepared."""
+TURNS = 3
+"""Of the loop, in which it reads what a server has said last, and closes our end."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,19 @@ class Wire:
     losses: int
     """How many losses there had been when it was opened."""
     _prepared: dict[str, Any] = field(default_factory=dict)
+    _unread: select.poll = field(default_factory=select.poll)
+
+    def __post_init__(self) -> None:
+        self._unread.register(self.raw._transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    async def lives(self) -> bool:
+        """Whether the server still has its end, as far as this machine was told. The loop may not have come to that
+        yet, and a statement that goes out now would be in doubt, while the server never got it."""
+        turns = 0
+        while turns < TURNS and not self.raw.is_closed() and self._unread.poll(0):
+            turns += 1
+            await asyncio.sleep(0)
+        return not self.raw.is_closed()
 
     async def fetch(self, text: str, values: Sequence[object], limit: float) -> Sequence[Any]:
         """The rows of a statement, and its COMMIT; `TimeoutError` when the loop's clock passes `limit`."""
@@ -80,7 +96,7 @@ class Wires:
         """One for a statement that stands alone; `TimeoutError` when the loop's clock passes `limit`."""
         if self._kept:
             taken = self._kept.pop()
-            if taken.wire.losses == self._losses:
+            if taken.wire.losses == self._losses and await taken.wire.lives():
                 return taken
             async with asyncio.timeout_at(limit):
                 await self._end(taken)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from app.store.lanes import DECIDE_SECONDS
 from app.store.migrate import migrate
 from tests import servers
 from tests.integration.installation import WORKERS, House, launched, settings
@@ -195,7 +196,7 @@ def refused(process: Process, key: str) -> tuple[int, str | None, float]:
         f"{process.url}/v1/chat/completions",
         json=body,
         headers={"Authorization": f"Bearer {key}"},
-        timeout=10,
+        timeout=DECIDE_SECONDS + 5,  # one that was being written when the database went away is in doubt for so long
         trust_env=False,
     )
     return reply.status_code, reply.headers.get("retry-after"), time.monotonic() - began
