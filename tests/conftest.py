@@ -9,6 +9,7 @@ import asyncio
 import functools
 import gc
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from redis.asyncio import Redis
 from sqlalchemy import Dialect
 from sqlalchemy.engine import URL, make_url
 
+from app.command.terminal import NOISY
 from app.store.migrate import migrate
 from app.store.statements import Statements
 from app.store.tables import METADATA
@@ -81,6 +83,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     while those that start processes wait."""
     first = {"simulation": 0, "integration": 1, "tests": 1}
     items.sort(key=lambda item: first.get(item.path.parent.name, 2))
+
+
+@pytest.fixture(autouse=True)
+def _same_logging() -> Iterator[None]:
+    """Commands say where log lines go and how many; what one says in a test holds for no other."""
+    loggers = [logging.getLogger(name) for name in (None, "app.store", *NOISY)]
+    before = [(one, one.level, one.handlers[:]) for one in loggers]
+    yield
+    for one, level, handlers in before:
+        one.setLevel(level)
+        one.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ Services are real processes, and so is one command of each kind; the others are 
 
 import gc
 import json
-import logging
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.command import greeting, terminal
+from app.command import greeting
 from app.command.parser import parser
 from app.errors import ConfigInvalid
 from app.gateway.auth import SCOPES
@@ -59,22 +58,9 @@ def apart(folder: Path, *arguments: str, **more: str) -> Done:
 
 def baton(folder: Path, *arguments: str, **more: str) -> Done:
     """One command to its end, in this process: most of another one's time would be spent on being there."""
-    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, same_logging():
+    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         status = main(arguments, environment(folder, **more))
     return Done(status, out.getvalue(), err.getvalue())
-
-
-@contextmanager
-def same_logging() -> Iterator[None]:
-    """Commands say where log lines go and how many; afterwards it is as before."""
-    loggers = [logging.getLogger(name) for name in (None, "app.store", *terminal.NOISY)]
-    before = [(one, one.level, one.handlers[:]) for one in loggers]
-    try:
-        yield
-    finally:
-        for one, level, handlers in before:
-            one.setLevel(level)
-            one.handlers[:] = handlers
 
 
 @dataclass
