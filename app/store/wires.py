@@ -36,6 +36,7 @@ class Wire:
     _unread: select.poll = field(default_factory=select.poll)
 
     def __post_init__(self) -> None:
+        # The driver shows its socket to nobody; its version is pinned, and a test closes it.
         self._unread.register(self.raw._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     async def lives(self) -> bool:
