@@ -87,6 +87,14 @@ async def two(folder: Path, stub: ProviderStub, redis: str, lease: float = 5.0) 
         yield both
 
 
+@asynccontextmanager
+async def talking(folder: Path, stub: ProviderStub, redis: str) -> AsyncIterator[tuple[Two, Talk]]:
+    """A conversation of three turns, two of which end with a call of a tool."""
+    stub.script("alpha", calling(look("a")), calling(look("b")), Reply(chunks=("It is ", "42.")))
+    async with two(folder, stub, redis) as both:
+        yield both, Talk(both.driving)
+
+
 async def run(both: Two, steps: object) -> Outcome:
     return await finish(await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=steps)))
 
@@ -149,9 +157,7 @@ async def test_nothing_is_written_under_the_epoch_of_a_driver_that_lost_its_run(
 async def test_a_turn_ends_with_its_tool_calls_in_the_entry_that_brings_them(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
-    stub.script("alpha", calling(look("a")), calling(look("b")), Reply(chunks=("It is ", "42.")))
-    async with two(tmp_path, stub, redis_url) as both:
-        talk = Talk(both.driving)
+    async with talking(tmp_path, stub, redis_url) as (both, talk):
         for result in ("A", "B"):
             both.read.clear()
             outcome = await talk.say()
@@ -169,9 +175,7 @@ async def test_a_turn_ends_with_its_tool_calls_in_the_entry_that_brings_them(
 async def test_a_turn_is_read_from_where_the_one_before_it_ended(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
-    stub.script("alpha", calling(look("a")), calling(look("b")), Reply(chunks=("It is ", "42.")))
-    async with two(tmp_path, stub, redis_url) as both:
-        talk = Talk(both.driving)
+    async with talking(tmp_path, stub, redis_url) as (both, talk):
         for result in ("A", "B"):
             talk.answer(outcome := await talk.say(), result)
             both.read.clear()
