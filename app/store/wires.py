@@ -21,8 +21,6 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 STATEMENTS = 256
 """Most statements that a connection keeps prepared."""
-TURNS = 3
-"""Of the loop, in which it reads what a server has said last, and closes our end."""
 
 
 @dataclass(slots=True)
@@ -39,14 +37,14 @@ class Wire:
         # The driver shows its socket to nobody; its version is pinned, and a test closes it.
         self._unread.register(self.raw._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
-    async def lives(self) -> bool:
+    @property
+    def lives(self) -> bool:
         """Whether the server still has its end, as far as this machine was told. The loop may not have come to that
-        yet, and a statement that goes out now would be in doubt, while the server never got it."""
-        turns = 0
-        while turns < TURNS and not self.raw.is_closed() and self._unread.poll(0):
-            turns += 1
-            await asyncio.sleep(0)
-        return not self.raw.is_closed()
+        yet, and a statement that goes out now would be in doubt, while the server never got it.
+
+        What is unread while nobody asks anything is its end or its last words, or too rare to look at.
+        """
+        return not (self.raw.is_closed() or self._unread.poll(0))
 
     async def fetch(self, text: str, values: Sequence[object], limit: float) -> Sequence[Any]:
         """The rows of a statement, and its COMMIT; `TimeoutError` when the loop's clock passes `limit`."""
@@ -97,7 +95,7 @@ class Wires:
         """One for a statement that stands alone; `TimeoutError` when the loop's clock passes `limit`."""
         if self._kept:
             taken = self._kept.pop()
-            if taken.wire.losses == self._losses and await taken.wire.lives():
+            if taken.wire.losses == self._losses and taken.wire.lives:
                 return taken
             async with asyncio.timeout_at(limit):
                 await self._end(taken)

@@ -5,11 +5,12 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import AsyncMock
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, literal_column, select, text
 
@@ -44,6 +45,18 @@ async def pids(runner: Postgres, count: int) -> set[int]:
     """Of so many connections at once."""
     asked = ask(runner, PID, "pg_sleep(0.05)")
     return set(await asyncio.gather(*(runner.read(asked) for _ in range(count))))
+
+
+def end(url: str, pid: int) -> None:
+    """Have the server close a connection, in a loop of our own."""
+
+    async def terminate() -> None:
+        other = await asyncpg.connect(url)
+        await other.execute(f"SELECT pg_terminate_backend({pid})")
+        await other.close()
+
+    asyncio.run(terminate())
+    time.sleep(0.2)
 
 
 def plain(conn: Connection) -> int:
@@ -104,11 +117,12 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     migrated_postgres_url: str, busy: bool
 ) -> None:
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
-    async with opened(migrated_postgres_url, 1) as runner, opened(migrated_postgres_url, 1) as other:
+    async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (kept,) = runner._wires._kept
-        await other.read(ask(other, f"pg_terminate_backend({before})"))
-        time.sleep(0.2) if busy else await asyncio.sleep(0.2)  # noqa: ASYNC251
+        with ThreadPoolExecutor(1) as aside:
+            ending = aside.submit(end, migrated_postgres_url, before)
+            ending.result() if busy else await asyncio.wrap_future(ending)
         assert kept.wire.raw.is_closed() != busy
         assert await runner.write(ask(runner, PID), meant=before) != before
 
@@ -116,7 +130,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
 async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wires.Wire, "lives", AsyncMock(return_value=True))
+    monkeypatch.setattr(wires.Wire, "lives", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
         (kept,) = runner._wires._kept
