@@ -40,7 +40,7 @@ from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.gate import Gate, Rates
 from app.gateway.ingress import Bounds
 from app.health import Health
-from app.learn.provider import WorldProvider
+from app.lab.provider import WorldProvider
 from app.learner import Learner, Standings
 from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider

@@ -18,7 +18,7 @@ from app.config import configure
 from app.core.calibration import rates
 from app.core.journal import Kind
 from app.errors import ConfigInvalid
-from app.learn.calibration import VERSION, built_in
+from app.lab.calibration_tasks import VERSION, built_in
 from app.store.protocol import RunQuery
 from app.wiring import House
 from tests.api.house import calling, open_house, plan_text, pool_text

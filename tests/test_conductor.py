@@ -15,8 +15,8 @@ from app.__main__ import main
 from app.command.parser import parser
 from app.config import configure
 from app.core.plan import schema
-from app.learn import manifest
-from app.learn.manifest import Golden, Manifest
+from app.lab import manifest
+from app.lab.manifest import Golden, Manifest
 from tests.test_readme import blocks
 from tests.vllm_stub import VllmStub, tokens, vllm_stub
 

@@ -25,8 +25,8 @@ from app.command.trials import Bench, Experiment
 from app.config import configure
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid, OursError
-from app.learn.measures import Measure
-from app.learn.standings import Table, table
+from app.lab.comparison import Table, table
+from app.lab.measurements import Measure
 from app.providers.rehearsal.families import solve
 
 PAGE = (Path(__file__).resolve().parent.parent / "deploy" / "evaluation.md").read_text()

@@ -26,7 +26,7 @@ from app.core.feedback import derived
 from app.core.policy import Overrides
 from app.core.pool import Catalog, Limits, Tier, Worker
 from app.errors import BatonError, ConfigInvalid
-from app.learn.calibration import VERSION, BuiltIn, built_in
+from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
 from app.order import Ended, Order
 from app.wiring import House
 

@@ -1,6 +1,6 @@
 """`baton conductor VERB`: a trained conductor from its checkpoint into service, and out of it again.
 
-export, describe ......... make a folder ready to be served: `learn/export.py`, `learn/manifest.py`
+export, describe ......... make a folder ready to be served: `lab/export.py`, `lab/manifest.py`
 serve .................... start vLLM for it
 deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans come out
 shadow ................... let it propose beside the live conductor, for runs that are over
@@ -24,7 +24,7 @@ from app.command import deployment, loop, shadow, storage, terminal
 from app.config import Loaded, Settings, configure
 from app.core.versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
-from app.learn import manifest
+from app.lab import manifest
 from app.providers.vllm import Management
 from app.store.archive import open_archive
 
@@ -57,7 +57,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 def _export(asked: argparse.Namespace) -> int:
     try:
-        export = resolve_name("app.learn.export")
+        export = resolve_name("app.lab.export")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

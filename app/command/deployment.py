@@ -18,8 +18,8 @@ from app.core import plan as core_plan
 from app.core.pool import Tier
 from app.core.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
-from app.learn import manifest
-from app.learn.manifest import Golden, Manifest
+from app.lab import manifest
+from app.lab.manifest import Golden, Manifest
 from app.providers.vllm import Management
 
 STRUCTURED: Mapping[str, str] = {

@@ -24,11 +24,11 @@ from app.command.taskset import Graded
 from app.command.trials import Bench, Experiment
 from app.config import configure
 from app.core.arms import ORACLE
-from app.core.grading import VERSION
 from app.core.pool import MILLION
 from app.errors import ConfigInvalid, OursError
-from app.learn.measures import Measure, mixture, of_json
-from app.learn.standings import Table, table
+from app.lab.comparison import Table, table
+from app.lab.grading import VERSION
+from app.lab.measurements import Measure, mixture, of_json
 
 OWN = "tier"
 """In `--arms`: the tier as it is."""

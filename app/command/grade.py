@@ -18,12 +18,12 @@ from rich.table import Table
 from app.command import loop, storage, taskset, terminal
 from app.command.sandbox import Sandbox
 from app.config import Settings, read
-from app.core import grading
 from app.core.chat import Message, task_from_json
 from app.core.feedback import SIGNS, Feedback, derived, repeats, sign
-from app.core.grading import Execute, Grader
 from app.core.journal import Event, Kind
 from app.errors import ConfigInvalid
+from app.lab import grading
+from app.lab.grading import Execute, Grader
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE = 200

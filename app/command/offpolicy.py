@@ -1,7 +1,7 @@
 """`baton offpolicy`: what other policies would have earned, from rated runs whose plan was left to chance.
 
 Each decision counts by the probability with which it was really drawn, which the journal has from before it took
-effect. There is no verdict where too little speaks of a policy (`app/learn/offpolicy.py`).
+effect. There is no verdict where too little speaks of a policy (`app/lab/offpolicy.py`).
 """
 
 import argparse
@@ -22,8 +22,8 @@ from app.core.pool import Tier
 from app.core.posterior import Posterior
 from app.core.standing import policy as policy_of
 from app.errors import ConfigInvalid
-from app.learn.decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
-from app.learn.offpolicy import Estimate, Log, Logged, Policy, Report, mean
+from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
+from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean
 from app.learner import read, selectors
 from app.store.protocol import RunQuery, RunRow, Store
 

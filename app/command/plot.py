@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 
 from app.command import terminal
 from app.core.pool import MILLION
-from app.learn.standings import Table
+from app.lab.comparison import Table
 
 WIDTH, HEIGHT = 64, 16
 MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

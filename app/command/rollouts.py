@@ -10,8 +10,8 @@ from app.config import Settings, read
 from app.core.pool import Catalog
 from app.core.snapshot import restored
 from app.errors import ConfigInvalid
-from app.learn.journaled import Skipped, Wanted, rollout
-from app.learn.rollouts import Rollout, to_line
+from app.lab.journal_rollouts import Skipped, Wanted, rollout
+from app.lab.rollouts import Rollout, to_line
 from app.store.archive import open_archive
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.core.grading import Grader
 from app.errors import ConfigInvalid
+from app.lab.grading import Grader
 
 GRACE = 5.0
 """Seconds that the cell itself gets beside the code that it runs."""

@@ -7,8 +7,8 @@ from rich.text import Text
 from app.command import plot, terminal
 from app.core.arms import ORACLE
 from app.core.pool import MILLION
-from app.learn.paired import Interval
-from app.learn.standings import LAMBDAS, Standing, Table
+from app.lab.comparison import LAMBDAS, Standing, Table
+from app.lab.paired_statistics import Interval
 
 
 def drawn(table: Table) -> Group:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core import grading
-from app.core.grading import Execute, Grader
 from app.errors import ConfigInvalid
+from app.lab import grading
+from app.lab.grading import Execute, Grader
 
 MOST_LINES, LINE_BYTES = 1_000_000, 1_000_000
 ROLES = ("system", "developer", "user", "assistant")

@@ -19,11 +19,11 @@ from app.config import Loaded, configure, read
 from app.core.calibration import measured
 from app.core.pool import Catalog, Tier
 from app.errors import ConfigInvalid
-from app.learn import handover, questions, world_file
-from app.learn.carried import Place
-from app.learn.recipes import Recipe
-from app.learn.rollouts import Example, Rollout, accepted, from_lines, weighted
-from app.learn.world import VERSION, Weights, profiles
+from app.lab import chat_export, training_questions, world_file
+from app.lab.plan_execution import Place
+from app.lab.rollouts import Example, Rollout, accepted, from_lines, weighted
+from app.lab.training_options import Recipe
+from app.lab.world import VERSION, Weights, profiles
 
 WORLD_TASKS = 4_000
 JOURNAL = "journal"
@@ -43,7 +43,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
     told = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
     if asked.backend == "awr":
         origin = {"imitated": asked.warm_start}
-        trainer.train(trainer.Order(**told, reach=handover.of_rollouts(found), origin=origin), say)
+        trainer.train(trainer.Order(**told, reach=chat_export.of_rollouts(found), origin=origin), say)
         return
     loaded, pool = _pool(asked, environ, out)
     tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
@@ -57,7 +57,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
         "random_pools": asked.random_pools,
     }
     with _place(asked, environ, tier, pool) as place:
-        reach = handover.of_questions(posed)
+        reach = chat_export.of_questions(posed)
         trainer.train(trainer.Order(**told, reach=reach, questions=posed, place=place, origin=origin), say)
 
 
@@ -140,19 +140,19 @@ def _tier(loaded: Loaded, name: str) -> Tier:
     return tier
 
 
-def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[questions.Question]:
+def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[training_questions.Question]:
     """A question for each group of each step."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
     rules, limits = _rules(asked, recipe.seed), tier.efforts[tier.effort]
-    return list(questions.posed(rules, pool, limits, count, recipe.seed, random_pools=asked.random_pools))
+    return list(training_questions.posed(rules, pool, limits, count, recipe.seed, random_pools=asked.random_pools))
 
 
-def _rules(asked: argparse.Namespace, seed: int) -> list[questions.Rule]:
+def _rules(asked: argparse.Namespace, seed: int) -> list[training_questions.Rule]:
     if asked.tasks is None:
         if asked.rollouts is not None:
             raise ConfigInvalid(["--rollouts: name a task set that rates their answers with --tasks"])
-        return questions.of_world(WORLD_TASKS, seed)
+        return training_questions.of_world(WORLD_TASKS, seed)
     sandbox = Sandbox(asked.trust_code)
     tasks = taskset.checked(lambda faults: taskset.read(Path(asked.tasks), sandbox.run, faults))
     if (
@@ -161,10 +161,10 @@ def _rules(asked: argparse.Namespace, seed: int) -> list[questions.Rule]:
         and "network" not in sandbox.standing()
     ):
         raise ConfigInvalid(["--tasks: unit tests cannot be run safely here; see `baton eval`, or say --trust-code"])
-    rules = [questions.Rule(task.messages, task.grader, task.written) for task in tasks]
+    rules = [training_questions.Rule(task.messages, task.grader, task.written) for task in tasks]
     if asked.rollouts is None:
         return rules
-    found = questions.of_rollouts(_read(asked.rollouts, "--rollouts"), rules)
+    found = training_questions.of_rollouts(_read(asked.rollouts, "--rollouts"), rules)
     if not found:
         raise ConfigInvalid([f"--rollouts {asked.rollouts}: no run of the training side asks what {asked.tasks} rates"])
     return found

@@ -15,17 +15,17 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """0; 1 if `--gap` asks for more than was reached."""
     if asked.backend != "builtin":
-        _found("app.command.teach:run")(asked, environ, _found("app.learn.train_grpo"), _say)
+        _found("app.command.teach:run")(asked, environ, _found("app.lab.train_grpo"), _say)
         return 0
     if asked.rounds > 1:
         if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
             raise ConfigInvalid(
                 [f"--{name.replace('_', '-')}: is of no use with --rounds 2; remove it" for name in idle]
             )
-        _found("app.learn.train_rounds:run")(asked, _say)
+        _found("app.lab.train_rounds:run")(asked, _say)
         return 0
     rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
-    return 0 if _found("app.learn.train:run")(asked, _say, rollouts) else 1
+    return 0 if _found("app.lab.train:run")(asked, _say, rollouts) else 1
 
 
 def _found(name: str) -> Any:

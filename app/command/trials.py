@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from app.command.taskset import Graded
-from app.core.grading import VERSION
 from app.errors import OursError
-from app.learn.measures import OUTAGE_STATUS, Figures, Measure, Outcome, figures
+from app.lab.grading import VERSION
+from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
 
 PATIENCE = 120.0
 """Seconds for which a service that cannot be reached, or takes nothing more, is asked again."""

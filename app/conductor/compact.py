@@ -1,6 +1,6 @@
 """The compact prompt: the question as a row of words, and each worker as a card of two words and its ordinal.
 
-It is what conductors read that were trained from scratch in Baton's own worlds (`app/learn`). Every token stands apart,
+It is what conductors read that were trained from scratch in Baton's own worlds (`app/lab`). Every token stands apart,
 between spaces: words are lower-case letters, digits are single, and nothing that a caller writes can come out as a card
 or as a part of a plan, which hold `<`, `{` or `"`. Which of the words a model knows is its tokenizer's business. Tools,
 pictures, earlier turns and the budget are not told, so the schema asks for none of it.

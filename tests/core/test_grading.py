@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.grading import FIELDS, Grade, conclusion, grader, number_in
+from app.lab.grading import FIELDS, Grade, conclusion, grader, number_in
 
 SCHEMA = {"type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}
 SPECS: dict[str, dict[str, Any]] = {

@@ -10,11 +10,11 @@ from app.core.features import Features, features
 from app.core.pool import Card, Price, SelectorSpec, Worker
 from app.core.posterior import Posterior, Rating, estimates, learned
 from app.core.templates import Arm, arms
-from app.learn.families import Problem
-from app.learn.lessons import lesson
-from app.learn.outcome import bill, outcome, right
-from app.learn.plans import Plan, PlanStep
-from app.learn.world import CLASSES, INPUT_SHARE, Setting, Weights, standard_pool
+from app.lab.lessons import lesson
+from app.lab.outcome import bill, outcome, right
+from app.lab.plans import Plan, PlanStep
+from app.lab.task_families import Problem
+from app.lab.world import CLASSES, INPUT_SHARE, Setting, Weights, standard_pool
 
 WEIGHTS = Weights()
 SPEC = SelectorSpec(cost=WEIGHTS.cost, full_usd=round(WEIGHTS.full_usd * 1e6))

@@ -14,11 +14,11 @@ from random import Random
 from statistics import mean, stdev
 from zlib import crc32
 
-from app.learn.families import FAMILIES, LEVELS, Family, write
-from app.learn.offpolicy import Log, Logged, Model, Policy, Report, fitted
-from app.learn.outcome import outcome
-from app.learn.plans import Plan, PlanStep
-from app.learn.world import Setting, standard_pool
+from app.lab.offpolicy import Log, Logged, Model, Policy, Report, fitted
+from app.lab.outcome import outcome
+from app.lab.plans import Plan, PlanStep
+from app.lab.task_families import FAMILIES, LEVELS, Family, write
+from app.lab.world import Setting, standard_pool
 
 EXPLORED = 0.3
 WORDS = 32

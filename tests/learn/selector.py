@@ -23,11 +23,11 @@ from typing import Any
 import httpx
 
 from app.core.posterior import Posterior
-from app.learn.actors import final
-from app.learn.baselines import bests
-from app.learn.families import Problem
-from app.learn.outcome import bill
-from app.learn.world import standard_pool
+from app.lab.baselines import bests
+from app.lab.outcome import bill
+from app.lab.task_families import Problem
+from app.lab.workers import final
+from app.lab.world import standard_pool
 from tests.learn import bandit
 from tests.processes import KEY, Process, environment
 

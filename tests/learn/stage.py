@@ -16,10 +16,10 @@ from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, deci
 from app.core.state import RunState
 from app.core.visibility import Seen, compose, granted
 from app.core.workflow import Step
-from app.learn.actors import Reply, final, reply
-from app.learn.families import Problem
-from app.learn.plans import Plan, to_workflow
-from app.learn.world import Pool, seconds, usd
+from app.lab.plans import Plan, to_workflow
+from app.lab.task_families import Problem
+from app.lab.workers import Reply, final, reply
+from app.lab.world import Pool, seconds, usd
 
 
 @dataclass(frozen=True)

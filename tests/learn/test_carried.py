@@ -10,17 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.grading import grader
 from app.core.pool import Limits
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.app import create_app
 from app.gateway.auth import mint
-from app.learn import world_file
-from app.learn.carried import Executor, Place
-from app.learn.questions import Question, Rule, of_rollouts, of_world, posed
-from app.learn.reward import MALFORMED
-from app.learn.scoring import PATIENCE, Scorer
-from app.learn.world import Weights, profiles
+from app.lab import world_file
+from app.lab.grading import grader
+from app.lab.plan_execution import Executor, Place
+from app.lab.plan_rewards import PATIENCE, Scorer
+from app.lab.reward import MALFORMED
+from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
+from app.lab.world import Weights, profiles
 from app.wiring import House
 from tests.api.house import open_house
 from tests.learn.test_rollouts import made

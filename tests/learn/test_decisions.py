@@ -12,7 +12,7 @@ from app.core.journal import Event, Kind
 from app.core.pool import SelectorSpec, Worker
 from app.core.posterior import Posterior, Rating, learned
 from app.core.templates import manned
-from app.learn.decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
+from app.lab.logged_decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
 
 DECISION = {
     "layer": "selector", "policy": "selector-2/mini", "version": "7-abc", "features": "ref",

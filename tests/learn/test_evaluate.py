@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from app.learn import search
-from app.learn.baselines import ARMS, FIXED, OPTIMUM, bests, plans
-from app.learn.evaluate import TRAINED, compare, drawn, exam
-from app.learn.families import FAMILIES
-from app.learn.lessons import SPLITS, Lesson, lesson
-from app.learn.paired import resampled
-from app.learn.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
+from app.lab import search
+from app.lab.baselines import ARMS, FIXED, OPTIMUM, bests, plans
+from app.lab.evaluate import TRAINED, compare, drawn, exam
+from app.lab.lessons import SPLITS, Lesson, lesson
+from app.lab.paired_statistics import resampled
+from app.lab.task_families import FAMILIES
+from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
 
 SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))
 """Three workers: searched whole in a blink."""

@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from app.errors import ConfigInvalid  # noqa: E402
-from app.learn import export, manifest, tensors, train  # noqa: E402
-from app.learn.evaluate import exam  # noqa: E402
-from app.learn.manifest import Manifest  # noqa: E402
-from app.learn.plans import to_text, to_tokens  # noqa: E402
-from app.learn.train_loop import greedy  # noqa: E402
-from app.learn.train_model import Conductor  # noqa: E402
+from app.lab import export, manifest, tensors, train  # noqa: E402
+from app.lab.evaluate import exam  # noqa: E402
+from app.lab.manifest import Manifest  # noqa: E402
+from app.lab.plans import to_text, to_tokens  # noqa: E402
+from app.lab.train_loop import greedy  # noqa: E402
+from app.lab.train_model import Conductor  # noqa: E402
 from tests.learn.test_train import short  # noqa: E402
 
 pytestmark = pytest.mark.timeout(180)  # the short training ends with a whole search

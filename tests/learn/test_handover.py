@@ -16,10 +16,10 @@ from app.command import teach
 from app.command.parser import parser
 from app.conductor.prompt import TOOLS
 from app.errors import ConfigInvalid
-from app.learn import handover, manifest
-from app.learn.manifest import Manifest
-from app.learn.rollouts import Rollout, to_line
-from app.learn.world import VERSION
+from app.lab import chat_export, manifest
+from app.lab.manifest import Manifest
+from app.lab.rollouts import Rollout, to_line
+from app.lab.world import VERSION
 from tests.learn.test_rollouts import made
 from tests.learn.test_teach import KEY, URL
 from tests.test_conductor import PLAN, Bench, described
@@ -57,10 +57,10 @@ class Trainer:
         folder.mkdir()
         (folder / "adapter_model.safetensors").write_bytes(b"trained")
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
-        base = handover.base_of(self.base)
+        base = chat_export.base_of(self.base)
         facts = {"title": "mine", "evaluation": {"imitation": {"loss": [2.0, 1.0]}}}
-        self.made = handover.hand_over(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
-        for line in handover.next_steps(folder, base, self.made):
+        self.made = chat_export.hand_over(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
+        for line in chat_export.next_steps(folder, base, self.made):
             say(line)
 
 
@@ -200,14 +200,14 @@ def test_a_large_model_in_parts_has_one_name(tmp_path: Path) -> None:
     folder = plain(tmp_path / "parts")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigInvalid, match=r"has no model\.safetensors"):
-        handover.base_of(folder)
+        chat_export.base_of(folder)
     parts = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}
     (folder / manifest.PARTS).write_text(json.dumps({"weight_map": parts}))
     for name in parts.values():
         (folder / name).write_bytes(name.encode())
     made_ = manifest.describe(folder, None, None, title="seven")
     assert made_.name == made_.base
-    assert handover.base_of(folder).name == made_.name
+    assert chat_export.base_of(folder).name == made_.name
     assert manifest.read(folder)[0] == made_
     (folder / "model-2.safetensors").write_bytes(b"others")
     with pytest.raises(ConfigInvalid, match=r"model-2\.safetensors is not the file"):

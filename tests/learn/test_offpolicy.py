@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from app.learn.offpolicy import CAP, LEAST, Log, Logged, Policy, Report, fitted
+from app.lab.offpolicy import CAP, LEAST, Log, Logged, Policy, Report, fitted
 from tests.learn import logs
 
 ROWS, REPEATS = 500, 4

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from app.learn.paired import at_cost, holm, interval, p_value, pareto, resampled
+from app.lab.paired_statistics import at_cost, holm, interval, p_value, pareto, resampled
 
 
 def test_the_interval_of_a_difference_covers_the_truth_as_often_as_it_says() -> None:

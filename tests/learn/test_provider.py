@@ -9,11 +9,11 @@ import pytest
 from app.core.chat import Message, Sampling, Text
 from app.core.pool import Deadlines, ProviderSpec, Worker
 from app.errors import WorkerTimeout
-from app.learn.actors import final
-from app.learn.outcome import bill, right
-from app.learn.plans import Plan, PlanStep, to_workflow
-from app.learn.provider import WorldProvider
-from app.learn.world import standard_pool
+from app.lab.outcome import bill, right
+from app.lab.plans import Plan, PlanStep, to_workflow
+from app.lab.provider import WorldProvider
+from app.lab.workers import final
+from app.lab.world import standard_pool
 from app.providers.protocol import Request
 from app.providers.rehearsal import RehearsalProvider
 from tests.api.house import finish, open_house, order

@@ -13,11 +13,11 @@ from app.conductor.protocol import Brief
 from app.core.chat import Message, Task, Text
 from app.core.pool import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
-from app.learn.families import FAMILIES, Problem, write
-from app.learn.plans import Plan, PlanStep, to_workflow
-from app.learn.remembered import digest_of, learned_from, remembered
-from app.learn.rollouts import Rollout, from_lines, shown, to_line, written
-from app.learn.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
+from app.lab.journal_imitation import digest_of, learned_from, remembered
+from app.lab.plans import Plan, PlanStep, to_workflow
+from app.lab.rollouts import Rollout, from_lines, shown, to_line, written
+from app.lab.task_families import FAMILIES, Problem, write
+from app.lab.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
 
 PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
 

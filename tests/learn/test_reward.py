@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from app.learn.outcome import outcome
-from app.learn.plans import PlanStep
-from app.learn.reward import MALFORMED, WRONG, expected, ramped, reward
-from app.learn.world import DEAR, Setting, Weights, standard_pool
+from app.lab.outcome import outcome
+from app.lab.plans import PlanStep
+from app.lab.reward import MALFORMED, WRONG, expected, ramped, reward
+from app.lab.world import DEAR, Setting, Weights, standard_pool
 
 WEIGHTS = [Weights(), DEAR]
 

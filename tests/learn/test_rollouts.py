@@ -17,9 +17,9 @@ from app.core.chat import Message, Task, Text
 from app.core.feedback import Feedback, derived
 from app.core.journal import Kind
 from app.errors import ConfigInvalid
-from app.learn.journaled import Wanted, judged
-from app.learn.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
-from app.learn.world import Weights
+from app.lab.journal_rollouts import Wanted, judged
+from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
+from app.lab.world import Weights
 from app.wiring import House
 from tests.api.house import finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply

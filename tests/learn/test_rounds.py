@@ -7,11 +7,11 @@ from random import Random
 import pytest
 
 from app.core.workflow import Access, Step
-from app.learn import rounds
-from app.learn.actors import final
-from app.learn.plans import PlanStep, to_workflow
-from app.learn.rounds import Point, Second
-from app.learn.world import CLASSES, Setting, standard_pool
+from app.lab import rounds
+from app.lab.plans import PlanStep, to_workflow
+from app.lab.rounds import Point, Second
+from app.lab.workers import final
+from app.lab.world import CLASSES, Setting, standard_pool
 from tests.learn.stage import Stage
 from tests.learn.test_world import any_problem
 

@@ -3,8 +3,8 @@
 from random import Random
 
 from app.core.posterior import Posterior
-from app.learn.outcome import outcome
-from app.learn.world import CLASSES
+from app.lab.outcome import outcome
+from app.lab.world import CLASSES
 from tests.learn import bandit
 
 RUNS, EXAM = 700, 150

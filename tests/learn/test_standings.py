@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.learn.measures import Measure, figures, mixture, of_json
-from app.learn.standings import LAMBDAS, table
+from app.lab.comparison import LAMBDAS, table
+from app.lab.measurements import Measure, figures, mixture, of_json
 
 
 def call(seconds: float, tokens: int, outcome: str | None = "ok") -> dict[str, Any]:

@@ -16,9 +16,9 @@ from app.command.parser import parser
 from app.config import read
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid
-from app.learn import record
-from app.learn.rollouts import to_line
-from app.learn.world import profiles
+from app.lab import training_record
+from app.lab.rollouts import to_line
+from app.lab.world import profiles
 from tests.learn.test_rollouts import made
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,10 +132,10 @@ def test_a_url_needs_a_key(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None:
-    record.same_or_new(tmp_path / "x", {"seed": 1})
-    record.same_or_new(tmp_path / "x", {"seed": 1})
+    training_record.same_or_new(tmp_path / "x", {"seed": 1})
+    training_record.same_or_new(tmp_path / "x", {"seed": 1})
     with pytest.raises(ConfigInvalid, match="another training run"):
-        record.same_or_new(tmp_path / "x", {"seed": 2})
+        training_record.same_or_new(tmp_path / "x", {"seed": 2})
 
 
 @pytest.mark.parametrize("words", [["--warm-start", "journal"], ["--gap", "0.8"], ["--dear"]], ids=" ".join)
@@ -152,7 +152,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    found = {"app.learn.train:run": trainer, "app.command.teach:imitated": teach.imitated}
+    found = {"app.lab.train:run": trainer, "app.command.teach:imitated": teach.imitated}
     monkeypatch.setattr(command, "_found", found.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0

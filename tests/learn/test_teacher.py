@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from app.learn import prompt, teacher
-from app.learn.lessons import lesson, sensible
-from app.learn.outcome import outcome
-from app.learn.plans import STEPS, Plan, from_tokens, kinds, lean, to_tokens
-from app.learn.world import Setting
+from app.lab import prompt, teacher
+from app.lab.lessons import lesson, sensible
+from app.lab.outcome import outcome
+from app.lab.plans import STEPS, Plan, from_tokens, kinds, lean, to_tokens
+from app.lab.world import Setting
 
 
 class Tries:

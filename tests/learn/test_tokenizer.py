@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from app.learn import prompt, tokenizer
-from app.learn.lessons import Split, lesson
-from app.learn.plans import TOKENS, to_text, to_tokens
+from app.lab import prompt, tokenizer
+from app.lab.lessons import Split, lesson
+from app.lab.plans import TOKENS, to_text, to_tokens
 from tests.learn.test_world import any_plan
 
 FILE = tokenizer.tokenizer()

@@ -19,19 +19,19 @@ torch = pytest.importorskip("torch")
 from app.command.parser import parser  # noqa: E402
 from app.core import plan as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
-from app.learn import manifest, prompt, train, train_rounds  # noqa: E402
-from app.learn.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
-from app.learn.evaluate import TRAINED, UNSAID  # noqa: E402
-from app.learn.forms import FORMS, ROLES, Form  # noqa: E402
-from app.learn.lessons import SPLITS, lesson  # noqa: E402
-from app.learn.outcome import outcome  # noqa: E402
-from app.learn.plans import PlanStep, to_tokens  # noqa: E402
-from app.learn.remembered import remembered  # noqa: E402
-from app.learn.rollouts import Rollout  # noqa: E402
-from app.learn.train_loop import RECIPES, Recipe, Trainer, greedy, shape_of  # noqa: E402
-from app.learn.train_model import Conductor, Shape, initial  # noqa: E402
-from app.learn.train_remembered import Regressor  # noqa: E402
-from app.learn.world import Setting, Weights  # noqa: E402
+from app.lab import manifest, prompt, train, train_rounds  # noqa: E402
+from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
+from app.lab.evaluate import TRAINED, UNSAID  # noqa: E402
+from app.lab.journal_imitation import remembered  # noqa: E402
+from app.lab.lessons import SPLITS, lesson  # noqa: E402
+from app.lab.outcome import outcome  # noqa: E402
+from app.lab.plan_grammar import FORMS, ROLES, Form  # noqa: E402
+from app.lab.plans import PlanStep, to_tokens  # noqa: E402
+from app.lab.rollouts import Rollout  # noqa: E402
+from app.lab.train_imitation import Regressor  # noqa: E402
+from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, shape_of  # noqa: E402
+from app.lab.train_model import Conductor, Shape, initial  # noqa: E402
+from app.lab.world import Setting, Weights  # noqa: E402
 from tests.learn.test_remembered import rollout  # noqa: E402
 from tests.learn.test_world import any_plan  # noqa: E402
 

@@ -14,14 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from app.errors import ConfigInvalid  # noqa: E402
-from app.learn import again, prompt, tensors, train_rounds  # noqa: E402
-from app.learn.again import DOUBT, TAKE, TRUST  # noqa: E402
-from app.learn.lessons import lesson  # noqa: E402
-from app.learn.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
-from app.learn.train_loop import Recipe, Trainer, ended, greedy  # noqa: E402
-from app.learn.train_model import masks  # noqa: E402
-from app.learn.train_rounds import Rounds, both_rounds  # noqa: E402
-from app.learn.world import Weights  # noqa: E402
+from app.lab import prompt, second_round, tensors, train_rounds  # noqa: E402
+from app.lab.lessons import lesson  # noqa: E402
+from app.lab.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
+from app.lab.second_round import DOUBT, TAKE, TRUST  # noqa: E402
+from app.lab.train_loop import Recipe, Trainer, ended, greedy  # noqa: E402
+from app.lab.train_model import masks  # noqa: E402
+from app.lab.train_rounds import Rounds, both_rounds  # noqa: E402
+from app.lab.world import Weights  # noqa: E402
 
 TRAINED = Path(__file__).parents[1] / "vllm" / "trained"
 TINY = Recipe(hidden=32, layers=2, heads=1, drill_steps=0, warm_steps=3, steps=3, warm_lessons=8, lessons=4, group=4)
@@ -43,12 +43,12 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
             allowed = {token for token in range(TOKENS) if table[SLOTS + workers, place, token]}
             assert allowed == set(legal_again(place, workers))
     lessons = [lesson(random, "train") for _ in range(8)]
-    prompts = [again.shown(one.prompt(), one, (again.BEFORE,), DOUBT) for one in lessons]
+    prompts = [second_round.shown(one.prompt(), one, (second_round.BEFORE,), DOUBT) for one in lessons]
     sizes = torch.tensor([len(one.pool) + SLOTS for one in lessons])
     with torch.no_grad():
         read = trainer.conductor.read(prompts, prompt.pad())
         written = trainer.conductor.write(read, sizes, 20, torch.Generator().manual_seed(1)).tolist()
-    plans = [again.understood(ended(tokens)) for group in written for tokens in group]
+    plans = [second_round.understood(ended(tokens)) for group in written for tokens in group]
     assert len(set(plans)) > 20
 
 
@@ -83,7 +83,9 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
         trainer.advance()
     lessons = [lesson(Random(n), "held-out tasks") for n in range(80)]
     chosen = both_rounds(trainer.conductor, lessons)
-    taken = {sign: sum(seconds[place] == TAKE for _, seconds in chosen) for place, sign in enumerate(again.SIGNS)}
+    taken = {
+        sign: sum(seconds[place] == TAKE for _, seconds in chosen) for place, sign in enumerate(second_round.SIGNS)
+    }
     assert taken[TRUST] > taken[DOUBT] + 10
     for (first, seconds), one in zip(chosen, lessons, strict=True):
         assert all(step.worker < len(one.pool) for plan in (first, *seconds) for step in plan)

@@ -9,14 +9,14 @@ from random import Random
 import pytest
 
 from app.core import plan as core_plan
-from app.learn import prompt, search, teacher, tokenizer, wording
-from app.learn.baselines import named
-from app.learn.forms import MOST, ROLES, WORDS
-from app.learn.lessons import Split, lesson, sensible
-from app.learn.outcome import outcome, right
-from app.learn.plans import LONGEST, SUBTASKS, Plan, PlanStep, kinds, to_workflow
-from app.learn.specimens import told, valid
-from app.learn.world import CLASSES, Setting, standard_pool
+from app.lab import prompt, search, subtask_wording, teacher, tokenizer
+from app.lab.baselines import named
+from app.lab.lessons import Split, lesson, sensible
+from app.lab.outcome import outcome, right
+from app.lab.plan_grammar import MOST, ROLES, WORDS
+from app.lab.plan_samples import told, valid
+from app.lab.plans import LONGEST, SUBTASKS, Plan, PlanStep, kinds, to_workflow
+from app.lab.world import CLASSES, Setting, standard_pool
 from tests.learn.stage import Stage
 from tests.learn.test_world import any_problem
 
@@ -41,18 +41,18 @@ def in_words(random: Random, workers: int = 6) -> Plan:
 def phrased(random: Random, workers: int = 6) -> Plan:
     """A sensible plan in phrases that may be about anything."""
     plan = sensible(random, workers)
-    return tuple(one._replace(text=wording.phrase(random, one.role, random.randrange(6))) for one in plan)
+    return tuple(one._replace(text=subtask_wording.phrase(random, one.role, random.randrange(6))) for one in plan)
 
 
 # What words come to.
 
 
 def test_a_worker_does_what_the_words_ask_for() -> None:
-    for role, phrases in wording.PHRASES.items():
+    for role, phrases in subtask_wording.PHRASES.items():
         for text in (*phrases, SUBTASKS[role]):
-            assert wording.role_of(text.format(it="the calendar task")) == role
-    assert wording.role_of("Please verify what was said") == "check"
-    assert wording.role_of("answer") == "solve"
+            assert subtask_wording.role_of(text.format(it="the calendar task")) == role
+    assert subtask_wording.role_of("Please verify what was said") == "check"
+    assert subtask_wording.role_of("answer") == "solve"
 
 
 def test_naming_the_task_rightly_helps_and_wrongly_or_not_at_all_harms() -> None:
@@ -64,7 +64,7 @@ def test_naming_the_task_rightly_helps_and_wrongly_or_not_at_all_harms() -> None
     assert chances[1] == right((PlanStep(3, "solve"),), HARD, pool), "the fixed subtasks point at the task"
     both = "solve the calendar task and the equation"
     assert right((PlanStep(3, "solve", text=both),), HARD, pool) == chances[3]
-    assert all(wording.shift(text, n) == 0 for text in (*SUBTASKS.values(), *TEMPLATES, "") for n in range(4))
+    assert all(subtask_wording.shift(text, n) == 0 for text in (*SUBTASKS.values(), *TEMPLATES, "") for n in range(4))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_naming_the_task_rightly_helps_and_wrongly_or_not_at_all_harms() -> None
 def test_the_executor_finds_what_the_simulator_says_of_words(level: int, texts: tuple[str, str, str]) -> None:
     """Workers that read their messages do as well as the words let them."""
     random, pool, kind = Random(texts[0]), standard_pool(), (CALENDAR, level)
-    roles = [wording.role_of(text) for text in texts]
+    roles = [subtask_wording.role_of(text) for text in texts]
     seen = ((), (0,), (1,)) if roles[0] == "plan" else ((), (), (0, 1))
     plan = tuple(PlanStep(*one) for one in zip((5, 3, 0), roles, (True,) * 3, seen, texts, strict=True))
     chance, spread = right(plan, kind, pool), math.sqrt(0.25 / 400)
@@ -108,7 +108,7 @@ def test_the_teacher_finds_out_what_to_call_a_task_by_what_its_plans_were_worth(
         plan, kind = sensible(random, 3), random.choice(CLASSES)
         plans, worth = teacher.worded(random, plan, partial(reward_of, kind=kind, setting=setting), 8)
         assert worth == pytest.approx(outcome(plans[0], kind, setting).reward)
-        assert {wording.shift(step.text, kind[0]) for one in plans for step in one} == {wording.NAMED}
+        assert {subtask_wording.shift(step.text, kind[0]) for one in plans for step in one} == {subtask_wording.NAMED}
         assert len(set(plans)) > 1, "in several ways"
 
 
@@ -132,7 +132,7 @@ def test_a_plan_in_words_is_read_by_the_service_as_it_was_meant() -> None:
         steps = (*reader.feed(WORDS.text(tokens)), *reader.finish())
         meant = [replace(step, subtask=f"Please {step.subtask}.") for step in to_workflow(plan, names).steps]
         assert list(steps) == meant
-        assert [wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
+        assert [subtask_wording.role_of(step.subtask) for step in steps] == [step.role for step in plan]
         assert valid(WORDS, one, prompt.placed(plan, one.order))
         assert "valid plans: 1 of 1" in told(WORDS, [(one, prompt.placed(plan, one.order))])
 

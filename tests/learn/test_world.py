@@ -6,10 +6,9 @@ from random import Random
 import pytest
 
 from app.core import plan as core_plan
-from app.learn import search
-from app.learn.families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
-from app.learn.outcome import bill, outcome, right
-from app.learn.plans import (
+from app.lab import search
+from app.lab.outcome import bill, outcome, right
+from app.lab.plans import (
     FIRST_ACCESS,
     LONGEST,
     ROLES,
@@ -24,7 +23,8 @@ from app.learn.plans import (
     to_tokens,
     to_workflow,
 )
-from app.learn.world import CLASSES, DEAR, Setting, Weights, draw_pool, held_out, profiles, standard_pool
+from app.lab.task_families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
+from app.lab.world import CLASSES, DEAR, Setting, Weights, draw_pool, held_out, profiles, standard_pool
 from tests.learn.stage import Stage
 
 

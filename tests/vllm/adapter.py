@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from app.learn import export
-from app.learn.train_loop import Recipe
-from app.learn.world import Weights
+from app.lab import export
+from app.lab.train_loop import Recipe
+from app.lab.world import Weights
 
 SPREAD, RANK = 0.03, 16
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from app.learn import prompt
-from app.learn.evaluate import exam
-from app.learn.export import loaded
-from app.learn.plans import to_text, to_tokens
-from app.learn.train_loop import greedy
+from app.lab import prompt
+from app.lab.evaluate import exam
+from app.lab.export import loaded
+from app.lab.plans import to_text, to_tokens
+from app.lab.train_loop import greedy
 
 
 def main() -> None:

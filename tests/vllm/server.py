@@ -25,7 +25,7 @@ import psutil
 
 from app.command import deployment
 from app.command.parser import parser
-from app.learn import manifest
+from app.lab import manifest
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = ROOT / ".venv-vllm" / "bin" / "python"

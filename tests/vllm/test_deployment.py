@@ -15,9 +15,9 @@ import pytest
 
 from app.__main__ import main
 from app.core.plan import by_ordinal, read_plan
-from app.learn import manifest
-from app.learn.evaluate import exam
-from app.learn.plans import STEPS
+from app.lab import manifest
+from app.lab.evaluate import exam
+from app.lab.plans import STEPS
 from app.succession import EVERY
 from tests.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer

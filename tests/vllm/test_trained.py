@@ -15,13 +15,13 @@ from typing import Any, Final
 import pytest
 
 from app.core import plan as core_plan
-from app.learn import manifest
-from app.learn.actors import final
-from app.learn.evaluate import exam
-from app.learn.lessons import Lesson, Split
-from app.learn.outcome import Outcome, outcome
-from app.learn.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
-from app.learn.world import Setting, standard_pool
+from app.lab import manifest
+from app.lab.evaluate import exam
+from app.lab.lessons import Lesson, Split
+from app.lab.outcome import Outcome, outcome
+from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
+from app.lab.workers import final
+from app.lab.world import Setting, standard_pool
 from tests.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served

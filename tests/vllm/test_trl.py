@@ -20,10 +20,10 @@ import pytest
 from app.__main__ import main
 from app.core.plan import Reader, by_ordinal
 from app.errors import PlanRejected
-from app.learn import handover, manifest, world_file
-from app.learn.questions import Rule, of_world
-from app.learn.rollouts import Rollout, from_lines
-from app.learn.world import Profile, profiles
+from app.lab import chat_export, manifest, world_file
+from app.lab.rollouts import Rollout, from_lines
+from app.lab.training_questions import Rule, of_world
+from app.lab.world import Profile, profiles
 from tests.processes import KEY, Caller, calling, command, environment, running
 from tests.vllm.server import OFFLINE, PYTHON, RANK, ROOT, VllmServer, build_model
 
@@ -129,7 +129,7 @@ def test_the_adapter_is_deployed_as_it_is_and_plans_for_the_service(
     assert main(["conductor", "deploy", "planner", str(trained / "adapter")], environ) == 0, capsys.readouterr().err
     told = capsys.readouterr().out
     found = json.loads(re.search(r"\{.*\}", told)[0])  # type: ignore[index]
-    assert found["prompts"] == found["valid"] == handover.COUNT
+    assert found["prompts"] == found["valid"] == chat_export.COUNT
     assert found["agreed"] >= 0.9 * found["known"], told
     try:
         rollouts = list(from_lines((journaled / "rollouts.jsonl").read_text().splitlines()))[:PROMPTS]

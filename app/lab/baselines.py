@@ -1,0 +1,100 @@
+"""What a trained conductor is held against: each arm names a plan for every lesson, with the hidden skills known.
+
+The fixed arms are chosen by exhaustion for each pool, with knowledge that no operator has; that makes them strong. The
+best fixed plan is the best of all plans of at most four steps, so no constant plan that a trained conductor ends up
+with can be better. The optimum is the best plan for each class of tasks: a ceiling that nothing passes. Fixed plans
+have the subtasks of `plans.SUBTASKS`; of a conductor that writes words the optimum names each kind of task rightly.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from app.lab import search, world
+from app.lab.lessons import Lesson, sensible
+from app.lab.plan_grammar import ROLES, WORDS, Form
+from app.lab.plans import Plan
+from app.lab.subtask_wording import NAMED, PHRASES, SUBJECTS
+from app.lab.world import CLASSES, Setting, Weights
+
+FIXED, OPTIMUM = "best fixed plan", "searched optimum"
+UNWORDED = "searched optimum in fixed words"
+ARMS = (
+    "random plan", "random sensible plan", "best single worker", "best planner-executor-checker", "mixture of agents",
+    FIXED, OPTIMUM,
+)  # fmt: skip
+
+
+def arms(form: Form) -> tuple[str, ...]:
+    """What a conductor of this form is held against."""
+    return ARMS if form is not WORDS else (*ARMS[:-1], UNWORDED, OPTIMUM)
+
+
+@dataclass(frozen=True, slots=True)
+class Bests:
+    """The searched arms of one pool."""
+
+    fixed: Mapping[str, Plan]
+    optimum: tuple[Plan, ...]
+    tried: int
+
+
+@lru_cache(256)
+def bests(setting: Setting) -> Bests:
+    """Search this pool."""
+    everything = search.search(setting)
+    shapes = {"best single worker": _single, "best planner-executor-checker": _chain, "mixture of agents": _mixture}
+    found = {name: search.search(setting, only=shape).fixed for name, shape in shapes.items()}
+    return Bests(found | {FIXED: everything.fixed}, everything.best, everything.tried)
+
+
+@lru_cache(256)
+def named(setting: Setting) -> tuple[Plan, ...]:
+    """The best plan for each class where every step is told rightly what kind of task it is about."""
+    pool = tuple(world.told(worker, NAMED) for worker in setting.pool)
+    found = search.search(Setting(pool, setting.weights)).best
+    return tuple(_named(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))
+
+
+def _named(plan: Plan, domain: int) -> Plan:
+    return tuple(step._replace(text=PHRASES[step.role][0].format(it=SUBJECTS[domain][0])) for step in plan)
+
+
+def _single(shape: search.Shape) -> bool:
+    return len(shape) == 1
+
+
+def _chain(shape: search.Shape) -> bool:
+    """Plan, then solve by it, then check."""
+    return shape[0][0] == "plan" and [seen for _, seen in shape] == [(), (0,), (1,)] and shape[2][0] == "check"
+
+
+def _mixture(shape: search.Shape) -> bool:
+    """Some answer on their own, the last combines."""
+    *before, (role, seen) = shape
+    alone = all(not sees and other in ("solve", "reason") for other, sees in before)
+    return role == "combine" and alone and len(seen) == len(before)
+
+
+def plans(arm: str, lessons: Sequence[Lesson], weights: Weights, seed: int, form: Form = ROLES) -> list[Plan]:
+    """The arm's plan for each lesson, over places of its pool."""
+    random = Random(seed)
+    if arm == "random plan":
+        return [_any(random, len(one.pool), form) for one in lessons]
+    if arm == "random sensible plan":
+        return [sensible(random, len(one.pool)) for one in lessons]
+    settings = [Setting(one.pool, weights) for one in lessons]
+    if arm in (OPTIMUM, UNWORDED):
+        best = [named(one) if arm == OPTIMUM and form is WORDS else bests(one).optimum for one in settings]
+        return [found[CLASSES.index(one.problem.kind)] for one, found in zip(lessons, best, strict=True)]
+    return [bests(one).fixed[arm] for one in settings]
+
+
+def _any(random: Random, workers: int, form: Form) -> Plan:
+    """A plan of the grammar, each token by chance."""
+    tokens, state = [0], form.follow(0, 0)
+    while tokens[-1] != 2:
+        tokens.append(random.choice(form.legal(state, workers)))
+        state = form.follow(state, tokens[-1])
+    return form.decode(tokens)

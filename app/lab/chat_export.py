@@ -1,0 +1,140 @@
+"""A trained chat model as a folder that `baton conductor deploy` takes as it is: manifest and golden prompts.
+
+Golden prompts are the prompts of training, cards and all, with questions of the rehearsal world in the place of the
+callers' and operators' own: what is deployed carries nobody's words. Their tokens are those of the tokenizer that
+trained. Their plans are the model's likeliest, where each of its tokens was clearly ahead: servers round differently,
+and what was a near thing here may come out otherwise there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
+from app.conductor.protocol import Brief
+from app.core.chat import Message, Task, Text
+from app.core.plan import Reader, by_ordinal
+from app.core.pool import Limits
+from app.errors import PlanRejected
+from app.lab import manifest, reward, training_record
+from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, Golden, Manifest
+from app.lab.rollouts import Rollout, Turns, shown
+from app.lab.training_questions import Question, Rule, of_world
+
+COUNT, SEED = 24, 11
+CLEAR = 1.0
+"""How far ahead of the next each token of a golden plan must be, in nats."""
+OFFERED = TOOLS.partition("{")[0]
+"""What a prompt holds that shows a caller's tools."""
+
+
+class Pupil(Protocol):
+    """A trained chat model."""
+
+    def tokens(self, messages: Turns) -> list[int]:
+        """What its tokenizer and chat template make of a conversation, up to where its answer begins."""
+        ...
+
+    def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
+        """Its likeliest answer of at most so many tokens, and by how many nats the closest of them was ahead."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The model that is trained, as a server will know it."""
+
+    folder: Path
+    name: str
+    tokenizer_sha256: str
+    card: Manifest | None = None
+    """Its manifest, if it has been described."""
+    golden: Sequence[Golden] = ()
+
+
+def base_of(folder: Path) -> Base:
+    """The base in a folder; `ConfigInvalid` if it holds no weights or no tokenizer that can be served. One without a
+    manifest has the name that `baton conductor describe FOLDER --title` gives it with the folder's name."""
+    tokenizer = manifest.tokenizer_sha256(folder)
+    if (folder / MANIFEST).is_file():
+        card, golden = manifest.read(folder)
+        return Base(folder, card.name, tokenizer, card, golden)
+    return Base(folder, manifest.version(manifest.titled(folder), manifest.weights_sha256(folder, "model")), tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What training shows a model: golden prompts of that kind, and the longest plan and the largest pool in any."""
+
+    golden: Sequence[Golden] = ()
+    steps: int = 0
+    workers: int = 0
+
+
+def of_questions(questions: Sequence[Question]) -> Reach:
+    """Over the pools of some questions."""
+    return _reach([(one.prompt[0], len(one.workers), one.limits.steps) for one in questions])
+
+
+def of_rollouts(rollouts: Sequence[Rollout]) -> Reach:
+    """Over the pools of some journaled runs."""
+    return _reach([(one.prompt[0], len(one.workers), max(one.most, one.steps)) for one in rollouts])
+
+
+def _reach(pools: Sequence[tuple[Mapping[str, str], int, int]]) -> Reach:
+    """Golden prompts are over the first different pools, by turns; none shows a caller's tools."""
+    offered = {turn["content"]: (workers, steps) for turn, workers, steps in pools if OFFERED not in turn["content"]}
+    kept = list(offered.items())[:COUNT]
+    asked = of_world(COUNT, SEED) if kept else []
+    golden = [_golden(rule, *kept[place % len(kept)]) for place, rule in enumerate(asked)]
+    return Reach(golden, max((one[2] for one in pools), default=0), max((one[1] for one in pools), default=0))
+
+
+def _golden(rule: Rule, system: str, pool: tuple[int, int]) -> Golden:
+    task = Task((Message("user", (Text(rule.conversation[0]["content"]),)),))
+    user = shown(Brief(task, (), Limits(), Limits().usd))[1]
+    return Golden(messages=[{"role": "system", "content": system}, dict(user)], workers=pool[0], steps=pool[1])
+
+
+def hand_over(folder: Path, base: Base, reach: Reach, pupil: Pupil, most: int, **told: Any) -> Manifest:
+    """Describe the weights in a folder, an adapter of this base or a whole model, and what they answer to the golden
+    prompts, which are the base's if it has some. `most`: tokens of an answer; `told`: title, world, evaluation."""
+    adapter = (folder / manifest.WEIGHTS["adapter"]).is_file()
+    kind = "adapter" if adapter else "model"
+    facts = {**DEFAULTS, "reward": reward.VERSION, "commit": training_record.commit(), **told}
+    facts |= {"steps": reach.steps, "workers": reach.workers}
+    if base.card is not None:
+        facts |= {name: getattr(base.card, name) for name in OF_BASE}
+    name = manifest.version(facts.pop("title"), manifest.weights_sha256(folder, kind))
+    facts |= {"name": name, "kind": kind, "base": base.name if adapter else name, "template": TEMPLATE}
+    facts["tokenizer_sha256"] = base.tokenizer_sha256 if adapter else manifest.tokenizer_sha256(folder)
+    return manifest.write(folder, [_answered(one, pupil, most) for one in base.golden or reach.golden], **facts)
+
+
+def _answered(one: Golden, pupil: Pupil, most: int) -> Golden:
+    turns = tuple(one.messages)
+    text, ahead = pupil.likeliest(turns, most)
+    sure = ahead >= CLEAR and _as_decoded(text, one)
+    return one.model_copy(update={"tokens": pupil.tokens(turns), "plan": text if sure else None})
+
+
+def _as_decoded(text: str, one: Golden) -> bool:
+    """Whether a server that decodes under the schema can write just this."""
+    reader = Reader(by_ordinal([str(n) for n in range(one.workers)]), one.steps)
+    try:
+        steps = (*reader.feed(text), *reader.finish())
+        tight = json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+    except (PlanRejected, ValueError):
+        return False
+    return tight == text and all(len(step.subtask) <= SUBTASK_CHARS for step in steps)
+
+
+def next_steps(folder: Path, base: Base, made: Manifest) -> list[str]:
+    """The commands that bring it into service."""
+    if made.kind == "model":
+        return [f"baton conductor serve {folder}", f"baton conductor deploy conductor {folder}"]
+    title = base.name.rpartition("@")[0]
+    described = [] if base.card is not None else [f"baton conductor describe {base.folder} --title {title}"]
+    return [*described, f"baton conductor serve {base.folder} --adapters", f"baton conductor deploy conductor {folder}"]

@@ -1,0 +1,199 @@
+"""From rows to a table: how good each arm is, what it costs, and whether the difference could be chance.
+
+The repeats of a task are averaged first. Every arm is held against one reference arm, task by task; the p-values are
+Holm's, over all arms. `bought` compares at equal cost: by how much an arm is better than what the other arms come to
+for the same money, dealing tasks out among two of them by lot. The oracle takes the best arm of each task after all
+have answered: a ceiling, and with few repeats a flattering one, since it picks luck as well.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean
+
+from app.core.arms import ORACLE
+from app.lab.measurements import Measure
+from app.lab.paired_statistics import Interval, at_cost, holm, interval, p_value, pareto, resampled
+from app.lab.world import Weights
+
+LAMBDAS = (0.15, 0.30)
+"""Shares of a right answer that a full cost takes away; at 0 the reward is the accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One arm; figures are means over tasks of the means over repeats, counts are of rows."""
+
+    arm: str
+    rows: int
+    accuracy: Interval
+    ahead: Interval | None
+    """Of the reference's accuracy; None for the reference itself."""
+    p: float | None
+    """Holm's; None for the reference and the oracle."""
+    usd: float
+    bought: Interval | None
+    """Accuracy beyond what the other arms buy for the same money; None where they all cost more, and for the oracle."""
+    front: bool
+    """Whether no other arm is as good for less, or better for as much."""
+    rewards: tuple[float, ...]
+    """At each of `LAMBDAS`."""
+    conductor_tokens: float
+    worker_tokens: float
+    wall: float
+    path: float
+    calls: float
+    steps: float
+    plans: int
+    """Different ones."""
+    outages: int
+    failures: int
+    degraded: int
+    invalid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All arms, best first. `missing` tasks lack an arm's row and are left out; `full_usd` is what a full cost is."""
+
+    reference: str
+    tasks: int
+    missing: int
+    full_usd: float
+    resamples: int
+    standings: tuple[Standing, ...]
+
+
+Rows = Mapping[str, Mapping[str, Sequence[Measure]]]
+"""By arm, then by task."""
+
+
+def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed: int, resamples: int) -> Table:
+    """The table of these arms over the tasks that all of them have rows for; ValueError if there is none."""
+    rows: dict[str, dict[str, list[Measure]]] = {arm: {} for arm in arms}
+    for one in measures:
+        if one.arm in rows:
+            rows[one.arm].setdefault(one.task, []).append(one)
+    every = list(dict.fromkeys(one.task for one in measures))
+    tasks = [task for task in every if all(task in rows[arm] for arm in arms)]
+    if not tasks:
+        raise ValueError("no task has a row of every arm")
+    full = max(_mean(rows[arm], tasks, lambda one: one.usd) for arm in arms) or 1.0
+    series = {f"right {arm}": _series(rows[arm], tasks, lambda one: one.right) for arm in arms}
+    series |= {f"usd {arm}": _series(rows[arm], tasks, lambda one: one.usd) for arm in arms}
+    series |= _oracle(series, arms, len(tasks))
+    means = resampled(series, Random(seed), resamples)
+    found = _standings(rows, tasks, means, reference, full)
+    found.sort(key=lambda one: (-one.accuracy.value, one.usd))
+    return Table(reference, len(tasks), len(every) - len(tasks), full, resamples, tuple(found))
+
+
+def _series(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> list[float]:
+    return [fmean(of(one) for one in rows[task]) for task in tasks]
+
+
+def _mean(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> float:
+    return fmean(_series(rows, tasks, of))
+
+
+def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: int) -> dict[str, list[float]]:
+    """The best arm of each task, and of several the cheapest."""
+    best = [min(arms, key=lambda arm: (-series[f"right {arm}"][n], series[f"usd {arm}"][n])) for n in range(tasks)]
+    return {f"{what} {ORACLE}": [series[f"{what} {arm}"][n] for n, arm in enumerate(best)] for what in ("right", "usd")}
+
+
+def _standings(
+    rows: Rows, tasks: Sequence[str], means: Sequence[Mapping[str, float]], reference: str, full: float
+) -> list[Standing]:
+    arms = list(rows)
+    points = {arm: (means[0][f"usd {arm}"], means[0][f"right {arm}"]) for arm in arms}
+    front = pareto(points)
+    ahead = {
+        arm: [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
+        for arm in (*arms, ORACLE)
+        if arm != reference
+    }
+    corrected = holm({arm: p_value(ahead[arm]) for arm in arms if arm != reference})
+    found = [
+        _standing(
+            arm,
+            rows[arm],
+            tasks,
+            accuracy=interval([mean[f"right {arm}"] for mean in means]),
+            ahead=interval(ahead[arm]) if arm in ahead else None,
+            p=corrected.get(arm),
+            bought=_bought(arm, arms, means),
+            front=arm in front,
+            full=full,
+        )
+        for arm in arms
+    ]
+    return [
+        *found,
+        _ceiling(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),
+    ]
+
+
+def _standing(
+    arm: str,
+    rows: Mapping[str, Sequence[Measure]],
+    tasks: Sequence[str],
+    *,
+    accuracy: Interval,
+    ahead: Interval | None,
+    p: float | None,
+    bought: Interval | None,
+    front: bool,
+    full: float,
+) -> Standing:
+    flat = [one for task in tasks for one in rows[task]]
+    weights = [Weights(cost=share, wait=0.0, full_usd=full) for share in LAMBDAS]
+
+    def mean(of: Callable[[Measure], float]) -> float:
+        return _mean(rows, tasks, of)
+
+    return Standing(
+        arm=arm,
+        rows=len(flat),
+        accuracy=accuracy,
+        ahead=ahead,
+        p=p,
+        usd=mean(lambda one: one.usd),
+        bought=bought,
+        front=front,
+        rewards=tuple(mean(lambda one, by=by: one.right * by.worth(one.usd, 0.0)) for by in weights),  # type: ignore[misc]
+        conductor_tokens=mean(lambda one: one.conductor_input + one.conductor_output),
+        worker_tokens=mean(lambda one: one.worker_input + one.worker_output),
+        wall=mean(lambda one: one.wall),
+        path=mean(lambda one: one.path),
+        calls=mean(lambda one: one.calls),
+        steps=mean(lambda one: one.steps),
+        plans=len({one.plan for one in flat} - {""}),
+        outages=sum(one.outcome == "outage" for one in flat),
+        failures=sum(one.outcome == "failed" for one in flat),
+        degraded=sum(one.degraded for one in flat),
+        invalid=sum(one.invalid for one in flat),
+    )
+
+
+def _bought(arm: str, arms: Sequence[str], means: Sequence[Mapping[str, float]]) -> Interval | None:
+    """At the cost of all tasks, and of each resample; None if that cost buys nothing else."""
+    others = [other for other in arms if other != arm]
+    gains: list[float] = []
+    for mean in means:
+        points = [(mean[f"usd {other}"], mean[f"right {other}"]) for other in others]
+        rest = at_cost(points, mean[f"usd {arm}"])
+        if rest is None and not gains:
+            return None
+        if rest is not None:
+            gains.append(mean[f"right {arm}"] - rest)
+    return interval(gains) if len(gains) > 1 else None
+
+
+def _ceiling(means: Sequence[Mapping[str, float]], ahead: Interval, rows: int) -> Standing:
+    """The oracle has no rows of its own, so it has no more than an accuracy and a cost."""
+    accuracy = interval([mean[f"right {ORACLE}"] for mean in means])
+    empty = dict.fromkeys(("conductor_tokens", "worker_tokens", "wall", "path", "calls", "steps"), 0.0)
+    none = dict.fromkeys(("plans", "outages", "failures", "degraded", "invalid"), 0)
+    usd = means[0][f"usd {ORACLE}"]
+    return Standing(ORACLE, rows, accuracy, ahead, None, usd, None, False, (), **empty, **none)  # type: ignore[arg-type]

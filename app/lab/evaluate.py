@@ -1,0 +1,139 @@
+"""Held-out comparison of arms on the same lessons: exact expectations, paired intervals, the share of the gap closed.
+
+Every figure of an arm is the mean over lessons of the exact expectation over the workers' dice, so an interval is about
+the choice of tasks (and pools) alone; it is the percentile interval of a paired bootstrap over lessons.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from app.lab.baselines import FIXED, OPTIMUM, arms, plans
+from app.lab.lessons import Lesson, Split, lesson
+from app.lab.outcome import Outcome, outcome
+from app.lab.paired_statistics import Interval, interval, resampled
+from app.lab.plan_grammar import ROLES, WORDS, Form
+from app.lab.plans import Plan
+from app.lab.search import mean_reward
+from app.lab.world import Pool, Setting, Weights, draw_pool
+
+TRAINED, UNSAID = "trained conductor", "its plans in fixed words"
+RESAMPLES = 2_000
+POOLS = 16
+"""Different pools among the lessons over random ones, at least `PER_POOL` for each; all are searched whole."""
+PER_POOL = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm: means over lessons; `ahead` is by how much the trained conductor's reward is higher."""
+
+    arm: str
+    reward: float
+    accuracy: float
+    usd: float
+    seconds: float
+    steps: float
+    ahead: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One split. `closed` is the share of the way from the best fixed plan to the optimum."""
+
+    split: Split
+    lessons: int
+    rows: tuple[Row, ...]
+    closed: Interval
+    distinct: int
+    """Different plans that the trained conductor gives, over places of the pool."""
+    constant: float
+    """The most that one of its plans is worth for every lesson of its pool, less the best fixed plan: never above 0."""
+
+    def row(self, arm: str) -> Row:
+        """The row of this arm."""
+        return next(row for row in self.rows if row.arm == arm)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the run card."""
+        return asdict(self)
+
+
+def exam(split: Split, count: int, seed: int) -> list[Lesson]:
+    """The lessons of a split's evaluation."""
+    random = Random(f"{split}|{seed}")
+    drawn = [lesson(random, split) for _ in range(count)]
+    if split != "random pools":
+        return drawn
+    pools = [draw_pool(random, unseen=True) for _ in range(min(POOLS, max(1, count // PER_POOL)))]
+    return [_over(random, one, pools[n % len(pools)]) for n, one in enumerate(drawn)]
+
+
+def _over(random: Random, one: Lesson, pool: Pool) -> Lesson:
+    return Lesson(one.problem, pool, tuple(random.sample(range(len(pool)), len(pool))))
+
+
+def compare(
+    split: Split, lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int, form: Form = ROLES
+) -> Table:
+    """The whole table of one split; `trained` holds the conductor's plan for each lesson."""
+    chosen = {arm: plans(arm, lessons, weights, seed, form) for arm in arms(form)}
+    if form is WORDS:
+        chosen[UNSAID] = [tuple(step._replace(text="") for step in plan) for plan in trained]
+    chosen[TRAINED] = list(trained)
+    found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
+    rewards = {arm: [one.reward for one in outcomes] for arm, outcomes in found.items()}
+    means = resampled(rewards, Random(seed), RESAMPLES)
+    rows = tuple(
+        _row(arm, found[arm], chosen[arm], interval([mean[TRAINED] - mean[arm] for mean in means])) for arm in found
+    )
+    share = interval([closed(mean) for mean in means])
+    return Table(split, len(lessons), rows, share, len(set(trained)), _constant(lessons, trained, weights, seed))
+
+
+def closed(mean: Mapping[str, float]) -> float:
+    """The share of the gap that the trained conductor closes."""
+    return (mean[TRAINED] - mean[FIXED]) / (mean[OPTIMUM] - mean[FIXED])
+
+
+def _outcomes(lessons: Sequence[Lesson], plans_: Sequence[Plan], weights: Weights) -> list[Outcome]:
+    return [
+        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, plans_, strict=True)
+    ]
+
+
+def _row(arm: str, outcomes: Sequence[Outcome], plans_: Sequence[Plan], ahead: Interval) -> Row:
+    count = len(outcomes)
+    return Row(
+        arm,
+        sum(one.reward for one in outcomes) / count,
+        sum(one.right for one in outcomes) / count,
+        sum(one.usd for one in outcomes) / count,
+        sum(one.seconds for one in outcomes) / count,
+        sum(map(len, plans_)) / count,
+        ahead,
+    )
+
+
+def _constant(lessons: Sequence[Lesson], trained: Sequence[Plan], weights: Weights, seed: int) -> float:
+    """No plan of the conductor's, given to all classes of its pool, may beat the best fixed plan of that pool."""
+    from_pool = {(one.pool, plan) for one, plan in zip(lessons, trained, strict=True)}
+    fixed = dict(zip((one.pool for one in lessons), plans(FIXED, lessons, weights, seed), strict=True))
+    settings = {pool: Setting(pool, weights) for pool in fixed}
+    worth = {pool: mean_reward(plan, settings[pool]) for pool, plan in fixed.items()}
+    return max(mean_reward(plan, settings[pool]) - worth[pool] for pool, plan in from_pool)
+
+
+def drawn(table: Table) -> str:
+    """The table for a terminal or a document."""
+    head = f"{table.split}: {table.lessons} lessons, {table.distinct} different plans"
+    lines = [head, f"{'':31}reward  accuracy  cost m$  seconds  steps  trained is ahead by [95 %]"]
+    for row in table.rows:
+        ahead = "" if row.arm == TRAINED else f"{row.ahead.value:+.3f} [{row.ahead.low:+.3f}, {row.ahead.high:+.3f}]"
+        figures = f"{row.reward:.3f}    {row.accuracy:.3f}  {1000 * row.usd:7.3f}  {row.seconds:7.2f}  {row.steps:5.2f}"
+        lines.append(f"{row.arm:31}{figures:>42}  {ahead}".rstrip())
+    share = table.closed
+    gap = table.row(OPTIMUM).reward - table.row(FIXED).reward
+    lines.append(f"of the gap of {gap:.3f} it closes {share.value:.1%} [{share.low:.1%}, {share.high:.1%}]")
+    return "\n".join(lines)

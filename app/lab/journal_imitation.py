@@ -1,0 +1,137 @@
+"""Journaled runs as what the small conductor can imitate: only tasks of the rehearsal world, and plans of its grammar.
+
+A rollout is anybody's: the small conductor reads the world's templates and writes the world's five subtasks, and what
+it could not have read or written is left out, each by its reason. So are tasks, phrasings and pools that are kept for
+examinations, which would be none if training had met them. A worker's price is what its card said at the time.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from app.errors import ConfigInvalid
+from app.lab.lessons import Lesson
+from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
+from app.lab.rollouts import Rollout, scored
+from app.lab.task_families import Problem, kept_back, read
+from app.lab.world import Pool, Weights, held_out, profiles
+
+BETA, CAP = 0.3, 20.0
+PRICE = re.compile(r"^Worker (\d+): .*?price per million tokens: \$\S+ in, \$(\d[\d.e+-]*) out", re.MULTILINE)
+"""In a prompt's card; what it says is in dollars."""
+ROLES: Mapping[str, str] = {words: role for role, words in SUBTASKS.items()}
+
+
+class Unreadable(Exception):
+    """A rollout that the small conductor cannot learn from; the message is the reason, in words that fit many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A task before its pool, the plan that was carried out, over the pool's places, and how much that counts."""
+
+    problem: Problem
+    pool: Pool
+    plan: Plan
+    weight: float
+
+    def lesson(self, random: Random) -> Lesson:
+        """The task, with the pool in an order of its own: what was chosen was the worker and not its place."""
+        order = list(range(len(self.pool)))
+        random.shuffle(order)
+        return Lesson(self.problem, self.pool, tuple(order))
+
+
+def remembered(
+    rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
+) -> tuple[list[Remembered], Counter[str]]:
+    """What can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and how many rollouts
+    cannot, by reason. Only those that can count in a mean."""
+    kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
+    skipped: Counter[str] = Counter()
+    for one in rollouts:
+        try:
+            kept.append((one, _understood(one)))
+        except Unreadable as reason:
+            skipped[str(reason)] += 1
+    weighed = scored([one for one, _ in kept], weights, beta, cap)
+    found = [Remembered(*known, weight) for (_, known), (_, weight) in zip(kept, weighed, strict=True)]
+    return found, skipped
+
+
+def learned_from(
+    rollouts: Sequence[Rollout], weights: Weights, beta: float, say: Callable[[str], None]
+) -> list[Remembered]:
+    """What the small conductor learns from, having said what it leaves out; `ConfigInvalid` if that is all of it."""
+    found, skipped = remembered(rollouts, weights, beta)
+    counts = [one.weight for one in found]
+    worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0
+    say(f"{len(found)} of {len(rollouts)} rollouts are imitated, by their weights worth {worth:.0f} equal ones")
+    for reason, count in skipped.most_common():
+        say(f"left out: {count}, because {reason}")
+    if not found:
+        raise ConfigInvalid(["--warm-start: the small conductor can learn from none of these rollouts"])
+    return found
+
+
+def digest_of(runs: Sequence[Remembered]) -> str:
+    """SHA-256 of what is imitated; empty if nothing is."""
+    return hashlib.sha256(repr(runs).encode()).hexdigest() if runs else ""
+
+
+def _understood(one: Rollout) -> tuple[Problem, Pool, Plan]:
+    if one.split != "train":
+        raise Unreadable("it is held out")
+    if one.verdict is None:
+        raise Unreadable("nobody has rated it")
+    return _problem(one), _pool(one), _plan(one)
+
+
+def _problem(one: Rollout) -> Problem:
+    asked = [turn["content"] for turn in one.conversation]
+    problem = read(asked[0]) if len(asked) == 1 else None
+    if problem is None:
+        raise Unreadable("its task is none of the world's")
+    if kept_back(problem):
+        raise Unreadable("its task is kept for examinations")
+    return problem
+
+
+def _pool(one: Rollout) -> Pool:
+    known = profiles()
+    if not set(one.workers) <= known.keys():
+        raise Unreadable("its pool has workers that are not of the world")
+    if len(one.workers) > SLOTS:
+        raise Unreadable(f"its pool has more than {SLOTS} workers")
+    if held_out(one.workers):
+        raise Unreadable("its pool is kept for examinations")
+    prices = {int(place): float(price) for place, price in PRICE.findall(one.prompt[0]["content"])}
+    found = (known[name] for name in one.workers)
+    return tuple(replace(worker, price=prices.get(place, worker.price)) for place, worker in enumerate(found))
+
+
+def _plan(one: Rollout) -> Plan:
+    try:
+        plan = tuple(_step(entry) for entry in json.loads(one.completion)["steps"])
+        from_tokens(to_tokens(plan))
+        least, most = min(step.worker for step in plan), max(step.worker for step in plan)
+    except (ValueError, KeyError, TypeError):
+        raise Unreadable("its plan is none that the small conductor can write") from None
+    if least < 0 or most >= len(one.workers):
+        raise Unreadable("its plan names a worker that was not offered")
+    return plan
+
+
+def _step(entry: Mapping[str, Any]) -> PlanStep:
+    """KeyError or ValueError for what the grammar has not, tools and other words included."""
+    listed = list(entry["access"])
+    user = "user" in listed
+    sees = tuple(one for one in listed if one != "user")
+    if entry.get("tools") or (user, sees) not in accesses():
+        raise ValueError
+    return PlanStep(int(entry["worker"]), ROLES[entry["subtask"]], user, sees)

@@ -1,0 +1,200 @@
+"""From a journaled run to a rollout: what its conductor was shown, what was planned, what it cost, what it was worth.
+
+Only runs whose callers agreed are read, and only what is still stored: content that was erased is gone from training,
+too. A run without a plan of its own (it failed before, a fallback decided, or the answer is a later round's) teaches
+nothing about the plan that is its first, and is left out; so is one that a worker's outage spoiled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+from app.conductor.protocol import Brief
+from app.core.chat import Task, task_from_json
+from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
+from app.core.pool import MILLION, Catalog
+from app.core.progress import fold
+from app.core.state import Proposal, RunState
+from app.core.workflow import Access, Step
+from app.lab.rollouts import Rollout, critical, shown, split, written
+from app.store.archive import Record
+
+YES = frozenset({"yes", "true", "1"})
+
+
+class Skipped(Exception):
+    """A run that becomes no rollout; the message is the reason, in words that fit many runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which runs may be learned from."""
+
+    consent: str | None
+    """The label, or the name in the request's `metadata` with the value yes, that says so; None: everybody agreed."""
+    without: frozenset[str] = frozenset()
+    """Labels whose runs are left out in any case."""
+    held_out: float = 0.1
+    tier: str | None = None
+    tenant: str | None = None
+    rated: bool = False
+    """Whether a run needs a rating."""
+
+
+def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: Wanted) -> Rollout:
+    """The rollout of a run; raises `Skipped`."""
+    state, events = _folded(record)
+    _allowed(record, state, wanted)
+    task = _task(record, state, wanted)
+    proposal = _accepted(state)
+    catalog = catalogs.get(str(events[0].body["catalog"]))
+    order = _order(state, events, proposal)
+    if catalog is None or not set(order) <= set(catalog.workers):
+        raise Skipped("its pool is not known any more")
+    brief = Brief(
+        task=task,
+        workers=tuple(catalog.workers[name] for name in order),
+        limits=state.admitted.limits,
+        usd_left=_usd_left(state, events, proposal),
+    )
+    steps = _steps(record, state, proposal)
+    if not {step.worker for step in steps} <= set(order):
+        raise Skipped("its plan names a worker that was not offered")
+    score, rated = judged(ratings)
+    if wanted.rated and score is None:
+        raise Skipped("nobody has rated it")
+    conversation = tuple({"role": message.role, "content": message.text} for message in task.messages)
+    calls = [call for call in state.calls.values() if call.step is not None]
+    odds = [step.probability for step in steps]
+    return Rollout(
+        run=state.run,
+        at=events[0].at,
+        tier=state.admitted.tier,
+        conductor=proposal.conductor,
+        split=split(conversation, wanted.held_out),
+        conversation=conversation,
+        prompt=shown(brief),
+        completion=written(steps, order),
+        workers=tuple(order),
+        pool=str(events[0].body["catalog"]),
+        steps=len(steps),
+        usd=sum(call.usd for call in calls) / MILLION,
+        seconds=round(_seconds(state, proposal), 6),
+        score=score,
+        rated=rated,
+        probability=_product([p for p in odds if p is not None]) if None not in odds else None,
+        most=state.admitted.limits.steps,
+    )
+
+
+def judged(ratings: Sequence[Feedback]) -> tuple[float | None, str]:
+    """A run's score and who gave it: the mean of what rules found, else what its caller said last; signs are none."""
+    graded = [one for one in ratings if one.kind == "grader" and one.score is not None]
+    said = [one for one in ratings if one.kind == "explicit" and one.score is not None][-1:]
+    chosen = graded or said
+    if not chosen:
+        return None, ""
+    scores = [one.score for one in chosen if one.score is not None]
+    names = sorted({f"{one.kind} {one.source} {one.version}".strip() for one in chosen})
+    return sum(scores) / len(scores), ", ".join(names)
+
+
+def _folded(record: Record) -> tuple[RunState, tuple[Event, ...]]:
+    run = str(record.row["id"])
+    events = tuple(Event(run, one.seq, Kind(one.kind), one.at, orjson.loads(one.body)) for one in record.events)
+    if not events:
+        raise Skipped("it has no journal")
+    return fold(events), events
+
+
+def _allowed(record: Record, state: RunState, wanted: Wanted) -> None:
+    if wanted.tier is not None and state.admitted.tier != wanted.tier:
+        raise Skipped("it is of another tier")
+    if wanted.tenant is not None and record.row["tenant"] != wanted.tenant:
+        raise Skipped("it is of another tenant")
+    if barred := sorted(wanted.without & state.admitted.labels):
+        raise Skipped(f"it has the label {barred[0]}")
+    if not state.ended or state.admitted.preview:
+        raise Skipped("it was only planned, or has not ended")
+
+
+def _task(record: Record, state: RunState, wanted: Wanted) -> Task:
+    body = record.contents.get(state.admitted.task)
+    if body is None:
+        raise Skipped("its content was erased")
+    task = task_from_json(orjson.loads(body))
+    agreed = wanted.consent is None or wanted.consent in state.admitted.labels
+    if not agreed and str(task.metadata.get(wanted.consent or "", "")).casefold() not in YES:
+        raise Skipped("its caller has not agreed")
+    return task
+
+
+def _accepted(state: RunState) -> Proposal:
+    """The proposal that was carried out from beginning to end."""
+    found = [one for one in state.proposals if one.state == "accepted" and one.topology]
+    if state.degraded:
+        raise Skipped("a fallback decided, or a worker was out")
+    if state.state != "succeeded" or not found:
+        raise Skipped(f"it has no answer ({state.state})")
+    if len(found) > 1:
+        raise Skipped("it had several rounds")
+    if state.admitted.limits.depth:
+        raise Skipped("its conductor might take steps itself")
+    return found[0]
+
+
+def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list[str]:
+    """The workers in the order in which the conductor saw them; one that saw none would have seen them shuffled."""
+    opened = next(
+        event.body for event in events if event.kind is Kind.PLAN_OPENED and event.body["proposal"] == proposal.number
+    )
+    order = list(opened["order"])
+    if opened["instant"]:
+        Random(state.run).shuffle(order)
+    return order
+
+
+def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
+    told = [event.body.get("usd_left") for event in events if event.kind is Kind.CALL_INTENDED]
+    return next((int(left) for left in told if left is not None), state.admitted.limits.usd)
+
+
+def _steps(record: Record, state: RunState, proposal: Proposal) -> list[Step]:
+    planned = {body["n"]: body for body in _planned(record)}
+    steps = []
+    for step in state.workflow(proposal.round):
+        if step.worker != planned[step.n]["worker"]:
+            raise Skipped("another worker stood in for a planned one")
+        subtask = record.contents.get(step.subtask, b"") if step.subtask else b""
+        if step.subtask and step.subtask not in record.contents:
+            raise Skipped("its content was erased")
+        access = Access(step.access.user, tuple(n - proposal.base for n in step.access.steps))
+        steps.append(
+            Step(step.worker, subtask.decode(), access, step.answers, planned[step.n].get("probability"), step.tools)
+        )
+    return steps
+
+
+def _planned(record: Record) -> list[Mapping[str, Any]]:
+    return [orjson.loads(one.body) for one in record.events if one.kind == Kind.PLAN_STEP]
+
+
+def _seconds(state: RunState, proposal: Proposal) -> float:
+    spent = {
+        step.n: sum(call.seconds for call in state.calls.values() if call.step == step.n)
+        for step in state.workflow(proposal.round)
+    }
+    return critical(
+        (tuple(n - proposal.base for n in step.access.steps), spent[step.n]) for step in state.workflow(proposal.round)
+    )
+
+
+def _product(odds: Sequence[float]) -> float:
+    product = 1.0
+    for one in odds:
+        product *= one
+    return product

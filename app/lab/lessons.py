@@ -1,0 +1,75 @@
+"""What training and evaluation draw: a task, a pool, and the order in which the pool is shown."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from typing import Literal
+
+from app.lab import prompt, search
+from app.lab.plan_grammar import ROLES, Form
+from app.lab.plans import Plan, PlanStep
+from app.lab.task_families import FAMILIES, LEVELS, Family, Problem, write
+from app.lab.world import Pool, draw_pool, standard_pool
+
+Split = Literal["train", "held-out tasks", "unseen paraphrases", "unseen families", "random pools"]
+SPLITS: tuple[Split, ...] = ("held-out tasks", "unseen paraphrases", "random pools", "unseen families")
+"""What is evaluated: fresh tasks of the standard pool; the same in phrasings, or of families, that training never
+meets; fresh tasks over pools and prices that training never meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One task before one pool; ordinal n is the worker `pool[order[n]]`."""
+
+    problem: Problem
+    pool: Pool
+    order: tuple[int, ...]
+
+    def prompt(self, noise: Random | None = None, share: float = 0.0, form: Form = ROLES) -> list[int]:
+        """What the conductor reads."""
+        return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
+
+    def shuffled(self, random: Random) -> "Lesson":
+        """The same task before the same pool, which is shown in another order."""
+        return replace(self, order=tuple(random.sample(self.order, len(self.order))))
+
+
+def lesson(random: Random, split: Split, standard: float = 0.5) -> Lesson:
+    """One of this split; in training a share `standard` of the lessons is over the standard pool."""
+    problem = write(random, random.choice(_families(split)), random.randrange(LEVELS), _phrasing(random, split))
+    pool = _pool(random, split, standard)
+    order = list(range(len(pool)))
+    random.shuffle(order)
+    return Lesson(problem, pool, tuple(order))
+
+
+@cache
+def _families(split: Split) -> tuple[Family, ...]:
+    return tuple(family for family in FAMILIES if family.held_out is (split == "unseen families"))
+
+
+def _phrasing(random: Random, split: Split) -> int:
+    last = len(FAMILIES[0].phrasings) - 1
+    return last if split == "unseen paraphrases" else random.randrange(last)
+
+
+def _pool(random: Random, split: Split, standard: float) -> Pool:
+    if split == "random pools":
+        return draw_pool(random, unseen=True)
+    return draw_pool(random, unseen=False) if split == "train" and random.random() >= standard else standard_pool()
+
+
+def sensible(random: Random, workers: int) -> Plan:
+    """A plan of a sensible shape with workers by chance: all that training is told beforehand.
+
+    Sensible is a shape in which every step is of use to the answer; nothing says who is good at what.
+    """
+    shape = random.choice(_by_length()[random.randrange(len(_by_length()))])
+    return tuple(PlanStep(random.randrange(workers), role, True, sees) for role, sees in shape)
+
+
+@cache
+def _by_length() -> tuple[tuple[search.Shape, ...], ...]:
+    everything = search.shapes()
+    longest = max(map(len, everything))
+    return tuple(tuple(one for one in everything if len(one) == steps) for steps in range(1, longest + 1))

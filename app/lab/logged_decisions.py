@@ -1,0 +1,153 @@
+"""What a journal tells of decisions that were left to chance, and what other policies would have done in their place.
+
+Two layers leave such decisions. A selector journals the probability of every arm (`plan.opened`, `decision`). A
+conductor that is a model tells the probability of each worker that it named (`plan.step`), given what it had written
+before: so the workers of a plan are judged given its shape, and plans of another shape are another log. The text of
+subtasks counts for nothing.
+
+Policies, by name: `greedy` is the log's own, which takes the likeliest arm and leaves nothing to chance; `current` is
+the selector as it would choose now, from all that it has learned; `uniform` takes any arm; `always ARM` that arm, where
+it may be taken.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from app.core.features import Features
+from app.core.feedback import Feedback
+from app.core.journal import Event, Kind
+from app.core.pool import SelectorSpec, Worker
+from app.core.posterior import Posterior, estimates
+from app.core.templates import MODEL, arms
+from app.lab.offpolicy import Policy
+
+PLACES = 61
+"""Into so many places the words of a request are folded: with the counts it makes a regression of a bearable size."""
+MOST_COMBINED = 1_024
+"""Combinations of workers over which `uniform` is spread."""
+GREEDY, CURRENT, UNIFORM, ALWAYS = "greedy", "current", "uniform", "always "
+MOST_STEPS = 32
+"""Of an arm; whether a run had room for it, the candidates say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One decision. Only those of one `layer` and `shape` are judged together."""
+
+    layer: str
+    shape: str
+    """The access lists of a model's plan, as JSON; empty for a selector, whose arms have shapes of their own."""
+    action: str
+    propensity: float
+    candidates: Mapping[str, float]
+    """Every arm that could have been taken; of a model only what it did is known."""
+    pool: tuple[str, ...]
+    features: str = ""
+    """The ref of what the decision rests on; empty where nobody has kept it."""
+
+    @property
+    def chance(self) -> bool:
+        """Whether anything else could have come about."""
+        return self.propensity < 1.0
+
+
+def decided(events: Sequence[Event]) -> Decided | None:
+    """The decision behind the first workflow of a run that has an answer; None if there is none of these kinds, or if
+    that workflow was a repair or a fallback."""
+    accepted = next((event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED), None)
+    opened = [event.body for event in events if event.kind is Kind.PLAN_OPENED]
+    made = next((body for body in opened if body["proposal"] == accepted), None)
+    if made is None or made["mode"] != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
+        return None
+    if "decision" in made:
+        told = made["decision"]
+        candidates, order = dict(told["candidates"]), tuple(made["order"])
+        return Decided(told["layer"], "", told["action"], told["propensity"], candidates, order, told["features"])
+    steps = [event.body for event in events if event.kind is Kind.PLAN_STEP and event.body["proposal"] == accepted]
+    return _planned(made, steps) if steps and all("probability" in step for step in steps) else None
+
+
+def _planned(made: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Decided:
+    base = steps[0]["n"]
+    shape = [[one - base if isinstance(one, int) else one for one in step["access"]] for step in steps]
+    action = " ".join(step["worker"] for step in steps)
+    chance = min(1.0, math.prod(step["probability"] for step in steps))
+    return Decided(made["conductor"], json.dumps(shape), action, chance, {action: chance}, tuple(made["order"]))
+
+
+def choice(policy: str, one: Decided) -> Policy | None:
+    """What a policy would have done in the place of a decision; None if it could not have done it there."""
+    if policy == UNIFORM:
+        return _uniform(one)
+    if policy == GREEDY:
+        return None if one.shape else {max(one.candidates, key=lambda arm: one.candidates[arm]): 1.0}
+    arm = policy.removeprefix(ALWAYS)
+    return {arm: 1.0} if _possible(arm, one) else None
+
+
+def _uniform(one: Decided) -> Policy | None:
+    if not one.shape:
+        return dict.fromkeys(one.candidates, 1 / len(one.candidates))
+    steps = len(json.loads(one.shape))
+    if len(one.pool) ** steps > MOST_COMBINED:
+        return None
+    arms = [" ".join(workers) for workers in product(one.pool, repeat=steps)]
+    return dict.fromkeys(arms, 1 / len(arms))
+
+
+def _possible(arm: str, one: Decided) -> bool:
+    if not one.shape:
+        return arm in one.candidates
+    workers = arm.split(" ")
+    return len(workers) == len(json.loads(one.shape)) and set(workers) <= set(one.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What a tier's selector has learned, and what it chooses among."""
+
+    posterior: Posterior
+    spec: SelectorSpec
+    workers: Mapping[str, Worker]
+
+    def choice(self, one: Decided, seen: Features) -> Policy | None:
+        """The arm that it would take now, in the place of an earlier decision; None if it has none of the candidates
+        any more."""
+        workers = [self.workers[name] for name in one.pool if name in self.workers]
+        known = arms(self.spec, workers, MOST_STEPS, model=MODEL in one.candidates) if workers else ()
+        able = [arm for arm in known if arm.name in one.candidates]
+        if not able:
+            return None
+        found = estimates(self.posterior, self.spec, able, workers, seen)
+        return {max(found, key=lambda estimate: estimate.worth).arm.name: 1.0}
+
+
+def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> float | None:
+    """The reward of a run: its score, of which a selector's tier takes away the share of its cost; None: no score."""
+    found = score(given)
+    if found is None or spec is None or not spec.full_usd:
+        return found
+    return found * (1 - spec.cost * min(1.0, usd / spec.full_usd))
+
+
+def score(given: Sequence[Feedback]) -> float | None:
+    """What a run was held to be worth: the mean over sources of the latest score of each; None: by nobody. What callers
+    did, without saying anything, has no score."""
+    latest = {
+        (one.kind, one.source): one.score
+        for one in sorted(given, key=lambda one: (one.at, one.id))
+        if one.score is not None and one.kind != "implicit"
+    }
+    return sum(latest.values()) / len(latest) if latest else None
+
+
+def folded(seen: Features) -> tuple[float, ...]:
+    """A request's features for a regression."""
+    places = [0.0] * PLACES
+    for place, value in seen.words:
+        places[place % PLACES] += value
+    return (*places, *seen.counts)

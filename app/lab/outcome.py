@@ -1,0 +1,141 @@
+"""What a plan comes to in a world, exactly: the chance of a right answer, its cost and its wait.
+
+Each step that yields a plan or an answer has one hidden bit, good or right; the chance of each bit follows from the
+bits that the step sees. Summing over all bits of at most four steps and both traits of a task is exact and takes
+microseconds, so that training rolls out thousands of plans a second. `workers.py` is the same world as workers that
+read and write messages; a test runs plans through the executor's core and finds the same figures.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from app.lab import world
+from app.lab.plans import Plan, PlanStep, hands, kinds, needs
+from app.lab.subtask_wording import shift
+from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting
+
+
+class Outcome(NamedTuple):
+    """The expectation of one plan for one class of tasks."""
+
+    right: float
+    usd: float
+    seconds: float
+    worth: float
+    """Of a right answer under the setting's weights."""
+
+    @property
+    def reward(self) -> float:
+        """The expected reward: nothing for a wrong answer."""
+        return self.right * self.worth
+
+
+def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
+    """What `plan` comes to for tasks of class `kind` = (domain, level)."""
+    usd, seconds = bill(plan, kind[1], setting.pool)
+    return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
+
+
+class _Part(NamedTuple):
+    """What a step's odds and price depend on beside its worker."""
+
+    role: str
+    works: bool
+    crowd: int
+    hands: tuple[int, ...]
+    """Of a check: the steps that have had a hand in what is checked."""
+    seen: tuple[tuple[int, ...], ...]
+    """For each combination of the earlier bits, those that it works on."""
+    written: int
+    read: int
+    """Tokens; of reading without the question."""
+    user: bool
+    sees: tuple[int, ...]
+
+
+@lru_cache(20_000)
+def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple[_Part, ...], bool]:
+    """The parts of all plans of this shape, and whether they answer at all."""
+    plan = tuple(PlanStep(0, role, user, sees) for role, user, sees in shape)
+    yields = kinds(plan)
+    used = [needs(plan, place, yields) for place in range(len(plan))]
+    written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
+    parts = tuple(
+        _Part(
+            step.role,
+            yields[place] != "nothing",
+            len(step.sees) - len(used[place]),
+            tuple(hands(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
+            tuple(tuple(bits >> n & 1 for n in used[place]) for bits in range(1 << place)),
+            written[place],
+            sum(written[n] for n in step.sees),
+            step.user,
+            step.sees,
+        )
+        for place, step in enumerate(plan)
+    )
+    return parts, yields[-1] == "answer"
+
+
+def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
+    """What each step of a plan depends on, and whether the plan answers at all."""
+    return _layout(tuple([step[1:4] for step in plan]))
+
+
+@lru_cache(20_000)
+def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float:
+    """The chance that the plan's answer is right."""
+    parts, answers = parts_of(plan)
+    if not answers:
+        return 0.0
+    return sum([_right(plan, parts, kind, trait, pool) for trait in TRAITS]) / len(TRAITS)
+
+
+def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
+    """The same for tasks of one trait."""
+    parts, answers = parts_of(plan)
+    return _right(plan, parts, kind, trait, pool) if answers else 0.0
+
+
+def _right(
+    plan: Plan, parts: tuple[_Part, ...], kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]
+) -> float:
+    odds = [1.0]
+    """The chance of each combination of bits so far; bit n is step n's."""
+    for step, part in zip(plan, parts, strict=True):
+        if not part.works:
+            odds += [0.0] * len(odds)
+            continue
+        own = any([plan[n].worker == step.worker for n in part.hands])
+        worker = pool[step.worker]
+        if step.text:
+            worker = world.told(worker, shift(step.text, kind[0]))
+        known = {seen: chance(worker, kind, trait, part.role, seen, own, part.crowd) for seen in set(part.seen)}
+        good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
+        odds = [p - g for p, g in zip(odds, good, strict=True)] + good
+    return sum(odds[len(odds) // 2 :])
+
+
+@lru_cache(50_000)
+def chance(
+    worker: Profile, kind: tuple[int, int], trait: float, role: str, seen: tuple[int, ...], own: bool, crowd: int
+) -> float:
+    if role == "plan":
+        return world.plan_chance(worker, kind[1], crowd)
+    if role == "check":
+        return world.check_chance(worker, kind, trait, seen[0], own, crowd)
+    if role == "combine":
+        return world.combine_chance(worker, kind, trait, sum(seen), len(seen), crowd)
+    return world.solve_chance(worker, kind, trait, role, seen[0] if seen else None, crowd)
+
+
+def bill(plan: Plan, level: int, pool: tuple[Profile, ...]) -> tuple[float, float]:
+    """Dollars of all calls, and seconds on the critical path to the last step."""
+    ends: list[float] = []
+    dollars = 0.0
+    for step, part in zip(plan, parts_of(plan)[0], strict=True):
+        worker = pool[step.worker]
+        read = part.read + (QUESTION + PER_LEVEL * level if part.user else 0)
+        dollars += world.usd(worker, read, part.written)
+        ends.append(max([ends[n] for n in part.sees], default=0.0) + world.seconds(worker, part.written))
+    return dollars, max(ends)

@@ -1,0 +1,130 @@
+"""Carrying plans out: each is posted with its task to a running Baton, whose executor is that of real requests.
+
+A plan that cannot be read is malformed and costs no request. A worker's outage, a full gateway, a fallback or another
+worker in place of the planned one say nothing about the plan: they give no verdict. What is wrong with the request
+itself (a key, a tier, a pool that the Baton does not have) raises, for every further plan would fail alike.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+from app.core.plan import Reader, by_ordinal
+from app.core.workflow import Step
+from app.errors import ConfigInvalid, PlanRejected
+from app.lab.reward import Verdict
+from app.lab.rollouts import RIGHT, critical
+from app.lab.training_questions import Question
+
+OVER_BUDGET = "run_over_budget"
+"""The one error that is the plan's own: it costs more than a run may."""
+LATER = frozenset({408, 429, 499})
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a plan came to: dollars of its steps' calls, and seconds of their critical path."""
+
+    verdict: Verdict
+    usd: float = 0.0
+    seconds: float = 0.0
+    run: str = ""
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where plans are carried out, and how many at a time."""
+
+    url: str
+    """Of the Baton, without /v1."""
+    key: str
+    tier: str
+    concurrency: int = 16
+    deadline: float = 120.0
+    """Seconds for one plan."""
+
+
+class Executor:
+    """A running Baton. Use it as a context, in one event loop."""
+
+    def __init__(self, place: Place, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        """`transport` takes the place of the network."""
+        self._place = place
+        self._free = asyncio.Semaphore(place.concurrency)
+        limits = httpx.Limits(max_connections=place.concurrency, max_keepalive_connections=place.concurrency)
+        headers = {"Authorization": f"Bearer {place.key}"}
+        self._client = httpx.AsyncClient(
+            base_url=place.url,
+            headers=headers,
+            limits=limits,
+            timeout=place.deadline,
+            transport=transport,
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._client.aclose()
+
+    async def carry(self, question: Question, text: str) -> Carried:
+        """Carry out what a conductor has written. `ConfigInvalid` if this Baton can carry out no such plan."""
+        steps = read(text, question)
+        if steps is None:
+            return Carried("malformed")
+        try:
+            async with self._free, asyncio.timeout(self._place.deadline):
+                reply = await self._client.post("/v1/chat/completions", json=self._request(question, steps))
+        except (httpx.HTTPError, TimeoutError):
+            return Carried("outage", steps=len(steps))
+        return await _found(reply, question, steps)
+
+    def _request(self, question: Question, steps: tuple[Step, ...]) -> Mapping[str, Any]:
+        plan = [{"worker": one.worker, "subtask": one.subtask, "access": one.access.as_list()} for one in steps]
+        return {
+            "model": self._place.tier,
+            "messages": [dict(turn) for turn in question.rule.conversation],
+            "baton": {"plan": {"steps": plan}, "pool": {"allow": question.names}},
+        }
+
+
+def read(text: str, question: Question) -> tuple[Step, ...] | None:
+    """The plan in a conductor's text, by the reader that the service uses; None if there is none."""
+    reader = Reader(by_ordinal(question.names), question.limits.steps)
+    try:
+        return (*reader.feed(text), *reader.finish()) or None
+    except PlanRejected:
+        return None
+
+
+async def _found(reply: httpx.Response, question: Question, steps: tuple[Step, ...]) -> Carried:
+    if reply.status_code != httpx.codes.OK:
+        return _refused(reply, len(steps))
+    document = reply.json()
+    told = document["baton"]
+    done = [step["worker"] for step in told["steps"]]
+    if told["degraded"] or done != [step.worker for step in steps]:
+        return Carried("outage", run=told["run"], steps=len(steps))
+    answer = document["choices"][0]["message"]["content"] or ""
+    grade = await asyncio.to_thread(question.rule.grader.grade, answer)  # unit tests take seconds
+    verdict: Verdict = "right" if grade.score >= RIGHT else "wrong"
+    taken = zip(steps, told["steps"], strict=True)
+    seconds = critical((step.access.steps, float(one["seconds"])) for step, one in taken)
+    return Carried(verdict, float(told["cost_usd"]), seconds, told["run"], len(steps))
+
+
+def _refused(reply: httpx.Response, steps: int) -> Carried:
+    try:
+        error = dict(reply.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        error = {}
+    if error.get("code") == OVER_BUDGET:
+        return Carried("wrong", steps=steps)
+    if reply.status_code in LATER or reply.status_code >= 500:
+        return Carried("outage", steps=steps)
+    raise ConfigInvalid([f"this Baton cannot carry out plans for training: {error.get('message', reply.status_code)}"])

@@ -1,0 +1,80 @@
+"""The reward of a batch of plans, through the executor: what TRL calls for each batch of completions.
+
+Cost and wait are ramped in with the progress of training. A plan without a verdict gets None, which the trainer leaves
+out of its group's mean and gives no advantage. If nothing gets a verdict any more, training stops instead of going on
+about nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from app.errors import WorkerUnavailable
+from app.lab.plan_execution import Carried, Executor, Place
+from app.lab.reward import Verdict, ramped, reward
+from app.lab.training_questions import Question
+from app.lab.world import Weights
+
+PATIENCE = 3
+"""Batches in a row in which every plan that could be read met an outage, before training is given up."""
+VERDICTS: tuple[Verdict, ...] = ("malformed", "wrong", "right", "outage")
+
+
+@dataclass(slots=True)
+class Scorer:
+    """Rewards for `questions`, carried out at `place`; `tell` hears a line for each batch."""
+
+    questions: Sequence[Question]
+    place: Place
+    weights: Weights
+    ramp: float
+    tell: Callable[[str], None]
+    carried: Counter[str] = field(default_factory=Counter)
+    """Verdicts of all batches so far."""
+    transport: httpx.AsyncBaseTransport | None = None
+    """In place of the network."""
+    _out: int = 0
+
+    async def executor_reward(
+        self, completions: Sequence[Any], row: Sequence[int], trainer_state: Any = None, **more: Any
+    ) -> list[float | None]:
+        """The reward of each completion, whose question is `questions[row]`; None for an outage."""
+        texts = [_text(completion) for completion in completions]
+        async with Executor(self.place, self.transport) as executor:
+            found = await asyncio.gather(
+                *(executor.carry(self.questions[n], text) for n, text in zip(row, texts, strict=True))
+            )
+        step, steps = (trainer_state.global_step, trainer_state.max_steps) if trainer_state is not None else (1, 1)
+        weights = ramped(self.weights, step / max(steps, 1), self.ramp)
+        rewards = [reward(one.verdict, one.usd, one.seconds, weights) for one in found]
+        self._note(step, found, len(set(texts)), more.get("log_metric"))
+        return rewards
+
+    def _note(
+        self, step: int, found: Sequence[Carried], different: int, log: Callable[[str, float], None] | None
+    ) -> None:
+        counts = Counter(one.verdict for one in found)
+        self.carried.update(counts)
+        self._out = self._out + 1 if counts["outage"] and not counts["right"] + counts["wrong"] else 0
+        judged = [one for one in found if one.verdict in ("right", "wrong")] or [Carried("wrong")]
+        figures = {name: counts[name] / len(found) for name in VERDICTS} | {
+            "usd": sum(one.usd for one in judged) / len(judged),
+            "steps_planned": sum(one.steps for one in judged) / len(judged),
+            "different": float(different),
+        }
+        for name, value in figures.items():
+            if log is not None:
+                log(name, value)
+        words = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+        self.tell(f"step {step}: {len(found)} plans: {words}; {different} different")
+        if self._out >= PATIENCE:
+            raise WorkerUnavailable("No plan got a verdict in the last batches; the Baton or its workers are out.")
+
+
+def _text(completion: Any) -> str:
+    """TRL gives conversational completions as one message each, others as text."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"] or "")

@@ -1,0 +1,44 @@
+"""What a conductor that writes in words has written: whether the service reads it, and some of it to look at."""
+
+from collections.abc import Sequence
+
+from app.core.plan import Reader, by_ordinal
+from app.errors import PlanRejected
+from app.lab import prompt
+from app.lab.lessons import Lesson
+from app.lab.plan_grammar import Form
+from app.lab.plans import STEPS, Plan
+
+SHOWN = 12
+Written = Sequence[tuple[Lesson, Plan]]
+"""Tasks and the plans for them, over places of the pool."""
+
+
+def told(form: Form, written: Written) -> str:
+    """The share of valid plans, how many different subtasks there are, and some plans, evenly from all."""
+    read = sum(valid(form, one, plan) for one, plan in written)
+    different = len({step.text for _, plan in written for step in plan})
+    head = f"valid plans: {read} of {len(written)}, with {different} different subtasks; for example"
+    return "\n".join(
+        [head, *(line for one, plan in written[:: -(-len(written) // SHOWN)] for line in _shown(one, plan))]
+    )
+
+
+def valid(form: Form, one: Lesson, plan: Plan) -> bool:
+    """Whether the service reads the plan's text as a plan of so many steps by the same workers."""
+    names = [one.pool[place].name for place in one.order]
+    reader = Reader(by_ordinal(names), STEPS)
+    try:
+        steps = (*reader.feed(form.text(form.encode(prompt.ordinals(plan, one.order)))), *reader.finish())
+    except PlanRejected:
+        return False
+    return [step.worker for step in steps] == [one.pool[step.worker].name for step in plan]
+
+
+def _shown(one: Lesson, plan: Plan) -> list[str]:
+    steps = [
+        f"    {place}  {one.pool[step.worker].name}: {step.text}"
+        + (f" (sees {', '.join(map(str, step.sees))})" if step.sees else "")
+        for place, step in enumerate(plan)
+    ]
+    return [f"  {one.problem.text}", *steps]

@@ -1,0 +1,181 @@
+"""Rollouts: journaled runs in the shape that training and evaluation read, one JSON object a line.
+
+A rollout has what the conductor was shown, the plan that was carried out as the conductor would have written it, and
+what came of it. It names no caller, key or tenant. All runs of one conversation are on one side of the split.
+"""
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from app.conductor.prompt import TEMPLATE, messages
+from app.conductor.protocol import Brief
+from app.core.workflow import Step
+from app.lab.reward import Verdict, reward
+from app.lab.world import Weights
+
+SCHEMA = "rollout-1"
+RIGHT = 0.5
+"""The least score that counts as right."""
+MOST_LINES = 1_000_000
+Turns = tuple[Mapping[str, str], ...]
+"""Messages as chat models read them: `role` and `content`."""
+Split = Literal["train", "held-out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One run. Money is in dollars, `seconds` is the critical path of its steps, without the planning."""
+
+    run: str
+    at: float
+    """When it was admitted, in seconds since 1970."""
+    tier: str
+    conductor: str
+    """Who planned."""
+    split: Split
+    conversation: Turns
+    """What the caller asked."""
+    prompt: Turns
+    """What a model conductor is shown of it; workers stand there by ordinal."""
+    completion: str
+    """The plan as JSON over these ordinals."""
+    workers: tuple[str, ...]
+    """Their names, by ordinal."""
+    pool: str
+    """Digest of the pool's snapshot."""
+    steps: int
+    usd: float
+    seconds: float
+    score: float | None = None
+    """From 0 to 1; None if nobody has rated it."""
+    rated: str = ""
+    """By whom: kind, source and version."""
+    probability: float | None = None
+    """Of the choice of all workers, where it is known."""
+    most: int = 0
+    """Steps that its conductor was allowed; 0 in files that do not say."""
+    template: str = TEMPLATE
+    schema: str = field(default=SCHEMA)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Right or wrong; None if it is not rated."""
+        return None if self.score is None else "right" if self.score >= RIGHT else "wrong"
+
+
+def shown(brief: Brief) -> Turns:
+    """The very prompt that the `model` conductor uses."""
+    return tuple({"role": message.role, "content": message.text} for message in messages(brief))
+
+
+def written(steps: Sequence[Step], workers: Sequence[str]) -> str:
+    """A plan as a conductor writes it over these ordinals, without blanks, as servers decode it under the schema;
+    ValueError for a worker that is not among them."""
+    entries = [
+        {"worker": workers.index(step.worker), "subtask": step.subtask, "access": step.access.as_list()}
+        | ({"tools": True} if step.tools else {})
+        for step in steps
+    ]
+    return json.dumps({"steps": entries}, ensure_ascii=False, separators=(",", ":"))
+
+
+def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:
+    """Seconds of the longest path through steps, each given as its inputs and its own seconds."""
+    ends: list[float] = []
+    for inputs, seconds in steps:
+        ends.append(max((ends[n] for n in inputs), default=0.0) + seconds)
+    return max(ends, default=0.0)
+
+
+def split(conversation: Turns, held_out: float) -> Split:
+    """The side of a conversation, by a hash of how it begins: a share of `held_out` is kept from training."""
+    first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
+    begun = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
+    return "held-out" if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out else "train"
+
+
+def to_line(one: Rollout) -> str:
+    """A rollout as one line."""
+    return json.dumps(asdict(one), ensure_ascii=False)
+
+
+def from_lines(lines: Iterable[str]) -> Iterator[Rollout]:
+    """The rollouts of a file; ValueError names the line that is none."""
+    for number, line in enumerate(lines, 1):
+        if number > MOST_LINES:
+            raise ValueError(f"more than {MOST_LINES} lines")
+        if line.strip():
+            try:
+                yield _rollout(json.loads(line))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise ValueError(f"line {number} is no rollout of {SCHEMA}: {error}") from None
+
+
+def _rollout(value: Mapping[str, Any]) -> Rollout:
+    if value["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {value['schema']}")
+    turns = {name: tuple({"role": one["role"], "content": one["content"]} for one in value[name]) for name in TURNS}
+    return Rollout(**{**value, **turns, "workers": tuple(value["workers"])})
+
+
+TURNS = ("conversation", "prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a model imitates, and how much it counts."""
+
+    prompt: Turns
+    completion: str
+    weight: float = 1.0
+
+
+def accepted(rollouts: Iterable[Rollout]) -> list[Example]:
+    """For a warm start: the plans of runs that were rated right."""
+    return [Example(one.prompt, one.completion) for one in rollouts if one.verdict == "right"]
+
+
+def weighted(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[Example]:
+    """For advantage-weighted regression (arXiv 1910.00177): each rated plan with its weight."""
+    return [Example(one.prompt, one.completion, weight) for one, weight in scored(rollouts, weights, beta, cap)]
+
+
+def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: float) -> list[tuple[Rollout, float]]:
+    """Each rated rollout with exp(advantage / beta), at most `cap`.
+
+    The advantage is over the mean reward of the same conversation's other plans where there are some, else of all
+    rollouts. What nobody has rated is left out. The weights have the mean 1.
+    """
+    rated = [(one, worth) for one in rollouts if (worth := _worth(one, weights)) is not None]
+    if not rated:
+        return []
+    mean = sum(worth for _, worth in rated) / len(rated)
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one, worth in rated:
+        groups[_asked(one)].append(worth)
+    raw = [min(cap, math.exp((worth - _usual(groups[_asked(one)], worth, mean)) / beta)) for one, worth in rated]
+    scale = len(raw) / sum(raw)
+    return [(one, weight * scale) for (one, _), weight in zip(rated, raw, strict=True)]
+
+
+def effective(examples: Sequence[Example]) -> float:
+    """How many equally weighted examples these are worth."""
+    total, squares = sum(one.weight for one in examples), sum(one.weight**2 for one in examples)
+    return total**2 / squares if squares else 0.0
+
+
+def _worth(one: Rollout, weights: Weights) -> float | None:
+    return None if one.verdict is None else reward(one.verdict, one.usd, one.seconds, weights)
+
+
+def _asked(one: Rollout) -> str:
+    return json.dumps([dict(turn) for turn in one.conversation], sort_keys=True)
+
+
+def _usual(group: Sequence[float], worth: float, mean: float) -> float:
+    return (sum(group) - worth) / (len(group) - 1) if len(group) > 1 else mean

@@ -1,0 +1,291 @@
+"""Whether a second round is worth its price: two rounds against one at equal cost, exactly, in the rehearsal world.
+
+    python -m app.lab.rounds
+
+In a second round the conductor is shown the answer. It is one of the pool's workers, paid as such: it finds a wrong
+answer wrong, and a right one right, with the chances that the world gives a checker, so badly in its own hand. What it
+doubts has a second plan of one or two steps, which checks the answer or begins anew. One round has instead any plan of
+up to four steps; of two rounds each has up to two. Both arms know the hidden skills and choose the best they have: for
+a budget, the frontier of accuracy over expected cost, on which plans may be mixed.
+"""
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, permutations, product
+from random import Random
+from typing import NamedTuple
+
+from app.lab import world
+from app.lab.outcome import bill, right_for
+from app.lab.paired_statistics import Interval
+from app.lab.plans import STEPS, Plan, PlanStep, hands, kinds
+from app.lab.search import CONTEXTS, Shape, Walk, shapes
+from app.lab.task_families import LEVELS
+from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting, standard_pool
+
+PROMPT = 1_000
+"""Input tokens of what a conductor is told beside the question and the answer: the prompt of a pool of six."""
+ACCEPTS, PLANS = 10, 60
+"""Output tokens of the empty plan, and of one of a step or two."""
+BUDGETS = (0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+"""Thousandths of a dollar for a task."""
+LESSONS, RESAMPLES = 1_000, 2_000
+
+
+class Point(NamedTuple):
+    """What a policy costs in dollars and how often it is right, for one class of tasks."""
+
+    usd: float
+    right: float
+    again: float = 0.0
+    """How often it opens a second round."""
+
+
+class Second(NamedTuple):
+    """A second plan: the worker that begins anew, if one does, with its role, and the one that checks, if one does."""
+
+    solver: int | None
+    role: str
+    checker: int | None
+
+
+def one_round(setting: Setting, most: int = STEPS) -> list[list[Point]]:
+    """For each class, all plans of at most `most` steps."""
+    walk = _Every(setting)
+    for shape in shapes(most):
+        walk.through(shape)
+    return walk.points
+
+
+class _Every(Walk):
+    """Takes note of all plans instead of the best."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.points: list[list[Point]] = [[] for _ in CLASSES]
+
+    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """One plan."""
+        pool = [self.setting.pool[worker] for worker in workers]
+        called = list(zip(pool, tokens, strict=True))
+        costs = [
+            sum(world.usd(worker, read + PER_LEVEL * level, written) for worker, (read, written) in called)
+            for level in range(LEVELS)
+        ]
+        for place, kind in enumerate(CLASSES):
+            right = (sum(good[2 * place]) + sum(good[2 * place + 1])) / len(TRAITS)
+            self.points[place].append(Point(costs[kind[1]], right))
+
+
+def two_rounds(setting: Setting, conductor: int) -> list[list[Point]]:
+    """For each class, all first and second plans of at most two steps, if this worker conducts."""
+    walk = _Firsts(setting)
+    for shape in shapes(2):
+        walk.through(shape)
+    points: list[list[Point]] = [[] for _ in CLASSES]
+    for (plan, good), second in product(walk.plans, _seconds(len(setting.pool))):
+        wrote = writers(plan)
+        if second.solver in wrote:  # it would say the same again
+            continue
+        for place, point in enumerate(_points(setting.pool, plan, good, conductor, second, wrote)):
+            points[place].append(point)
+    return points
+
+
+def policy(setting: Setting, plan: Plan, judge: int, second: Second) -> list[Point]:
+    """For each class, what one first plan, one conductor and one second plan come to."""
+    good = [right_for(plan, kind, trait, setting.pool) for kind, trait in CONTEXTS]
+    return list(_points(setting.pool, plan, good, judge, second, writers(plan)))
+
+
+class _Firsts(Walk):
+    """Takes note of plans with their chances in every context."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.plans: list[tuple[Plan, list[float]]] = []
+
+    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """One plan."""
+        plan = tuple(PlanStep(worker, *step) for worker, step in zip(workers, _with_user(shape), strict=True))
+        self.plans.append((plan, [sum(chances) for chances in good]))
+
+
+def _with_user(shape: Shape) -> Iterable[tuple[str, bool, tuple[int, ...]]]:
+    return ((role, True, sees) for role, sees in shape)
+
+
+def _seconds(workers: int) -> list[Second]:
+    alone = [Second(None, "", checker) for checker in range(workers)]
+    anew = [Second(solver, role, None) for solver in range(workers) for role in ("solve", "reason")]
+    both = [Second(a, role, b) for a, b in permutations(range(workers), 2) for role in ("solve", "reason")]
+    return [*alone, *anew, *both]
+
+
+def writers(plan: Plan) -> frozenset[int]:
+    """The workers that had a hand in a plan's answer."""
+    yields = kinds(plan)
+    had = hands([step.sees for step in plan], yields, len(plan) - 1)
+    return frozenset(plan[n].worker for n in {*had, len(plan) - 1} if yields[n] == "answer")
+
+
+def _points(
+    pool: Sequence[Profile], plan: Plan, good: Sequence[float], judge: int, second: Second, wrote: frozenset[int]
+) -> Iterable[Point]:
+    """Of one policy, for each class."""
+    doubts = [doubted(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
+    for kind in CLASSES:
+        right = again = 0.0
+        for trait in TRAITS:
+            p = good[CONTEXTS.index((kind, trait))]
+            mended = [_mended(pool, second, kind, trait, before, wrote) for before in (0, 1)]
+            right += p * (1 - doubts[1]) + p * doubts[1] * mended[1] + (1 - p) * doubts[0] * mended[0]
+            again += p * doubts[1] + (1 - p) * doubts[0]
+        again /= len(TRAITS)
+        asked = judged(pool[judge], kind[1], ACCEPTS) * (1 - again) + judged(pool[judge], kind[1], PLANS) * again
+        usd = bill(plan, kind[1], tuple(pool))[0] + asked + again * _second_usd(pool, second, kind[1])
+        yield Point(usd, right / len(TRAITS), again)
+
+
+def doubted(judge: Profile, *, right: int, own: bool) -> float:
+    """How likely a conductor opens a second round: as likely as a checker finds fault."""
+    if right:
+        return 1 - world.logistic(2.2 + 0.7 * judge.checks)
+    return world.logistic(judge.checks - 0.5 + (world.SELF if own else 0.0))
+
+
+def judged(judge: Profile, level: int, written: int) -> float:
+    """What it costs to show a conductor the answer, in dollars."""
+    return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], written)
+
+
+def _mended(
+    pool: Sequence[Profile], second: Second, kind: tuple[int, int], trait: float, before: int, wrote: frozenset[int]
+) -> float:
+    """How likely the second plan's answer is right, if the one before was (1) or was not (0)."""
+    if second.solver is not None:
+        p = world.solve_chance(pool[second.solver], kind, trait, second.role, None, 0)
+        if second.checker is None:
+            return p
+        kept, found = (world.check_chance(pool[second.checker], kind, trait, bit, False, 0) for bit in (1, 0))
+        return p * kept + (1 - p) * found
+    assert second.checker is not None
+    return world.check_chance(pool[second.checker], kind, trait, before, second.checker in wrote, 0)
+
+
+def _second_usd(pool: Sequence[Profile], second: Second, level: int) -> float:
+    before, usd = OUTPUT["reason"], 0.0
+    for worker, role in ((second.solver, second.role), (second.checker, "check")):
+        if worker is not None:
+            read = QUESTION + PER_LEVEL * level + (before if role == "check" else 0)
+            usd, before = usd + world.usd(pool[worker], read, OUTPUT[role]), OUTPUT[role]
+    return usd
+
+
+# -- at equal cost
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """The policies that are worth mixing: the upper hull of accuracy over cost, as far as it rises."""
+    hull: list[Point] = []
+    for point in sorted(points, key=lambda one: (one.usd, -one.right)):
+        if hull and point.right <= hull[-1].right:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], point) >= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _slope(one: Point, other: Point) -> float:
+    return (other.right - one.right) / max(other.usd - one.usd, 1e-12)
+
+
+def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
+    """What each class comes to if each has the plans that are best for it and a task may cost so many dollars on
+    average; None if nothing is so cheap."""
+    hulls = [frontier(one) for one in points]
+    chosen = [hull[0] for hull in hulls]
+    left = usd * len(hulls) - sum(point.usd for point in chosen)
+    if left < 0:
+        return None
+    steps = [(_slope(*pair), place, pair) for place, hull in enumerate(hulls) for pair in pairwise(hull)]
+    for _, place, (low, high) in sorted(steps, key=lambda step: -step[0]):
+        part = min(1.0, left / (high.usd - low.usd))
+        chosen[place] = _mixed(low, high, part)
+        left -= part * (high.usd - low.usd)
+        if part < 1.0:
+            break
+    return chosen
+
+
+def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
+    """What each class comes to if all have the same plan, or the same two mixed."""
+    means = [
+        Point(sum(point.usd for point in one) / len(points), sum(point.right for point in one) / len(points), float(n))
+        for n, one in enumerate(zip(*points, strict=True))
+    ]
+    hull = frontier(means)
+    place = bisect_right([point.usd for point in hull], usd) - 1
+    if place < 0:
+        return None
+    low, high = hull[place], hull[min(place + 1, len(hull) - 1)]
+    part = (usd - low.usd) / (high.usd - low.usd) if high is not low else 0.0
+    return [_mixed(one[int(low.again)], one[int(high.again)], part) for one in points]
+
+
+def _mixed(low: Point, high: Point, part: float) -> Point:
+    return Point(*(a + part * (b - a) for a, b in zip(low, high, strict=True)))
+
+
+class Row(NamedTuple):
+    """The accuracy of both arms over the same tasks, by how much two rounds are ahead, and how often the second one is
+    opened."""
+
+    one: float
+    two: float
+    ahead: Interval
+    again: float
+
+
+def row(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
+    """One round against two, given for each class; the interval is a paired bootstrap over tasks."""
+    random = Random(seed)
+    tasks = random.choices(list(zip(single, double, strict=True)), k=LESSONS)
+    ahead = [two.right - one.right for one, two in tasks]
+    means = sorted(sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES))
+    ends = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+    one, two = (sum(pair[arm].right for pair in tasks) / LESSONS for arm in (0, 1))
+    return Row(one, two, Interval(two - one, *ends), sum(pair[1].again for pair in tasks) / LESSONS)
+
+
+def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
+    """The tables, line by line. `most`: steps of a plan of one round."""
+    one = one_round(setting, most)
+    each = [two_rounds(setting, conductor) for conductor in range(len(setting.pool))]
+    two = [[point for points in each for point in points[place]] for place in range(len(CLASSES))]
+    yield f"{LESSONS} tasks; one round: {len(one[0])} plans; two rounds: {len(two[0])} policies"
+    for name, choose in (("the best plans for each class", by_class), ("the same plan for all", same_for_all)):
+        yield f"{name}:"
+        for budget in BUDGETS:
+            yield _line(f"${budget:g}m a task", choose(one, budget / 1000), choose(two, budget / 1000))
+    yield "the best plans for each class, $1m a task, by who conducts:"
+    single = by_class(one, 0.001)
+    for worker, points in zip(setting.pool, each, strict=True):
+        sees = doubted(worker, right=0, own=False), doubted(worker, right=1, own=False)
+        told = f"{worker.name}: doubts {sees[0]:.0%} of wrong, {sees[1]:.0%} of right answers"
+        yield _line(told, single, by_class(points, 0.001))
+
+
+def _line(name: str, single: Sequence[Point] | None, double: Sequence[Point] | None) -> str:
+    if single is None or double is None:
+        return f"  {name:<56} too dear"
+    one, two, ahead, again = row(single, double)
+    figures = f"one {one:.3f}  two {two:.3f}  ahead {ahead.value:+.3f} [{ahead.low:+.3f}, {ahead.high:+.3f}]"
+    return f"  {name:<56} {figures}  second round in {again:.0%}"
+
+
+if __name__ == "__main__":
+    for line in report(Setting(standard_pool())):
+        sys.stdout.write(f"{line}\n")

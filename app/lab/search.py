@@ -1,0 +1,184 @@
+"""Every plan that could be best, tried: the best fixed plan and the best plan for each class, by exhaustion.
+
+A plan with needless access or idle steps is never better than its `lean` form (a test holds this against plans drawn
+from the whole grammar), so only lean plans are tried: all shapes of at most four steps over all workers. Plans that
+differ only in the order of independent steps are tried once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, permutations, product
+from typing import NamedTuple
+
+from app.lab import outcome as exact
+from app.lab.plans import ROLES, STEPS, Plan, PlanStep, hands, kinds, lean
+from app.lab.task_families import LEVELS
+from app.lab.world import CLASSES, INPUT_SHARE, OUTPUT, OVERHEAD, PER_LEVEL, QUESTION, TRAITS, Setting
+
+Shape = tuple[tuple[str, tuple[int, ...]], ...]
+"""Role and seen steps of each step."""
+CONTEXTS = tuple((kind, trait) for kind in CLASSES for trait in TRAITS)
+
+
+class Found(NamedTuple):
+    """The best fixed plan, its mean reward over all classes, and for each class its best plan and that one's reward."""
+
+    fixed: Plan
+    fixed_reward: float
+    best: tuple[Plan, ...]
+    best_rewards: tuple[float, ...]
+    tried: int
+
+    @property
+    def optimum(self) -> float:
+        """The mean reward of the best plan for each class."""
+        return sum(self.best_rewards) / len(self.best_rewards)
+
+
+def mean_reward(plan: Plan, setting: Setting) -> float:
+    """Of one plan for all classes alike."""
+    return sum(exact.outcome(plan, kind, setting).reward for kind in CLASSES) / len(CLASSES)
+
+
+def shapes(most: int = STEPS) -> tuple[Shape, ...]:
+    """All shapes of lean plans of at most `most` steps, each in one order of its steps."""
+    found: set[Shape] = set()
+    for steps in range(1, most + 1):
+        found |= {ordered(shape) for shape in _grown((), steps)}
+    return tuple(sorted(found, key=lambda shape: (len(shape), shape)))
+
+
+def _grown(shape: Shape, steps: int) -> Iterator[Shape]:
+    if len(shape) == steps:
+        plan = _manned(shape, [0] * steps)
+        if lean(plan) == plan:
+            yield shape
+        return
+    yields = kinds(_manned(shape, [0] * len(shape)))
+    for role in ROLES:
+        for sees in _sights(role, yields):
+            yield from _grown((*shape, (role, sees)), steps)
+
+
+def _sights(role: str, yields: Sequence[str]) -> list[tuple[int, ...]]:
+    plans = [n for n, what in enumerate(yields) if what == "plan"]
+    answers = [n for n, what in enumerate(yields) if what == "answer"]
+    if role == "plan":
+        return [()]
+    if role in ("solve", "reason"):
+        return [(), *((n,) for n in plans)]
+    if role == "check":
+        return [(n,) for n in answers]
+    return [seen for count in range(2, len(answers) + 1) for seen in combinations(answers, count)]
+
+
+def _manned(shape: Shape, workers: Sequence[int]) -> Plan:
+    return tuple(PlanStep(worker, role, True, sees) for worker, (role, sees) in zip(workers, shape, strict=True))
+
+
+def ordered(shape: Shape) -> Shape:
+    """The least of all orders in which its steps can stand."""
+    return min(_reordered(shape, order) for order in permutations(range(len(shape))) if _possible(shape, order))
+
+
+def _possible(shape: Shape, order: Sequence[int]) -> bool:
+    place = {old: new for new, old in enumerate(order)}
+    return order[-1] == len(shape) - 1 and all(place[n] < place[old] for old in order for n in shape[old][1])
+
+
+def _reordered(shape: Shape, order: Sequence[int]) -> Shape:
+    place = {old: new for new, old in enumerate(order)}
+    return tuple((shape[old][0], tuple(sorted(place[n] for n in shape[old][1]))) for old in order)
+
+
+def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> Found:
+    """The best of all plans whose shape `only` lets pass."""
+    walk = Walk(setting)
+    for shape in shapes(most):
+        if only(shape):
+            walk.through(shape)
+    return walk.found()
+
+
+class Walk:
+    """All assignments of workers to one shape after the other; what begins alike is summed once."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._hands: list[frozenset[int]] = []
+        self._chances: dict[tuple[int, str, bool, int], list[dict[tuple[int, ...], float]]] = {}
+        self._fixed: tuple[float, Plan] = (-1.0, ())
+        self._best: list[tuple[float, Plan]] = [(-1.0, ())] * len(CLASSES)
+        self._tried = 0
+
+    def found(self) -> Found:
+        """The best of what was walked through."""
+        rewards, plans = zip(*self._best, strict=True)
+        return Found(self._fixed[1], self._fixed[0], plans, rewards, self._tried)
+
+    def through(self, shape: Shape) -> None:
+        """Try every assignment."""
+        written = [OUTPUT[role] for role, _ in shape]
+        read = [sum(written[n] for n in sees) + QUESTION for _, sees in shape]
+        self._hands = [
+            hands([sees for _, sees in shape], kinds(_manned(shape, [0] * len(shape))), n) for n in range(len(shape))
+        ]
+        self._extend(shape, list(zip(read, written, strict=True)), [], [[1.0] for _ in CONTEXTS])
+
+    def _extend(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], odds: list[list[float]]) -> None:
+        place = len(workers)
+        role, sees = shape[place]
+        patterns = [tuple(bits >> n & 1 for n in sees) for bits in range(1 << place)]
+        for worker in range(len(self.setting.pool)):
+            own = role == "check" and any(workers[n] == worker for n in self._hands[sees[0]])
+            known = self._known(worker, role, own, len(sees))
+            good = [
+                [p * chances[seen] for p, seen in zip(before, patterns, strict=True)]
+                for chances, before in zip(known, odds, strict=True)
+            ]
+            if place == len(shape) - 1:
+                self.note(shape, tokens, [*workers, worker], good)
+                continue
+            grown = [
+                [p - g for p, g in zip(before, now, strict=True)] + now for before, now in zip(odds, good, strict=True)
+            ]
+            self._extend(shape, tokens, [*workers, worker], grown)
+
+    def _known(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
+        """For each context the chances by the bits that are seen."""
+        key = (worker, role, own, count)
+        if key not in self._chances:
+            seen = list(product((0, 1), repeat=count))
+            profile = self.setting.pool[worker]
+            self._chances[key] = [
+                {bits: exact.chance(profile, kind, trait, role, bits, own, 0) for bits in seen}
+                for kind, trait in CONTEXTS
+            ]
+        return self._chances[key]
+
+    def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
+        """What a plan comes to: the tokens read (for the easiest level) and written of each step, and for each of
+        `CONTEXTS` the chances of all hidden bits with which its answer is right."""
+        worths = self._worths(shape, tokens, workers)
+        rewards = [
+            (sum(good[2 * place]) + sum(good[2 * place + 1])) / 2 * worths[kind[1]]
+            for place, kind in enumerate(CLASSES)
+        ]
+        self._tried += 1
+        mean = sum(rewards) / len(rewards)
+        if mean > self._fixed[0]:
+            self._fixed = (mean, _manned(shape, workers))
+        for place, reward in enumerate(rewards):
+            if reward > self._best[place][0]:
+                self._best[place] = (reward, _manned(shape, workers))
+
+    def _worths(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
+        """Of a right answer, by level: what `outcome.bill` says, summed here for all levels at once."""
+        pool = [self.setting.pool[worker] for worker in workers]
+        ends: list[float] = []
+        for worker, (_, sees), (_, written) in zip(pool, shape, tokens, strict=True):
+            ends.append(max([ends[n] for n in sees], default=0.0) + OVERHEAD + written / worker.pace)
+        usd = sum(
+            worker.price * (written + INPUT_SHARE * read) for worker, (read, written) in zip(pool, tokens, strict=True)
+        )
+        more = INPUT_SHARE * PER_LEVEL * sum(worker.price for worker in pool)
+        return [self.setting.weights.worth((usd + level * more) / 1e6, ends[-1]) for level in range(LEVELS)]

@@ -1,0 +1,172 @@
+"""A second round of the small conductor's, exactly: what it is shown, what it may write, what the run comes to.
+
+As in `rounds.py` the answer is looked at by one of the pool's workers, paid as such, which doubts it with the chances
+that the world gives a checker; so badly in its own hand. The small conductor is shown its own plan and whether there is
+doubt, not the answer: it can work nothing out. It takes the answer (the empty plan) or writes another plan, in which
+step 0 stands for that answer. Who had a hand in the answer and solves anew says the same again.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from random import Random
+from typing import NamedTuple
+
+from app.lab import world
+from app.lab.lessons import Lesson, sensible
+from app.lab.outcome import bill, chance, parts_of, right_for
+from app.lab.plans import FURTHER, Plan, PlanStep, from_tokens, to_tokens
+from app.lab.rounds import ACCEPTS, PLANS, doubted, judged, writers
+from app.lab.world import PER_LEVEL, QUESTION, TRAITS, Pool, Profile, Setting, Weights
+
+BEFORE = PlanStep(0, "reason")
+"""Step 0 of a second plan: the answer of the first."""
+TAKE: Plan = (BEFORE,)
+"""The empty plan."""
+TRUST, DOUBT = 2, 1
+"""What the second prompt ends with: the end of a plan, or that there is more to come."""
+SIGNS = (TRUST, DOUBT)
+Kind = tuple[int, int]
+
+
+class Whole(NamedTuple):
+    """What a run of up to two rounds comes to."""
+
+    reward: float
+    right: float
+    usd: float
+    seconds: float
+    again: float
+    """How likely it has a second round."""
+
+
+class Case(NamedTuple):
+    """One way in which a first plan may have come out: chance, the task's trait, and whether its answer is right."""
+
+    chance: float
+    trait: float
+    right: int
+
+
+def judge(pool: Pool) -> Profile:
+    """Who looks at answers: who is said to check, else the dearest."""
+    checkers = [one for one in pool if "checking" in one.strengths.split()]
+    return max(checkers or pool, key=lambda one: one.price)
+
+
+@lru_cache(20_000)
+def cases(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[Case, ...]:
+    """How a first plan may have come out together with this sign; their chances add up to that of the sign."""
+    looks = judge(pool)
+    own = any(pool[place] == looks for place in writers(first))
+    found = []
+    for trait in TRAITS:
+        good = right_for(first, kind, trait, pool)
+        for right in (0, 1):
+            doubts = doubted(looks, right=right, own=own)
+            seen = doubts if sign == DOUBT else 1 - doubts
+            found.append(Case(seen * (good if right else 1 - good) / len(TRAITS), trait, right))
+    return tuple(found)
+
+
+@lru_cache(100_000)
+def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int) -> Whole:
+    """A run whose first answer met this sign: what it comes to from its beginning to its end, and how likely it is
+    right. `again` is the chance of the sign, which the other figures are given."""
+    pool, hands = setting.pool, writers(first)
+    met = cases(first, kind, pool, sign)
+    likely = sum(case.chance for case in met)
+    right = sum(case.chance * mended(second, kind, case, pool, hands) for case in met) / likely if likely else 0.0
+    usd, seconds = bill(first, kind[1], pool)
+    looks, written = judge(pool), ACCEPTS if second == TAKE else PLANS
+    usd += judged(looks, kind[1], written)
+    seconds += world.seconds(looks, written)
+    more = _billed(second, kind[1], pool)
+    usd, seconds = usd + more[0], seconds + more[1]
+    return Whole(right * setting.weights.worth(usd, seconds), right, usd, seconds, likely)
+
+
+def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[int]) -> float:
+    """How likely the run's answer is right after a second plan, in this case."""
+    parts, answers = parts_of(second)
+    if not answers:
+        return 0.0
+    odds = [1.0 - case.right, float(case.right)]
+    for step, part in zip(second[1:], parts[1:], strict=True):
+        if not part.works:
+            odds += [0.0] * len(odds)
+            continue
+        if step.role in ("solve", "reason") and step.worker in hands:
+            good = [p * (place & 1) for place, p in enumerate(odds)]
+        else:
+            own = any(step.worker in hands if n == 0 else second[n].worker == step.worker for n in part.hands)
+            known = {
+                seen: chance(pool[step.worker], kind, case.trait, part.role, seen, own, part.crowd)
+                for seen in set(part.seen)
+            }
+            good = [p * known[seen] for p, seen in zip(odds, part.seen, strict=True)]
+        odds = [p - g for p, g in zip(odds, good, strict=True)] + good
+    return sum(odds[len(odds) // 2 :])
+
+
+def _billed(second: Plan, level: int, pool: Pool) -> tuple[float, float]:
+    """Dollars of a second plan's calls, and seconds on their critical path."""
+    ends, dollars = [0.0], 0.0
+    for step, part in zip(second[1:], parts_of(second)[0][1:], strict=True):
+        worker = pool[step.worker]
+        dollars += world.usd(worker, part.read + (QUESTION + PER_LEVEL * level if part.user else 0), part.written)
+        ends.append(max([ends[n] for n in part.sees], default=0.0) + world.seconds(worker, part.written))
+    return dollars, max(ends)
+
+
+def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> Whole:
+    """A run whose conductor answers each of `SIGNS` with the plan at its place."""
+    found = [continued(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)]
+    worth, right, usd, waited = (sum(one.again * one[place] for one in found) for place in range(4))
+    again = sum(one.again for one, second in zip(found, seconds, strict=True) if second != TAKE)
+    return Whole(worth, right, usd, waited, again)
+
+
+# -- prompts and plans as tokens
+
+
+def shown(read: Sequence[int], one: Lesson, first: Plan, sign: int) -> list[int]:
+    """The second prompt: what was read before, and behind the task the first plan, over ordinals, and
+    at the end the sign."""
+    cards = 3 * len(one.pool) + 1
+    return [*read[:-cards], *to_tokens(first), *read[-cards:], sign]
+
+
+def written(second: Plan) -> list[int]:
+    """The tokens of a second plan over ordinals."""
+    return [0, *to_tokens(second)[5:]] if second != TAKE else [0, 2]
+
+
+def understood(tokens: Sequence[int]) -> Plan:
+    """The second plan of these tokens, up to its end."""
+    if tokens[1] == 2:
+        return TAKE
+    return from_tokens([*to_tokens(TAKE)[:4], 1, *tokens[1:]])
+
+
+def placed(second: Plan, order: Sequence[int]) -> Plan:
+    """A second plan over ordinals as the same over places of the pool."""
+    return (BEFORE, *(step._replace(worker=order[step.worker]) for step in second[1:]))
+
+
+def drawn(random: Random, workers: int) -> Plan:
+    """A second plan of a sensible shape, that goes on from the answer or begins anew."""
+    while True:
+        plan = sensible(random, workers)
+        if len(plan) <= FURTHER and random.random() < 0.5:
+            return (BEFORE, *(step._replace(sees=tuple(n + 1 for n in step.sees)) for step in plan))
+        head, *rest = plan
+        if rest and head.role in ("solve", "reason"):
+            return (BEFORE, *rest)
+
+
+def weighed(
+    lessons: Sequence[Lesson], chosen: Sequence[tuple[Plan, Sequence[Plan]]], weights: Weights
+) -> Iterator[Whole]:
+    """What the runs of some lessons come to, given each one's first plan and the second ones."""
+    for one, (first, seconds) in zip(lessons, chosen, strict=True):
+        yield whole(first, seconds, one.problem.kind, Setting(one.pool, weights))

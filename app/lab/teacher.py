@@ -1,0 +1,73 @@
+"""The teacher of the warm start: carries out plans for one lesson and keeps the best, which the conductor imitates.
+
+It knows nothing but what the plans that it carried out were worth: a few of sensible shapes with workers by chance,
+then changes of the best so far. None is carried out twice.
+"""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+from app.lab.lessons import sensible
+from app.lab.plans import STEPS, Plan, PlanStep, lean
+from app.lab.subtask_wording import SUBJECTS, phrase
+
+FRESH = 0.25
+"""Of the plans: those drawn by chance, before any is changed."""
+RESHAPED, SWAPPED = 0.3, 0.3
+"""Of the changes: those of the number of steps; of the others that may, those from answering at once to step by step
+or back. What is left changes a worker."""
+
+
+def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:
+    """The best of at most `tries` different plans over so many workers, and what it was worth."""
+    found: dict[Plan, float] = {}
+    leader: Plan = ()
+    most = -math.inf
+    for turn in range(tries):
+        plan = sensible(random, workers) if turn < FRESH * tries else changed(random, leader, workers)
+        if plan in found:
+            plan = changed(random, plan, workers)
+        if plan in found:
+            continue
+        found[plan] = worth(plan)
+        leader, most = (plan, found[plan]) if found[plan] > most else (leader, most)
+    return leader, most
+
+
+def worded(random: Random, plan: Plan, worth: Callable[[Plan], float], count: int) -> tuple[list[Plan], float]:
+    """The plan put into words, in so many ways: about that of `wording.SUBJECTS` with which it was worth most."""
+    tried = [worth(_told(random, plan, subject)) for subject in range(len(SUBJECTS))]
+    best = tried.index(max(tried))
+    return [_told(random, plan, best) for _ in range(count)], tried[best]
+
+
+def _told(random: Random, plan: Plan, subject: int) -> Plan:
+    return tuple(step._replace(text=phrase(random, step.role, subject)) for step in plan)
+
+
+def changed(random: Random, plan: Plan, workers: int) -> Plan:
+    """The plan with one thing changed by chance: a step more or less, another worker, at once or step by step."""
+    if random.random() < RESHAPED:
+        shorter = len(plan) == STEPS or (len(plan) > 1 and random.random() < 0.5)
+        return _shorter(plan) if shorter else _longer(random, plan, workers)
+    place = random.randrange(len(plan))
+    step = plan[place]
+    other = {"solve": "reason", "reason": "solve"}.get(step.role)
+    if other and random.random() < SWAPPED:
+        return (*plan[:place], step._replace(role=other), *plan[place + 1 :])
+    return (*plan[:place], step._replace(worker=random.randrange(workers)), *plan[place + 1 :])
+
+
+def _shorter(plan: Plan) -> Plan:
+    """Without its last step, where the others answer too."""
+    return lean(plan[:-1]) or plan
+
+
+def _longer(random: Random, plan: Plan, workers: int) -> Plan:
+    """With a check of its answer, or a plan for its first step."""
+    worker = random.randrange(workers)
+    if random.random() < 0.5:
+        return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))
+    first, *rest = (step._replace(sees=tuple(n + 1 for n in step.sees)) for step in plan)
+    return lean((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *rest)) or plan

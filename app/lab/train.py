@@ -1,0 +1,243 @@
+"""`baton train --backend builtin`: one training run from scratch, its curve, its checkpoint, its card, its comparison.
+
+Everything lands in one folder: `checkpoint.pt` (to go on from), `model.pt`, `curve.csv`, `curve.png` where matplotlib
+is installed, `card.json` with recipe, seeds, hashes and pool, and `report.txt` with the tables. The best checkpoint is
+chosen on validation lessons, which no table uses: half over the standard pool, half over pools of training's own.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from random import Random
+from typing import Any
+
+import torch
+
+from app.errors import ConfigInvalid
+from app.lab import plan_samples, prompt, reward, world
+from app.lab.baselines import FIXED, OPTIMUM, bests, plans
+from app.lab.evaluate import Table, compare, drawn, exam
+from app.lab.journal_imitation import Remembered, digest_of, learned_from
+from app.lab.lessons import SPLITS, Lesson, lesson
+from app.lab.outcome import outcome
+from app.lab.plan_grammar import FORMS, WORDS, Form
+from app.lab.plans import Plan
+from app.lab.rollouts import Rollout
+from app.lab.task_families import FAMILIES
+from app.lab.train_imitation import Regressor
+from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy
+from app.lab.training_record import write_rows
+from app.lab.world import Setting, Weights, profiles, standard_pool
+
+EVERY = 50
+"""Steps between validations and checkpoints."""
+VALIDATION = 240
+HELD_OUT = 1_000
+CAVEAT = "Simulated workers: this shows that the training loop learns, not that real workers improve."
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to train, and where to put it."""
+
+    out: Path
+    recipe: Recipe
+    weights: Weights
+    lessons: int = HELD_OUT
+    """Of each split's comparison."""
+    threads: int = 1
+    runs: Sequence[Remembered] = ()
+    """Journaled ones, for the warm start to imitate."""
+
+
+def train(order: Order, say: Callable[[str], None]) -> tuple[Table, ...]:
+    """Train, or go on from the folder's checkpoint, and compare."""
+    torch.set_num_threads(order.threads)
+    order.out.mkdir(parents=True, exist_ok=True)
+    trainer = Regressor(order.recipe, order.weights, order.runs) if order.runs else Trainer(order.recipe, order.weights)
+    rows = restored(order, trainer, say)
+    standard, pools = exam("held-out tasks", VALIDATION, -1), _over_pools(VALIDATION)
+    while trainer.step < trainer.total:
+        measured = trainer.advance()
+        if trainer.step % EVERY == 0 or trainer.step == trainer.total:
+            chosen = [greedy(trainer.averaged, lessons) for lessons in (standard, pools)]
+            halves = [_validated(*each, order.weights) for each in zip((standard, pools), chosen, strict=True)]
+            row = {"step": trainer.step, "plans": trainer.executed, **_joined(*halves)}
+            rows.append(row | {name: round(value, 4) for name, value in measured.items()})
+            save(order, trainer, rows)
+            say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
+    choose(order, trainer)
+    return _examined(order, trainer, rows, say)
+
+
+def _over_pools(count: int) -> list[Lesson]:
+    """Lessons of validation over random pools, such as training meets."""
+    random = Random("validation")
+    return [lesson(random, "train", standard=0.0) for _ in range(count)]
+
+
+def _validated(lessons: list[Lesson], chosen: list[Plan], weights: Weights) -> dict[str, float]:
+    found = [
+        outcome(plan, one.problem.kind, Setting(one.pool, weights)) for one, plan in zip(lessons, chosen, strict=True)
+    ]
+    count = len(lessons)
+    return {
+        "reward": sum(one.reward for one in found) / count,
+        "accuracy": sum(one.right for one in found) / count,
+        "steps": sum(map(len, chosen)) / count,
+        "different": len(set(chosen)),
+    }
+
+
+def _joined(standard: dict[str, float], pools: dict[str, float]) -> dict[str, float]:
+    """Columns of the curve: what both halves come to together, by which weights are chosen, and each half's reward."""
+    return {
+        "validation": round((standard["reward"] + pools["reward"]) / 2, 4),
+        "standard": round(standard["reward"], 4),
+        "pools": round(pools["reward"], 4),
+        **{name: round((standard[name] + pools[name]) / 2, 4) for name in ("accuracy", "steps")},
+        "different": standard["different"],
+    }
+
+
+def restored(order: Order, trainer: Trainer, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The rows of the folder's checkpoint, with which the trainer goes on; none without one."""
+    place = order.out / "checkpoint.pt"
+    if not place.exists():
+        return []
+    saved = torch.load(place, weights_only=True)
+    trainer.restore(saved["trainer"])
+    say(f"going on from step {trainer.step} of {trainer.total}")
+    return list(saved["rows"])
+
+
+def save(order: Order, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+    """The state, and apart the weights if no validation was better; written aside first, so that a kill is harmless."""
+    if rows[-1]["validation"] >= max(row["validation"] for row in rows):
+        _written(order.out / "model.pt", trainer.state()["averaged"])
+    _written(order.out / "checkpoint.pt", {"trainer": trainer.state(), "rows": rows})
+
+
+def _written(place: Path, value: Any) -> None:
+    aside = place.with_suffix(".new")
+    torch.save(value, aside)
+    aside.replace(place)
+
+
+def choose(order: Order, trainer: Trainer) -> None:
+    """The weights of the best validation."""
+    chosen = torch.load(order.out / "model.pt", weights_only=True)
+    with torch.no_grad():
+        for name, tensor in trainer.averaged.weights.items():
+            tensor.copy_(chosen[name])
+
+
+def _examined(
+    order: Order, trainer: Trainer, rows: list[dict[str, Any]], say: Callable[[str], None]
+) -> tuple[Table, ...]:
+    tables: list[Table] = []
+    written: list[tuple[Lesson, Plan]] = []
+    for split in SPLITS:
+        lessons = exam(split, order.lessons, 1)
+        chosen = greedy(trainer.averaged, lessons)
+        written += zip(lessons, chosen, strict=True)
+        tables.append(compare(split, lessons, chosen, order.weights, order.recipe.seed, trainer.form))
+        say(f"\n{drawn(tables[-1])}")
+    _curve(order, trainer.form, rows, exam("held-out tasks", VALIDATION, -1))
+    (order.out / "card.json").write_text(json.dumps(_card(order, trainer, tables), indent=1) + "\n")
+    parts = [f"seed {order.recipe.seed}. {CAVEAT}", *map(drawn, tables)]
+    if trainer.form is WORDS:
+        parts.append(plan_samples.told(trainer.form, written))
+        say(f"\n{parts[-1]}")
+    (order.out / "report.txt").write_text("\n\n".join(parts) + "\n")
+    return tuple(tables)
+
+
+def _curve(order: Order, form: Form, rows: list[dict[str, Any]], validation: list[Lesson]) -> None:
+    write_rows(order.out / "curve.csv", rows)
+    try:
+        pyplot = resolve_name("matplotlib.pyplot")
+    except ModuleNotFoundError:
+        return
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for half in ("standard", "pools"):
+        axes.plot([row["step"] for row in rows], [row[half] for row in rows], label=f"trained conductor, {half}")
+    for arm in (OPTIMUM, FIXED):
+        worth = _validated(validation, plans(arm, validation, order.weights, 0, form), order.weights)["reward"]
+        axes.axhline(worth, linestyle="--", color="grey")
+        axes.annotate(arm, (0, worth), va="bottom")
+    axes.axvline(order.recipe.drill_steps + order.recipe.warm_steps, linestyle=":", color="grey")
+    axes.set_xlabel("step (dotted: end of the warm start)")
+    axes.set_ylabel("reward on validation tasks")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(order.out / "curve.png", dpi=120)
+    pyplot.close(figure)
+
+
+def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]:
+    model = (order.out / "model.pt").read_bytes()
+    return {
+        "caveat": CAVEAT,
+        "backend": "builtin",
+        "recipe": asdict(order.recipe),
+        "weights": asdict(order.weights),
+        "world": world.VERSION,
+        "reward": reward.VERSION,
+        "model_sha256": hashlib.sha256(model).hexdigest(),
+        "parameters": sum(tensor.numel() for tensor in trainer.conductor.weights.values()),
+        "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
+        "tasks_sha256": {
+            split: hashlib.sha256(repr(exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
+        },
+        "families": {family.name: "held out" if family.held_out else "trained" for family in FAMILIES},
+        "pool": [asdict(worker) for worker in standard_pool()],
+        "everyone": [asdict(worker) for worker in profiles().values()],
+        "plans_carried_out": trainer.executed,
+        "plans_searched": bests(Setting(standard_pool(), order.weights)).tried,
+        "software": {"python": platform.python_version(), "torch": torch.__version__},
+        "device": str(torch.empty(0).device),
+        "tables": [table.as_json() for table in tables],
+    }
+
+
+def _leave(out: Path, say: Callable[[str], None]) -> None:
+    """A folder to be served; the manifest needs Baton's own dependencies, which need not be beside torch."""
+    try:
+        made = resolve_name("app.lab.export").leave(out)
+    except ModuleNotFoundError as error:
+        say(f"{error.name} is not installed, so there is nothing to serve yet: `baton conductor export {out}` makes it")
+        return
+    say(f"{made.name} is in {out / 'served'}: `baton conductor serve` takes it as it is")
+
+
+def _accelerated(recipe: Recipe) -> AbstractContextManager[Any]:
+    """On a GPU, if there is one: all new tensors are there, and products of matrices in TF32. Plans by role are small
+    enough for a CPU, and were measured there."""
+    if FORMS[recipe.form] is not WORDS or not torch.cuda.is_available():
+        return nullcontext()
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda")  # type: ignore[no-any-return]
+
+
+def run(options: Any, say: Callable[[str], None], rollouts: Sequence[Rollout] = ()) -> bool:
+    """For the command line; whether every target that was asked for is met."""
+    asked = {name: getattr(options, name) for name in ("drill_steps", "warm_steps", "steps")}
+    steps = {name: count for name, count in asked.items() if count is not None}
+    recipe = replace(RECIPES[options.recipe], seed=options.seed, **steps)
+    if rollouts and recipe.form != "roles":
+        raise ConfigInvalid(["--warm-start: journaled plans are imitated by role; remove --recipe, or the file"])
+    weights = world.DEAR if options.dear else Weights()
+    runs = learned_from(rollouts, weights, options.beta, say) if rollouts else []
+    recipe = replace(recipe, remembered=digest_of(runs))
+    order = Order(Path(options.out), recipe, weights, options.lessons, options.threads, runs)
+    say(CAVEAT)
+    with _accelerated(recipe):
+        tables = train(order, say)
+    _leave(order.out, say)
+    return not options.gap or tables[0].closed.value >= options.gap

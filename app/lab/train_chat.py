@@ -1,0 +1,170 @@
+"""A chat model of Hugging Face's as something to train: loaded, given adapters, and taught to imitate plans.
+
+Imitation is the supervised warm start (every example counts alike) and advantage-weighted regression (each by its
+weight): the weighted negative log-likelihood of the plan's tokens, the prompt's being left out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers.utils import cached_file
+
+from app.errors import ConfigInvalid
+from app.lab.rollouts import Example, Turns
+from app.lab.training_options import Recipe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pupil:
+    """A model to train with its tokenizer. `model` is a `PeftModel` if adapters are trained."""
+
+    model: Any
+    tokenizer: Any
+
+    def tokens(self, messages: Turns) -> list[int]:
+        """The prompt as the server's chat template writes it."""
+        turns = [dict(turn) for turn in messages]
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
+        """The likeliest answer of at most `most` tokens, and by how many nats the closest of them was ahead."""
+        asked = torch.tensor([self.tokens(messages)], device=self.model.device)
+        told = self.model.eval().generate(
+            input_ids=asked,
+            attention_mask=torch.ones_like(asked),
+            do_sample=False,
+            max_new_tokens=most,
+            output_scores=True,
+            return_dict_in_generate=True,
+            use_cache=True,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        ahead = [-float(one[0].float().topk(2).values.diff()) for one in told.scores]
+        text = self.tokenizer.decode(told.sequences[0, asked.shape[1] :], skip_special_tokens=True)
+        return str(text), min(ahead, default=0.0)
+
+
+def pupil(recipe: Recipe) -> Pupil:
+    """The recipe's model, with fresh adapters if it has some. `ConfigInvalid` if it cannot be loaded."""
+    set_seed(recipe.seed)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(recipe.model, padding_side="left", truncation_side="left")
+        model = AutoModelForCausalLM.from_pretrained(recipe.model, dtype=_dtype())
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid([f"--model {recipe.model}: {str(error).splitlines()[0]}"]) from None
+    if tokenizer.chat_template is None:
+        raise ConfigInvalid([f"--model {recipe.model}: its tokenizer has no chat template; choose a chat model"])
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    if not recipe.lora:
+        return Pupil(model, tokenizer)
+    adapters = LoraConfig(r=recipe.lora, lora_alpha=2 * recipe.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    return Pupil(get_peft_model(model, adapters), tokenizer)
+
+
+def place(model: str) -> Path:
+    """The folder of a model that was loaded: its own, or that of the library's cache."""
+    return Path(model) if Path(model).is_dir() else Path(str(cached_file(model, "config.json"))).parent
+
+
+def _dtype() -> Any:
+    """Without a GPU bfloat16 saves nothing, and costs precision."""
+    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+
+
+def save(taught: Pupil, out: Path) -> Path:
+    """Adapters in PEFT's format under `adapter`, or the whole model under `model`, with the tokenizer."""
+    folder = out / ("adapter" if isinstance(taught.model, PeftModel) else "model")
+    taught.model.save_pretrained(folder)
+    taught.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def imitate(
+    taught: Pupil, examples: Sequence[Example], held_out: Sequence[Example], recipe: Recipe, say: Say
+) -> list[dict[str, Any]]:
+    """Teach the examples for the recipe's epochs; the curve. `held_out` is only measured, before and after."""
+    if not examples:
+        raise ConfigInvalid(["there is nothing to imitate: no rollout of the training side is rated as it must be"])
+    trained = [parameter for parameter in taught.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=recipe.warm_rate, weight_decay=0.0)
+    batches = list(_batches(examples, recipe))
+    rows = [{"step": 0, "held_out": _measured(taught, held_out, recipe)}]
+    for number, batch in enumerate(batches, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.warm_rate * min(number / 10, 1.0) * (1 - 0.9 * (number - 1) / len(batches))
+        optimizer.zero_grad()
+        loss = 0.0
+        for start in range(0, len(batch), recipe.micro):
+            part = _loss(taught, batch[start : start + recipe.micro]) / len(batch)
+            part.backward()
+            loss += float(part.detach())
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        rows.append({"step": number, "imitation": round(loss, 5)})
+        if number % 20 == 0 or number == len(batches):
+            say(f"imitation {number} of {len(batches)}: loss {loss:.4f}")
+    rows[-1]["held_out"] = _measured(taught, held_out, recipe)
+    return rows
+
+
+def _batches(examples: Sequence[Example], recipe: Recipe) -> Iterator[list[Example]]:
+    random = Random(recipe.seed)
+    for _ in range(recipe.epochs):
+        shuffled = random.sample(examples, len(examples))
+        for start in range(0, len(shuffled), recipe.batch):
+            yield shuffled[start : start + recipe.batch]
+
+
+def _loss(taught: Pupil, examples: Sequence[Example]) -> Any:
+    """The sum over the examples of weight times mean negative log-likelihood of a plan's tokens."""
+    ids, mask, spoken = _padded(taught, examples)
+    logits = taught.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    wanted = ids[:, 1:]
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+    told = spoken[:, 1:]
+    weights = torch.tensor([one.weight for one in examples], device=each.device)
+    return ((each * told).sum(1) / told.sum(1).clamp(min=1) * weights).sum()
+
+
+def _measured(taught: Pupil, examples: Sequence[Example], recipe: Recipe) -> float | None:
+    if not examples:
+        return None
+    with torch.no_grad():
+        parts = [
+            float(_loss(taught, examples[start : start + recipe.micro]))
+            for start in range(0, len(examples), recipe.micro)
+        ]
+    return round(sum(parts) / sum(one.weight for one in examples), 5)
+
+
+def _padded(taught: Pupil, examples: Sequence[Example]) -> tuple[Any, Any, Any]:
+    """Tokens, what is no padding, and what is the plan's; padded on the right."""
+    read = [_tokens(taught, one) for one in examples]
+    longest = max(len(prompt) + len(plan) for prompt, plan in read)
+    device = taught.model.device
+    ids = torch.full((len(read), longest), taught.tokenizer.pad_token_id, device=device)
+    mask, spoken = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, (prompt, plan) in enumerate(read):
+        whole = len(prompt) + len(plan)
+        ids[row, :whole] = torch.tensor([*prompt, *plan], device=device)
+        mask[row, :whole] = 1
+        spoken[row, len(prompt) : whole] = 1
+    return ids, mask, spoken
+
+
+def _tokens(taught: Pupil, example: Example) -> tuple[list[int], list[int]]:
+    """The prompt, and the plan with the token that ends a turn."""
+    plan = taught.tokenizer(example.completion, add_special_tokens=False)["input_ids"]
+    return taught.tokens(example.prompt), [*plan, taught.tokenizer.eos_token_id]

@@ -1,0 +1,206 @@
+"""`baton train --backend trl`: policy gradients over a chat model's plans, by TRL's GRPO; and `--backend awr`.
+
+The settings are those of Dr. GRPO (arXiv 2503.20783): no division by the group's spread, a constant normaliser, no KL;
+a wider upper clip (DAPO, arXiv 2503.14476); one update per batch. Plans are rolled out without a grammar, and the
+reward teaches their form: a grammar in the rollout alone would make the importance ratios wrong. The service decodes
+under the schema.
+
+In the folder: `adapter` or `model`, `checkpoints` (to go on from), `curve.csv`, `curve.png`, the same for `imitation`,
+and `card.json`. `adapter` or `model` has a manifest and golden prompts: `baton conductor deploy` takes it as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, GRPOTrainer
+
+from app.errors import ConfigInvalid
+from app.lab import chat_export, manifest, reward, training_record, world
+from app.lab.manifest import Manifest
+from app.lab.plan_execution import Place
+from app.lab.plan_rewards import Scorer
+from app.lab.rollouts import SCHEMA, Example, effective
+from app.lab.train_chat import Pupil, imitate, place, pupil, save
+from app.lab.training_options import Recipe
+from app.lab.training_questions import Question
+
+COLUMNS = ("reward", "right", "malformed", "outage")
+LAST = 10
+"""Steps of policy gradients that the manifest's figures are the means of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to train, and where to put it. Without questions it is imitation alone."""
+
+    out: Path
+    recipe: Recipe
+    questions: Sequence[Question] = ()
+    place: Place | None = None
+    examples: Sequence[Example] = ()
+    """To imitate first, or alone."""
+    held_out: Sequence[Example] = ()
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Where questions, examples and pool come from, for the card."""
+    reach: chat_export.Reach = field(default_factory=chat_export.Reach)
+    """For the manifest."""
+    threads: int = 1
+
+
+def train(order: Order, say: Callable[[str], None]) -> Path:
+    """Train, or go on from the folder's last checkpoint; the folder of the weights."""
+    torch.set_num_threads(order.threads)
+    training_record.same_or_new(order.out, _asked(order))
+    taught = pupil(order.recipe)
+    base = chat_export.base_of(place(order.recipe.model))
+    last = get_last_checkpoint(str(order.out / "checkpoints")) if (order.out / "checkpoints").is_dir() else None
+    if order.examples and last is None:
+        rows = imitate(taught, order.examples, order.held_out, order.recipe, say)
+        training_record.write_curve(order.out, rows, ("imitation",), "imitation")
+    scorer, history = None, []
+    if order.questions and order.place is not None:
+        scorer = Scorer(order.questions, order.place, order.recipe.weights, order.recipe.ramp, say)
+        say(f"going on from {Path(last).name}" if last else f"{order.recipe.steps} steps of policy gradients")
+        history = _improve(taught, order, scorer, last)
+        training_record.write_curve(order.out, history, COLUMNS)
+    folder = save(taught, order.out)
+    made = _handed_over(order, folder, base, taught, history)
+    training_record.write_card(order.out, _card(order, folder, scorer))
+    say("\n  ".join([f"saved {folder}: {made.name}; next:", *chat_export.next_steps(folder, base, made)]))
+    return folder
+
+
+def _handed_over(
+    order: Order, folder: Path, base: chat_export.Base, taught: Pupil, history: Sequence[Mapping[str, Any]]
+) -> Manifest:
+    """The manifest, with what is known of how good it is: nothing that was held out but the imitation's loss."""
+    last = history[-LAST:]
+    means = {name: round(sum(row[name] for row in last) / len(last), 6) for name in COLUMNS if last}
+    found: dict[str, Any] = {"policy gradients": {"steps": len(last), **means}} if last else {}
+    if order.examples:
+        found["imitation"] = _imitated(order)
+    return chat_export.hand_over(
+        folder,
+        base,
+        order.reach,
+        taught,
+        order.recipe.completion,
+        title=manifest.titled(order.out),
+        world=world.VERSION if order.origin.get("questions") == world.VERSION else "",
+        evaluation=found,
+    )
+
+
+def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
+    """Policy gradients; the curve, from the first step on."""
+    data = [
+        {"prompt": [dict(turn) for turn in question.prompt], "row": row} for row, question in enumerate(order.questions)
+    ]
+    trainer = GRPOTrainer(
+        model=taught.model,
+        reward_funcs=scorer.executor_reward,
+        args=GRPOConfig(**settings(order.recipe, order.out)),
+        train_dataset=Dataset.from_list(data),
+        processing_class=taught.tokenizer,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=last)
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    return [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in logged]
+
+
+def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
+    """The arguments of TRL's configuration. `ConfigInvalid` if a group does not fit its parts."""
+    batch = recipe.questions * recipe.group
+    if recipe.group < 2 or batch % recipe.micro:
+        raise ConfigInvalid(
+            [f"--group must be at least 2, and --micro must divide questions x group, which are {batch}"]
+        )
+    cuda = torch.cuda.is_available()
+    chosen: dict[str, Any] = {
+        "output_dir": str(out / "checkpoints"),
+        "seed": recipe.seed,
+        "max_steps": recipe.steps,
+        "learning_rate": recipe.policy_rate,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": min(10, recipe.steps // 10),
+        "per_device_train_batch_size": recipe.micro,
+        "gradient_accumulation_steps": batch // recipe.micro,
+        "num_generations": recipe.group,
+        "max_completion_length": recipe.completion,
+        "shuffle_dataset": False,
+        "temperature": 1.0,
+        "beta": 0.0,
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "num_iterations": 1,
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "max_grad_norm": 1.0,
+        "logging_steps": 1,
+        "save_steps": recipe.every,
+        "save_total_limit": 2,
+        "report_to": [],
+        "bf16": cuda,
+        "use_cpu": not cuda,
+        "gradient_checkpointing": cuda,
+        "disable_tqdm": True,
+    }
+    if recipe.vllm != "none":
+        chosen |= {"use_vllm": True, "vllm_mode": recipe.vllm}
+    if recipe.vllm == "server":
+        chosen["vllm_server_base_url"] = recipe.vllm_url
+    return chosen
+
+
+def _asked(order: Order) -> dict[str, Any]:
+    """What tells one order from another: a folder is gone on with only by the same one."""
+    return {
+        "recipe": order.recipe.as_json(),
+        "origin": dict(order.origin),
+        "questions": _of_questions(order.questions),
+        "examples": training_record.digest([asdict(one) for one in order.examples]),
+    }
+
+
+def _of_questions(questions: Sequence[Question]) -> str:
+    return training_record.digest([[one.prompt, one.rule.written] for one in questions])
+
+
+def _card(order: Order, folder: Path, scorer: Scorer | None) -> dict[str, Any]:
+    base = Path(order.recipe.model)
+    return {
+        **_asked(order),
+        "backend": "trl" if order.questions else "imitation",
+        "base": order.recipe.model,
+        "base_sha256": training_record.files(base) if base.is_dir() else {},
+        "weights": folder.name,
+        "weights_sha256": training_record.files(folder),
+        "reward": reward.VERSION,
+        "rollouts": SCHEMA,
+        "imitated": _imitated(order),
+        "plans_carried_out": dict(scorer.carried) if scorer is not None else {},
+        "pool": _workers(order.questions),
+        "software": training_record.software(),
+    }
+
+
+def _imitated(order: Order) -> dict[str, Any]:
+    return {
+        "examples": len(order.examples),
+        "effective": round(effective(order.examples), 1),
+        "held_out": len(order.held_out),
+        "loss": training_record.column(order.out / "imitation.csv", "held_out"),
+    }
+
+
+def _workers(questions: Sequence[Question]) -> list[dict[str, Any]]:
+    """Everybody who stood in a prompt, with price and card."""
+    everyone = {worker.name: worker for question in questions for worker in question.workers}
+    return [training_record.plain(everyone[name]) for name in sorted(everyone)]

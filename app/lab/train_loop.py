@@ -1,0 +1,326 @@
+"""Training the small conductor: a supervised warm start, then policy gradients over groups of its own plans.
+
+Before it, drills: the prompt names a card, the plan is its worker. Warm start: for each lesson `teacher.py` carries out
+some plans, and the best is imitated, with the pool shown in several orders.
+Then GRPO without a division by the spread: a group of plans is sampled for each prompt, each plan's advantage is its
+reward less its group's mean, one update per batch. Equal plans of a group are scored once with their weights summed,
+and groups without any difference are left out. The grammar's mask holds in the rollout and in the loss.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+
+from app.lab import prompt, reward, subtask_wording, teacher
+from app.lab.lessons import Lesson, lesson
+from app.lab.outcome import outcome
+from app.lab.plan_grammar import FORMS, WORDS
+from app.lab.plans import Plan, PlanStep
+from app.lab.train_model import Conductor, Shape, Tensor, initial
+from app.lab.world import Setting, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that a training run depends on, beside the code and the world."""
+
+    seed: int = 0
+    form: str = "roles"
+    """How plans are written: of `forms.FORMS`."""
+    hidden: int = 64
+    layers: int = 3
+    heads: int = 2
+    drill_steps: int = 250
+    drill_rate: float = 1e-3
+    warm_steps: int = 1_000
+    warm_lessons: int = 64
+    warm_draws: int = 64
+    """Plans that the teacher carries out for a lesson, at most."""
+    warm_orders: int = 2
+    """In how many orders of its pool a lesson is imitated."""
+    steps: int = 240
+    lessons: int = 64
+    group: int = 8
+    standard: float = 0.35
+    """The share of lessons over the standard pool."""
+    unknown: float = 0.7
+    """The largest share of a task's words that training disturbs, so that unseen phrasings are no surprise."""
+    warm_rate: float = 1.5e-3
+    rate: float = 1e-3
+    entropy: float = 0.01
+    """The bonus for undecidedness; it falls to nothing with the learning rate."""
+    average: float = 0.98
+    """What a step leaves of the averaged weights, which are the ones that are judged and kept."""
+    ramp: float = 0.1
+    """The share of what follows the drills after which cost counts in full."""
+    executions: int = 0
+    """How often a plan is carried out for its reward; 0: its exact expectation."""
+    remembered: str = ""
+    """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
+
+
+RECIPES: Mapping[str, Recipe] = {
+    "roles": Recipe(),
+    "words": Recipe(form="words", warm_steps=700, steps=110, entropy=0.003),
+    "words-large": Recipe(
+        form="words", hidden=512, layers=10, heads=8, drill_rate=3e-4, warm_lessons=256, warm_rate=4e-4, steps=400,
+        group=16, rate=1e-4, entropy=0.003,
+    ),
+}  # fmt: skip
+"""By name: what ships; plans in words at a size for a CPU (0.14 million parameters) and at one for a GPU (26)."""
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """The sizes of the model that a recipe trains."""
+    return Shape(prompt.size(FORMS[recipe.form]), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
+
+
+class Group(NamedTuple):
+    """The different plans that one prompt led to."""
+
+    prompt: list[int]
+    workers: int
+    plans: list[tuple[tuple[int, ...], float, float]]
+    """Tokens, advantage, and how often it was sampled."""
+
+
+class Trainer:
+    """One training run; its state can be saved and taken up again after any step."""
+
+    def __init__(self, recipe: Recipe, weights: Weights) -> None:
+        self.recipe, self.weights, self.form = recipe, weights, FORMS[recipe.form]
+        shape = shape_of(recipe)
+        self.conductor = Conductor(shape, initial(shape, recipe.seed), self.form)
+        self._parameters = list(self.conductor.weights.values())
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
+        self._random = Random(recipe.seed)
+        self._generator = torch.Generator(torch.empty(0).device).manual_seed(recipe.seed)
+        copied = {name: one.detach().clone() for name, one in self.conductor.weights.items()}
+        self.averaged = Conductor(shape, copied, self.form)
+        """Under the moving average of the weights."""
+        self.step = 0
+        self.executed = 0
+        """Plans that were carried out for their reward."""
+
+    @property
+    def total(self) -> int:
+        """Steps of all three parts."""
+        return self.recipe.drill_steps + self.recipe.warm_steps + self.recipe.steps
+
+    def advance(self) -> dict[str, float]:
+        """One more step; what it measured."""
+        if self.step < self.recipe.drill_steps:
+            measured = self._drill()
+        elif self.step < self.recipe.drill_steps + self.recipe.warm_steps:
+            measured = self._warm()
+        else:
+            measured = self._policy()
+        self.step += 1
+        return measured
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        return {
+            "recipe": asdict(self.recipe),
+            "step": self.step,
+            "executed": self.executed,
+            "weights": {name: tensor.detach() for name, tensor in self.conductor.weights.items()},
+            "averaged": dict(self.averaged.weights),
+            "optimizer": self._optimizer.state_dict(),
+            "random": self._random.getstate(),
+            "generator": self._generator.get_state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state; ValueError if it is another recipe's."""
+        if state["recipe"] != asdict(self.recipe):
+            raise ValueError("the checkpoint was made by another recipe")
+        self.step, self.executed = state["step"], state["executed"]
+        with torch.no_grad():
+            for name, tensor in self.conductor.weights.items():
+                tensor.copy_(state["weights"][name])
+                self.averaged.weights[name].copy_(state["averaged"][name])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._random.setstate(state["random"])
+        self._generator.set_state(state["generator"])
+
+    # The three parts.
+
+    def _drill(self) -> dict[str, float]:
+        """Reading cards: the prompt names one, the plan is its worker alone. Nothing is said of who is good at what."""
+        lessons = self._draw(self.recipe.warm_lessons)
+        asked = [self._random.randrange(len(one.pool)) for one in lessons]
+        prompts = [self._asked(one, ordinal) for one, ordinal in zip(lessons, asked, strict=True)]
+        logprobs = self._imitate(lessons, prompts, [self._alone(ordinal) for ordinal in asked])
+        self._update(-logprobs.mean(), self.recipe.drill_rate * min((self.step + 1) / 10, 1.0))
+        return {"imitation": float(logprobs.detach().mean())}
+
+    def _warm(self) -> dict[str, float]:
+        """The best of the plans that the teacher tried; every eighth lesson is a drill, lest they be forgotten."""
+        recipe, weights = self.recipe, self._ramped()
+        lessons: list[Lesson] = []
+        prompts: list[list[int]] = []
+        plans: list[Plan] = []
+        rewards: list[float] = []
+        for place, one in enumerate(self._draw(recipe.warm_lessons // recipe.warm_orders)):
+            orders = [one.shuffled(self._random) for _ in range(recipe.warm_orders)]
+            lessons += orders
+            if place % 8 == 0:
+                asked = [self._random.randrange(len(one.pool)) for _ in orders]
+                prompts += [self._asked(other, n) for other, n in zip(orders, asked, strict=True)]
+                plans += [self._alone(ordinal) for ordinal in asked]
+                continue
+            worth = partial(self._reward, one, weights=weights)
+            plan, found = teacher.best(self._random, len(one.pool), worth, recipe.warm_draws)
+            told = [plan] * len(orders)
+            if self.form is WORDS:
+                told, found = teacher.worded(self._random, plan, worth, len(orders))
+            prompts += self._prompts(orders, hide=True)
+            plans += [
+                prompt.ordinals(prompt.placed(plan, one.order), other.order)
+                for plan, other in zip(told, orders, strict=True)
+            ]
+            rewards.append(found)
+        logprobs = self._imitate(lessons, prompts, plans)
+        slope = decayed(self.step - recipe.drill_steps, recipe.warm_steps)
+        self._update(-logprobs.mean(), recipe.warm_rate * slope)
+        return {"reward": sum(rewards) / len(rewards), "imitation": float(logprobs.detach().mean())}
+
+    def _asked(self, one: Lesson, ordinal: int) -> list[int]:
+        return prompt.drill(one.pool, one.order, ordinal, self.form)
+
+    def _alone(self, ordinal: int) -> Plan:
+        """What a drill is answered with."""
+        text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL) if self.form is WORDS else ""
+        return (PlanStep(ordinal, "solve", text=text),)
+
+    def _imitate(self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], plans: Sequence[Plan]) -> Tensor:
+        """The log-probability of each lesson's plan."""
+        workers = torch.tensor([len(one.pool) for one in lessons])
+        tokens = [self.form.encode(plan) for plan in plans]
+        longest = max(map(len, tokens))
+        padded = torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in tokens])
+        return self._logprobs(prompts, workers, padded)[0][:, 0]
+
+    def _ramped(self) -> Weights:
+        done = (self.step - self.recipe.drill_steps) / max(1, self.total - self.recipe.drill_steps)
+        return reward.ramped(self.weights, done, self.recipe.ramp)
+
+    def _policy(self) -> dict[str, float]:
+        recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
+        weights = self._ramped()
+        workers = torch.tensor([len(one.pool) for one in lessons])
+        prompts = self._prompts(lessons, hide=True)
+        with torch.no_grad():
+            read = self.conductor.read(self._prompts(lessons), prompt.pad(self.form))
+            written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
+        kept: list[Group] = []
+        rewards: list[float] = []
+        for one, asked, group in zip(lessons, prompts, written, strict=True):
+            counted = Counter(map(tuple, group))
+            found = {plan: self._reward(one, self.form.decode(ended(plan)), weights) for plan in counted}
+            mean = sum(found[plan] * count for plan, count in counted.items()) / recipe.group
+            rewards.append(mean)
+            if len(counted) > 1:
+                scored = [(plan, found[plan] - mean, float(count)) for plan, count in counted.items()]
+                kept.append(Group(asked, len(one.pool), scored))
+        measured = {"reward": sum(rewards) / len(rewards), "distinct": len({p for g in written for p in map(tuple, g)})}
+        if not kept:
+            return measured | {"entropy": 0.0}
+        slope = decayed(self.step - recipe.drill_steps - recipe.warm_steps, recipe.steps)
+        loss, entropy = self._objective(kept, recipe.entropy * slope)
+        self._update(loss, recipe.rate * slope)
+        return measured | {"entropy": entropy}
+
+    def _objective(self, kept: Sequence["Group"], bonus: float) -> tuple[Tensor, float]:
+        """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
+
+        The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
+        knowing less. (Hiding the same words in both was tried; `deploy/learning.md` has the figures.)
+        """
+        wide = max(len(group.plans) for group in kept)
+        empty = ((0,) * self.form.longest, 0.0, 0)
+        filled = [[*group.plans, *[empty] * (wide - len(group.plans))] for group in kept]
+        plans = torch.tensor([[plan for plan, _, _ in group] for group in filled])
+        counts = torch.tensor([[float(count) for _, _, count in group] for group in filled])
+        advantages = torch.tensor([[advantage for _, advantage, _ in group] for group in filled])
+        longest = int((plans != 0).sum(-1).max()) + 1
+        workers = torch.tensor([group.workers for group in kept])
+        logprobs, entropies = self._logprobs([group.prompt for group in kept], workers, plans[:, :, :longest])
+        norm = self.recipe.lessons * self.recipe.group
+        spread = (entropies * counts).sum()
+        loss = -((logprobs * advantages * counts).sum() + bonus * spread) / norm
+        choices = ((plans != 0).sum(-1) * counts).sum()
+        return loss, float(spread.detach() / choices)
+
+    def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each plan the log-probability, and the entropies of its choices summed: both [prompts, group]."""
+        read = self.conductor.read(prompts, prompt.pad(self.form))
+        scores = self.conductor.scores(read, plans[:, :, :-1], workers)
+        asked = plans[:, :, 1:] != 0
+        chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
+        finite = scores.masked_fill(scores == -math.inf, 0.0)
+        entropies = -(scores.exp() * finite).sum(-1)
+        return torch.where(asked, chosen, 0.0).sum(-1), torch.where(asked, entropies, 0.0).sum(-1)
+
+    def _update(self, loss: Tensor, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+        kept = min(self.recipe.average, self.step / (self.step + 10))
+        with torch.no_grad():
+            for name, tensor in self.averaged.weights.items():
+                tensor.lerp_(self.conductor.weights[name], 1 - kept)
+
+    # Lessons and their rewards.
+
+    def _draw(self, count: int) -> list[Lesson]:
+        return [lesson(self._random, "train", self.recipe.standard) for _ in range(count)]
+
+    def _prompts(self, lessons: Sequence[Lesson], *, hide: bool = False) -> list[list[int]]:
+        share = self.recipe.unknown if hide else 0.0
+        return [one.prompt(self._random if hide else None, share, self.form) for one in lessons]
+
+    def _reward(self, one: Lesson, plan: Plan, weights: Weights) -> float:
+        placed = prompt.placed(plan, one.order)
+        found = outcome(placed, one.problem.kind, Setting(one.pool, weights))
+        self.executed += max(1, self.recipe.executions)
+        if not self.recipe.executions:
+            return reward.expected(found, weights)
+        right = sum(self._random.random() < found.right for _ in range(self.recipe.executions))
+        return right / self.recipe.executions * found.worth
+
+
+def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
+    """The most likely plan of each lesson, over places of its pool."""
+    plans: list[Plan] = []
+    form = conductor.form
+    for start in range(0, len(lessons), 64):
+        some = lessons[start : start + 64]
+        workers = torch.tensor([len(one.pool) for one in some])
+        with torch.no_grad():
+            read = conductor.read([one.prompt(form=form) for one in some], prompt.pad(form))
+            written = conductor.write(read, workers, 1, None)[:, 0].tolist()
+        plans += [
+            prompt.placed(form.decode(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
+        ]
+    return plans
+
+
+def ended(tokens: Sequence[int]) -> list[int]:
+    """A written plan without what follows its end."""
+    return list(tokens[: list(tokens).index(2) + 1])
+
+
+def decayed(step: int, steps: int) -> float:
+    """Of a learning rate: ten steps up, then down to a tenth."""
+    return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

@@ -1,0 +1,308 @@
+"""`baton train --rounds 2`: a trained small conductor learns what to do with the answer of its first plan.
+
+It goes on from a checkpoint. First it is taught: to each of its own first plans and each sign, the best of some second
+plans that are tried, the empty one among them; and beside it, lest it forget, the checkpoint's own first plans. Then
+policy gradients over both rounds: a second plan's reward is that of the whole run, given the sign; a first plan's is
+the same over both signs, but for a share that is its own answer's (`DISCOUNT`; arXiv 2512.04388 discounts the first
+round by as much, and forces a second one for half of its samples, where here second plans are tried for all).
+
+In the folder: `model.pt`, `checkpoint.pt` (to go on from), `curve.csv`, `card.json`, `report.txt`.
+"""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+
+from app.errors import ConfigInvalid
+from app.lab import prompt, reward, second_round, world
+from app.lab.evaluate import RESAMPLES, exam
+from app.lab.lessons import SPLITS, Lesson, Split
+from app.lab.outcome import outcome
+from app.lab.paired_statistics import Interval, interval, resampled
+from app.lab.plans import SLOTS, Plan, from_tokens
+from app.lab.second_round import SIGNS, TAKE, Whole
+from app.lab.train import CAVEAT, VALIDATION, Order, choose, restored, save
+from app.lab.train_loop import Group, Recipe, Trainer, decayed, ended, greedy
+from app.lab.train_model import Conductor, Tensor
+from app.lab.training_record import write_card, write_rows
+from app.lab.world import Setting, Weights
+
+DISCOUNT = 0.25
+"""What its own answer counts in a first plan's reward; the rest is the whole run's."""
+TAUGHT, STEPS, LESSONS, GROUP, DRAWS = 80, 40, 32, 6, 16
+TEACHING, RATE = 1e-3, 3e-4
+EVERY = 20
+"""Steps between validations and checkpoints."""
+BEFORE, ALONE, BOTH = "the checkpoint, one round", "its first round, two learned", "two rounds"
+Tokens = tuple[int, ...]
+
+
+class _Answer(NamedTuple):
+    """What the conductor is shown: of which lesson and first plan, how often that was written, and with which sign."""
+
+    place: int
+    lesson: Lesson
+    first: Tokens
+    sign: int
+    share: float
+    read: list[int]
+    hidden: list[int]
+    """The prompt, and the same with words hidden."""
+
+
+class Rounds(Trainer):
+    """A training run from a checkpoint's weights; `warm_steps` and `steps` are those of the fine-tuning."""
+
+    def __init__(self, recipe: Recipe, weights: Weights, checkpoint: Mapping[str, Tensor]) -> None:
+        super().__init__(recipe, weights)
+        self.base = Conductor(self.conductor.shape, {name: one.detach().clone() for name, one in checkpoint.items()})
+        with torch.no_grad():
+            for own in (self.conductor, self.averaged):
+                for name, tensor in own.weights.items():
+                    tensor.copy_(checkpoint[name])
+
+    def _warm(self) -> dict[str, float]:
+        recipe, lessons = self.recipe, self._draw(self.recipe.warm_lessons)
+        read = self._prompts(lessons, hide=True)
+        firsts = [from_tokens(next(iter(one))) for one in self._written(lessons, self._prompts(lessons), 1, 0)]
+        signs = [self._random.choice(SIGNS) for _ in lessons]
+        best = [self._best(*one) for one in zip(lessons, firsts, signs, strict=True)]
+        prompts = [second_round.shown(*one) for one in zip(read, lessons, firsts, signs, strict=True)]
+        seconds = self._logprobs(
+            prompts, _workers(lessons, SLOTS), _padded([second_round.written(plan) for plan in best])
+        )[0]
+        kept = [prompt.ordinals(plan, one.order) for plan, one in zip(greedy(self.base, lessons), lessons, strict=True)]
+        anchored = self._imitate(lessons, read, kept)
+        self._update(-(seconds.mean() + anchored.mean()) / 2, recipe.warm_rate * decayed(self.step, recipe.warm_steps))
+        return {"imitation": float(seconds.detach().mean())}
+
+    def _best(self, one: Lesson, first: Plan, sign: int) -> Plan:
+        """Over ordinals: the empty plan, or the best of some that are tried."""
+        tried = [TAKE, *(second_round.drawn(self._random, len(one.pool)) for _ in range(self.recipe.warm_draws))]
+        return max(tried, key=lambda second: self._continued(one, first, second, sign).reward)
+
+    def _policy(self) -> dict[str, float]:
+        recipe, lessons = self.recipe, self._draw(self.recipe.lessons)
+        read, hidden = self._prompts(lessons), self._prompts(lessons, hide=True)
+        firsts = self._written(lessons, read, recipe.group, 0)
+        groups: list[Group] = []
+        rewards = []
+        answers = self._answers(lessons, firsts, read, hidden)
+        worth = self._second_groups(answers, groups)
+        for place, (one, counted) in enumerate(zip(lessons, firsts, strict=True)):
+            values = {first: self._valued(one, first, worth[place, first]) for first in counted}
+            mean = sum(values[first] * count for first, count in counted.items()) / recipe.group
+            scored = [(first, values[first] - mean, float(count)) for first, count in counted.items()]
+            groups.append(Group(hidden[place], len(one.pool), scored))
+            rewards.append(sum(worth[place, first] * count for first, count in counted.items()) / recipe.group)
+        slope = decayed(self.step - recipe.warm_steps, recipe.steps)
+        loss, entropy = self._objective(groups, recipe.entropy * slope)
+        self._update(loss, recipe.rate * slope)
+        return {"reward": sum(rewards) / len(rewards), "entropy": entropy}
+
+    def _answers(
+        self,
+        lessons: Sequence[Lesson],
+        firsts: Sequence[Counter[Tokens]],
+        read: Sequence[list[int]],
+        hidden: Sequence[list[int]],
+    ) -> list[_Answer]:
+        """Every different answer of these first plans with either sign."""
+        return [
+            _Answer(
+                place, one, first, sign, count / self.recipe.group, *_both(one, first, sign, read[place], hidden[place])
+            )
+            for place, (one, counted) in enumerate(zip(lessons, firsts, strict=True))
+            for first, count in counted.items()
+            for sign in SIGNS
+        ]
+
+    def _second_groups(self, answers: Sequence[_Answer], groups: list[Group]) -> dict[tuple[int, Tokens], float]:
+        """Add a group of second plans for each answer; what the runs of each lesson's first plans are worth."""
+        lessons = [one.lesson for one in answers]
+        written = self._written(lessons, [one.read for one in answers], self.recipe.group, SLOTS)
+        worth: dict[tuple[int, Tokens], float] = defaultdict(float)
+        for one, counted in zip(answers, written, strict=True):
+            first = from_tokens(one.first)
+            found = {
+                plan: self._continued(one.lesson, first, second_round.understood(plan), one.sign) for plan in counted
+            }
+            mean = sum(found[plan].reward * count for plan, count in counted.items()) / self.recipe.group
+            likely = next(iter(found.values())).again
+            worth[one.place, one.first] += likely * mean
+            share = one.share * likely
+            scored = [(plan, found[plan].reward - mean, count * share) for plan, count in counted.items()]
+            groups.append(Group(one.hidden, len(one.lesson.pool) + SLOTS, scored))
+        return worth
+
+    def _valued(self, one: Lesson, first: Tokens, run: float) -> float:
+        """The discounted reward of a first plan whose runs are worth so much."""
+        alone = outcome(prompt.placed(from_tokens(first), one.order), one.problem.kind, Setting(one.pool, self.weights))
+        return DISCOUNT * reward.expected(alone, self.weights) + (1 - DISCOUNT) * run
+
+    def _continued(self, one: Lesson, first: Plan, second: Plan, sign: int) -> Whole:
+        self.executed += 1
+        plans = prompt.placed(first, one.order), second_round.placed(second, one.order)
+        return second_round.continued(*plans, one.problem.kind, Setting(one.pool, self.weights), sign)
+
+    def _written(
+        self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], group: int, row: int
+    ) -> list[Counter[Tokens]]:
+        """Sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
+        with torch.no_grad():
+            read = self.conductor.read(prompts, prompt.pad())
+            found = self.conductor.write(read, _workers(lessons, row), group, self._generator).tolist()
+        return [Counter(map(tuple, one)) for one in found]
+
+
+def _both(one: Lesson, first: Tokens, sign: int, *prompts: list[int]) -> list[list[int]]:
+    return [second_round.shown(read, one, from_tokens(first), sign) for read in prompts]
+
+
+def _workers(lessons: Sequence[Lesson], row: int) -> Tensor:
+    return torch.tensor([len(one.pool) + row for one in lessons])
+
+
+def _padded(plans: Sequence[Sequence[int]]) -> Tensor:
+    longest = max(map(len, plans))
+    return torch.tensor([[[*one, *[0] * (longest - len(one))]] for one in plans])
+
+
+def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[Plan, list[Plan]]]:
+    """The likeliest first plan of each lesson and the likeliest second one to each sign, over places of its pool."""
+    firsts = greedy(conductor, lessons)
+    seconds: list[list[Plan]] = [[] for _ in lessons]
+    for sign in SIGNS:
+        for start in range(0, len(lessons), 64):
+            some = range(start, min(start + 64, len(lessons)))
+            asked = [lessons[n] for n in some]
+            prompts = [
+                second_round.shown(lessons[n].prompt(), lessons[n], prompt.ordinals(firsts[n], lessons[n].order), sign)
+                for n in some
+            ]
+            with torch.no_grad():
+                read = conductor.read(prompts, prompt.pad())
+                written = conductor.write(read, _workers(asked, SLOTS), 1, None)[:, 0].tolist()
+            for n, tokens in zip(some, written, strict=True):
+                seconds[n].append(second_round.placed(second_round.understood(ended(tokens)), lessons[n].order))
+    return list(zip(firsts, seconds, strict=True))
+
+
+# -- one run
+
+
+def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Split, dict[str, Any]]:
+    """Fine-tune, or go on from the folder's checkpoint; the comparison of each split."""
+    torch.set_num_threads(order.threads)
+    order.out.mkdir(parents=True, exist_ok=True)
+    rows = restored(order, trainer, say)
+    validation = exam("held-out tasks", VALIDATION, -1)
+    while trainer.step < trainer.total:
+        measured = trainer.advance()
+        if trainer.step % EVERY == 0 or trainer.step == trainer.total:
+            runs = list(second_round.weighed(validation, both_rounds(trainer.averaged, validation), order.weights))
+            worth = {
+                name: round(sum(getattr(one, name) for one in runs) / len(runs), 5) for name in ("reward", "again")
+            }
+            rows.append({"step": trainer.step, "validation": worth["reward"], "again": worth["again"]})
+            rows[-1] |= {name: round(value, 4) for name, value in measured.items()}
+            save(order, trainer, rows)
+            say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
+    choose(order, trainer)
+    write_rows(order.out / "curve.csv", rows)
+    return {split: compared(order, trainer, exam(split, order.lessons, 1)) for split in SPLITS}
+
+
+def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
+    """One round by the checkpoint, one round by what has learned two, and two: means, and by how much the last is ahead
+    in reward and accuracy, paired over lessons."""
+    settings = [Setting(one.pool, order.weights) for one in lessons]
+    runs: dict[str, list[Whole]] = {}
+    for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):
+        plans = zip(greedy(conductor, lessons), lessons, settings, strict=True)
+        found = [outcome(plan, one.problem.kind, setting) for plan, one, setting in plans]
+        runs[arm] = [Whole(one.reward, one.right, one.usd, one.seconds, 0.0) for one in found]
+    runs[BOTH] = list(second_round.weighed(lessons, both_rounds(trainer.averaged, lessons), order.weights))
+    means = {arm: [sum(column) / len(lessons) for column in zip(*found, strict=True)] for arm, found in runs.items()}
+    ahead = {name: _ahead(runs, name, order.recipe.seed) for name in ("reward", "right")}
+    return {
+        "lessons": len(lessons),
+        "arms": {arm: dict(zip(Whole._fields, m, strict=True)) for arm, m in means.items()},
+        "ahead": ahead,
+    }
+
+
+def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interval:
+    """Of two rounds over the checkpoint's one."""
+    means = resampled({arm: [getattr(one, name) for one in of] for arm, of in runs.items()}, Random(seed), RESAMPLES)
+    return interval([mean[BOTH] - mean[BEFORE] for mean in means])
+
+
+def drawn(split: str, found: Mapping[str, Any]) -> str:
+    """A comparison for a terminal or a document."""
+    lines = [f"{split}: {found['lessons']} lessons", f"{'':31}reward  accuracy  cost m$  seconds  second rounds"]
+    for arm, one in found["arms"].items():
+        figures = f"{one['reward']:.3f}     {one['right']:.3f}  {1000 * one['usd']:7.3f}  {one['seconds']:7.2f}"
+        lines.append(f"{arm:31}{figures}  {one['again']:13.0%}")
+    told = (f"{name} {one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" for name, one in found["ahead"].items())
+    return "\n".join([*lines, f"two rounds are ahead of the checkpoint: {', '.join(told)}"])
+
+
+def checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
+    """What a training run, or an export of one, has left."""
+    try:
+        card = json.loads((folder / "card.json").read_text())
+        if (folder / "model.pt").is_file():
+            weights = torch.load(folder / "model.pt", weights_only=True)
+        else:
+            weights = resolve_name("app.lab.export").loaded(folder).weights
+    except OSError as error:
+        raise ConfigInvalid([f"--from: {error.filename}: {error.strerror}; `baton train` leaves one"]) from None
+    return Recipe(**card["recipe"]), Weights(**card["weights"]), weights
+
+
+def run(options: Any, say: Callable[[str], None]) -> None:
+    """For the command line."""
+    if options.checkpoint is None:
+        raise ConfigInvalid(["--rounds 2: name the folder of a training run with --from"])
+    recipe, weights, start = checkpoint(Path(options.checkpoint))
+    if recipe.form != "roles":
+        raise ConfigInvalid(["--rounds 2: second plans are written by role; name a run without --recipe"])
+    recipe = replace(recipe, drill_steps=0, warm_steps=options.warm_steps or TAUGHT, steps=options.steps or STEPS)
+    recipe = replace(recipe, seed=options.seed, warm_lessons=LESSONS, lessons=LESSONS, group=GROUP, warm_draws=DRAWS)
+    recipe = replace(recipe, rate=RATE, warm_rate=TEACHING, ramp=0.0)
+    order = Order(Path(options.out), recipe, weights, options.lessons, options.threads)
+    trainer = Rounds(recipe, weights, start)
+    say(CAVEAT)
+    tables = train(order, trainer, say)
+    written = [drawn(split, found) for split, found in tables.items()]
+    (order.out / "report.txt").write_text("\n\n".join([f"seed {recipe.seed}. {CAVEAT}", *written]) + "\n")
+    for table in written:
+        say(f"\n{table}")
+    write_card(order.out, _card(order, trainer, Path(options.checkpoint), tables))
+
+
+def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
+    ahead = {split: {name: asdict(one) for name, one in found["ahead"].items()} for split, found in tables.items()}
+    return {
+        "caveat": CAVEAT,
+        "backend": "builtin",
+        "rounds": 2,
+        "from": json.loads((begun / "card.json").read_text())["model_sha256"],
+        "recipe": asdict(order.recipe),
+        "weights": asdict(order.weights),
+        "discount": DISCOUNT,
+        "world": world.VERSION,
+        "reward": reward.VERSION,
+        "model_sha256": hashlib.sha256((order.out / "model.pt").read_bytes()).hexdigest(),
+        "plans_carried_out": trainer.executed,
+        "tables": {split: {**found, "ahead": ahead[split]} for split, found in tables.items()},
+    }

@@ -1,0 +1,62 @@
+"""How a chat model is trained to conduct: what can be set, and the figures to begin with. Knows no torch."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from app.lab.world import Weights
+
+Vllm = Literal["none", "colocate", "server"]
+FULL_RATE, LORA_RATE = 1e-6, 1e-5
+FULL_IMITATION, LORA_IMITATION = 1e-5, 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Of one training run. The figures are those for a model of seven billion parameters and LoRA."""
+
+    model: str
+    """A folder, or a name that Hugging Face knows."""
+    seed: int = 0
+    lora: int = 32
+    """Rank of the adapters on all linear layers; 0: all weights are trained."""
+    steps: int = 100
+    """Of policy gradients."""
+    questions: int = 16
+    """Of each step."""
+    group: int = 16
+    """Plans for each question."""
+    micro: int = 4
+    """Plans that pass through the model at a time."""
+    rate: float | None = None
+    completion: int = 1_024
+    """Most tokens of a plan."""
+    ramp: float = 0.3
+    """Share of the steps after which cost counts in full."""
+    every: int = 20
+    """Steps between checkpoints."""
+    vllm: Vllm = "none"
+    vllm_url: str = ""
+    epochs: int = 2
+    """Of imitation."""
+    batch: int = 8
+    """Examples of each step of imitation."""
+    imitation_rate: float | None = None
+    beta: float = 0.3
+    """Of advantage-weighted regression: the advantage that counts e times as much as none."""
+    cap: float = 20.0
+    """Its greatest weight before scaling."""
+    weights: Weights = field(default_factory=Weights)
+
+    @property
+    def policy_rate(self) -> float:
+        """The learning rate of policy gradients."""
+        return self.rate or (LORA_RATE if self.lora else FULL_RATE)
+
+    @property
+    def warm_rate(self) -> float:
+        """The learning rate of imitation."""
+        return self.imitation_rate or (LORA_IMITATION if self.lora else FULL_IMITATION)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for the card and to tell one recipe from another."""
+        return asdict(self)

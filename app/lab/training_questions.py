@@ -1,0 +1,96 @@
+"""What policy gradients are trained on: questions with a rule for their answers, each before a pool in shuffled order.
+
+From a task set, from journaled runs (`rollouts.py`; the rules then come from a task set with the same questions), or
+drawn from the rehearsal world.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from app.conductor.protocol import Brief
+from app.core.chat import Message, Task, Text
+from app.core.pool import Limits, Worker
+from app.lab.grading import Grader, grader
+from app.lab.lessons import lesson
+from app.lab.rollouts import Rollout, Turns, shown
+
+SMALLEST = 3
+"""Workers of a pool that is drawn at random, if there are as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A conversation and what its answer is held against."""
+
+    conversation: Turns
+    grader: Grader
+    written: str
+    """The rule as data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A rule before a pool: ordinal n is the worker `workers[n]`."""
+
+    rule: Rule
+    workers: tuple[Worker, ...]
+    limits: Limits
+
+    @property
+    def prompt(self) -> Turns:
+        """What the `model` conductor is shown in the service."""
+        task = Task(tuple(Message(turn["role"], (Text(turn["content"]),)) for turn in self.rule.conversation))  # type: ignore[arg-type]
+        return shown(Brief(task, self.workers, self.limits, self.limits.usd))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers, by ordinal."""
+        return [worker.name for worker in self.workers]
+
+
+def of_rollouts(rollouts: Iterable[Rollout], rules: Sequence[Rule]) -> list[Rule]:
+    """The conversations of journaled runs, each once, that end with a question for which there is a rule; only those
+    of the training side."""
+    by_question = {_last(rule.conversation): rule for rule in rules}
+    found: dict[str, Rule] = {}
+    for one in rollouts:
+        rule = by_question.get(_last(one.conversation))
+        if rule is not None and one.split == "train":
+            key = json.dumps([dict(turn) for turn in one.conversation])
+            found[key] = Rule(one.conversation, rule.grader, rule.written)
+    return list(found.values())
+
+
+def _last(conversation: Sequence[Mapping[str, str]]) -> str:
+    said = [turn["content"] for turn in conversation if turn["role"] == "user"]
+    return " ".join(said[-1].split()) if said else ""
+
+
+def of_world(count: int, seed: int) -> list[Rule]:
+    """Tasks of the rehearsal world's training split."""
+    random = Random(seed)
+    drawn = (lesson(random, "train").problem for _ in range(count))
+    return [_exactly(problem.text, problem.answer) for problem in drawn]
+
+
+def _exactly(text: str, answer: str) -> Rule:
+    spec: dict[str, Any] = {"kind": "exact", "expected": answer}
+    return Rule(({"role": "user", "content": text},), grader(spec), json.dumps(spec, sort_keys=True))
+
+
+def posed(
+    rules: Sequence[Rule], pool: Sequence[Worker], limits: Limits, count: int, seed: int, *, random_pools: bool
+) -> Iterator[Question]:
+    """`count` questions: the rules by turns, in an order and before pools that depend on the seed alone. The workers
+    are always shuffled; with `random_pools`, only some of them are there."""
+    random = Random(seed)
+    order: list[Rule] = []
+    for _ in range(count):
+        if not order:
+            order = random.sample(rules, len(rules))
+        least = min(SMALLEST, len(pool))
+        size = random.randint(least, len(pool)) if random_pools else len(pool)
+        yield Question(order.pop(), tuple(random.sample(pool, size)), limits)

@@ -1,0 +1,145 @@
+"""The workers of a world as the executor meets them: messages in, an answer and its tokens out.
+
+A worker knows only its messages. It reads the question if it was granted, its subtask (`subtask_wording.py`), and of
+the earlier steps what they say: a plan for the wrong kind of task is a bad one, an answer is right if it is what the
+question comes to, and whose hand an answer has been through shows in its words. The dice are hashes: the same call
+under the same seed gets the same answer.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from app.core.chat import Message
+from app.lab import world
+from app.lab.subtask_wording import role_of, shift
+from app.lab.task_families import DOMAINS, Problem, read
+from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile
+
+METHODS: Mapping[str, str] = {
+    "numbers": "split it into single operations, carry them out one by one, then estimate the size of the result",
+    "equations": "write it as an equation, bring the unknown to one side, then put the value back in",
+    "words": "write the words below each other, go through them one at a time, then count them again",
+    "calendar": "go month by month, mind the lengths of months and leap years, then check with the weekday",
+}
+HANDS: Mapping[str, str] = {
+    "atlas": "quickly", "birch": "neatly", "cedar": "carefully", "delta": "plainly", "ember": "thoroughly",
+    "flint": "strictly", "grove": "briefly", "heron": "calmly",
+}  # fmt: skip
+"""How each worker's answers begin: what it recognises its own by."""
+CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
+STEP = re.compile(
+    r'<step\s+index="\d+"\s+id="(?P<id>[^"]*)">\s*(?:<subtask>(?P<subtask>.*?)</subtask>\s*)?'
+    r'<answer>(?P<answer>.*?)</answer>\s*</step\s+id="(?P=id)">',
+    re.DOTALL,
+)
+SUBTASK = re.compile(r"^Your subtask:\s*(.*)\Z", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(r"(?P<hands>[A-Za-z, ]+): the answer is (?P<answer>.*)\.", re.DOTALL)
+PLAN = re.compile(r"Plan: (?P<method>.*)\.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A worker's words, and the tokens that the world counts for reading and writing."""
+
+    text: str
+    read: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """An earlier step as its reader takes it: a plan, an answer with the hands it went through, or neither."""
+
+    role: str
+    method: str = ""
+    answer: str = ""
+    hands: tuple[str, ...] = ()
+
+
+def reply(worker: Profile, messages: Sequence[Message], seed: str) -> Reply:
+    """This worker's answer to these messages."""
+    problem, role, told, shown = _read(messages)
+    read_tokens = (QUESTION + PER_LEVEL * problem.level if problem else 0) + sum(OUTPUT[one.role] for one in shown)
+    heard = world.told(worker, shift(told, problem.domain)) if problem else worker
+    text = _answer(heard, problem, role, shown, seed) if problem else CANNOT_KNOW
+    return Reply(text, read_tokens, OUTPUT["nothing" if text == CANNOT_KNOW else role])
+
+
+def final(text: str) -> str:
+    """The answer that a text states, or nothing."""
+    match = ANSWER.fullmatch(text)
+    return match.group("answer") if match else ""
+
+
+def _read(messages: Sequence[Message]) -> tuple[Problem | None, str, str, list[_Shown]]:
+    """The task if it was granted, the role that is asked for and the words that ask for it, and the earlier steps."""
+    asked = [message.text for message in messages if message.role == "user"]
+    last = asked[-1] if asked else ""
+    steps = list(STEP.finditer(last))
+    assigned = SUBTASK.search(last[steps[-1].end() :] if steps else last)
+    if assigned is None:
+        return read(last), "solve", "", []
+    problem = read(asked[-2]) if len(asked) > 1 else None
+    return problem, role_of(assigned.group(1)), assigned.group(1), [_shown(step) for step in steps]
+
+
+def _shown(step: re.Match[str]) -> _Shown:
+    role, text = role_of(step.group("subtask") or ""), step.group("answer")
+    if match := ANSWER.fullmatch(text):
+        return _Shown(role, answer=match.group("answer"), hands=_hands(match.group("hands")))
+    if match := PLAN.fullmatch(text):
+        return _Shown(role, method=match.group("method"))
+    return _Shown("nothing")
+
+
+def _hands(text: str) -> tuple[str, ...]:
+    return tuple(text.casefold().split(", then "))
+
+
+def _answer(worker: Profile, problem: Problem, role: str, shown: Sequence[_Shown], seed: str) -> str:
+    trait = TRAITS[_dice(f"trait|{problem.text}") < 0.5]
+    luck = _dice(f"{seed}|{worker.name}|{role}|{problem.text}|{shown}")
+    answers = [one for one in shown if one.answer]
+    if role == "plan":
+        good = luck < world.plan_chance(worker, problem.level, len(shown))
+        return f"Plan: {METHODS[DOMAINS[(problem.domain + (0 if good else 1)) % len(DOMAINS)]]}."
+    if role == "check" and answers:
+        return _check(worker, problem, trait, answers[-1], len(shown) - 1, luck)
+    if role == "combine" and len(answers) > 1:
+        return _combine(worker, problem, trait, answers, len(shown) - len(answers), luck)
+    if role in ("check", "combine"):
+        return CANNOT_KNOW
+    methods = [one.method for one in shown if one.method]
+    plan = int(methods[-1] == METHODS[DOMAINS[problem.domain]]) if methods else None
+    crowd = len(shown) - bool(methods)
+    chance = world.solve_chance(worker, problem.kind, trait, role, plan, crowd)
+    return _say(worker, (), problem.answer if luck < chance else problem.slip)
+
+
+def _check(worker: Profile, problem: Problem, trait: float, seen: _Shown, crowd: int, luck: float) -> str:
+    right = seen.answer == problem.answer
+    own = HANDS[worker.name] in seen.hands
+    chance = world.check_chance(worker, problem.kind, trait, right, own, crowd)
+    wrong = problem.slip if right else seen.answer
+    return _say(worker, seen.hands, problem.answer if luck < chance else wrong)
+
+
+def _combine(
+    worker: Profile, problem: Problem, trait: float, answers: Sequence[_Shown], crowd: int, luck: float
+) -> str:
+    wrong = [one.answer for one in answers if one.answer != problem.answer]
+    right = len(answers) - len(wrong)
+    chance = world.combine_chance(worker, problem.kind, trait, right, len(answers), crowd)
+    hands = tuple(hand for one in answers for hand in one.hands)
+    return _say(worker, hands, problem.answer if luck < chance else (wrong or [problem.slip])[0])
+
+
+def _say(worker: Profile, before: Sequence[str], answer: str) -> str:
+    hands = ", then ".join(dict.fromkeys([*before, HANDS[worker.name]]))
+    return f"{hands.capitalize()}: the answer is {answer}."
+
+
+def _dice(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") / 2**56

@@ -1,0 +1,195 @@
+"""A rehearsal world: workers with hidden skill by domain, price and pace, and what decides whether a step succeeds.
+
+Skills and difficulties are on one scale; a chance is the logistic of SLOPE times what speaks for success. Where each
+figure comes from stands beside it and in the world's card; none was changed after a trained conductor was first scored.
+A task has one hidden trait that is the same for all workers (`TRAITS`): errors of models on one question go together,
+so that asking twice is worth less than two independent opinions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from random import Random
+
+from app.lab.task_families import DOMAINS, LEVELS
+
+VERSION = "world-1"
+SLOPE = 1.6
+DIFFICULTY = (-0.6, 1.4, 3.7)
+"""Of the three levels: the first trial's."""
+TRAITS = (-0.5, 0.5)
+"""A task is, with equal chance, a little harder or easier than its level for every worker."""
+REASON_HELPS = 0.4
+"""Step by step instead of at once. A thinking and a direct Qwen3-32B differ by 0.04 to 0.4 logits on six of seven
+benchmarks (arXiv 2512.04388, table of results), 2.4 on AIME25; 0.64 here."""
+PLAN_HELPS, PLAN_MISLEADS = 0.8, -0.3
+"""A good plan and a bad one. The first trial had 1.7; without its thinker role TRINITY loses 1.8 points of 70
+(arXiv 2512.04695), so that is far too much."""
+CROWDS = -0.15
+"""Each further thing that a step sees and does not need."""
+SELF = -1.4
+"""On finding a fault in what the same worker has written: asking GPT-5 five times to reflect on its own answer gains
+0.8 points, Gemini 0.1 (arXiv 2512.04388)."""
+
+UNANIMOUS = 3.5
+"""On passing on what all answers agree on: 97 in 100, at the least."""
+
+QUESTION, PER_LEVEL = 60, 25
+"""Input tokens of a question, and more of them with each level."""
+OUTPUT: Mapping[str, int] = {"plan": 110, "solve": 40, "reason": 170, "check": 90, "combine": 60, "nothing": 20}
+"""Output tokens of a step by its role; `nothing` is a worker's word that it cannot know."""
+INPUT_SHARE = 0.35
+"""The input's price in parts of the output's."""
+OVERHEAD = 0.25
+"""Seconds of a call beside its decoding."""
+CLASSES = tuple((domain, level) for domain in range(len(DOMAINS)) for level in range(LEVELS))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One worker as the world knows it. `strengths` is all that a conductor is told of its skills."""
+
+    name: str
+    strengths: str
+    skills: tuple[float, float, float, float]
+    plans: float
+    checks: float
+    price: float
+    """Dollars per million output tokens."""
+    pace: float
+    """Output tokens per second."""
+
+    def __hash__(self) -> int:
+        """Of what pools differ in: training looks workers up a hundred thousand times a second."""
+        return hash((self.name, self.price))
+
+
+@cache
+def profiles() -> Mapping[str, Profile]:
+    """Everyone who could be in a pool; the first six, the standard pool, are the first trial's."""
+    everyone = (
+        Profile("atlas", "general small", (0.6, 0.4, 0.2, 0.8), -0.5, -0.6, 0.2, 220),
+        Profile("birch", "mathematics", (3.0, 2.9, 0.4, -0.2), 0.4, 1.0, 1.0, 90),
+        Profile("cedar", "text", (0.8, 0.6, 3.0, -0.2), 0.3, 0.8, 1.0, 90),
+        Profile("delta", "calendar", (0.2, 0.2, -0.2, 3.0), 0.6, 0.2, 0.8, 110),
+        Profile("ember", "general large", (2.2, 2.2, 2.2, 2.2), 1.6, 1.4, 6.0, 45),
+        Profile("flint", "planning checking", (0.3, 0.3, 0.3, 0.3), 2.6, 2.4, 0.9, 100),
+        Profile("grove", "mathematics small", (2.0, 1.8, -0.2, -0.4), 0.0, 0.2, 0.4, 160),
+        Profile("heron", "general medium", (1.4, 1.4, 1.4, 1.4), 0.9, 0.8, 2.0, 80),
+    )
+    return {profile.name: profile for profile in everyone}
+
+
+@lru_cache(10_000)
+def told(worker: Profile, shift: float) -> Profile:
+    """The worker as its subtask's words make it: better or worse by so much, at planning and at every domain."""
+    if not shift:
+        return worker
+    first, second, third, fourth = worker.skills
+    skills = (first + shift, second + shift, third + shift, fourth + shift)
+    return replace(worker, skills=skills, plans=worker.plans + shift)
+
+
+Pool = tuple[Profile, ...]
+PRICES = (0.5, 1.0, 2.0)
+HELD_OUT_PRICES = (0.7, 1.4)
+SMALLEST = 3
+
+
+def standard_pool() -> Pool:
+    """The pool of the main table."""
+    return tuple(profiles().values())[:6]
+
+
+def held_out(names: Sequence[str]) -> bool:
+    """Whether a pool of these workers is kept from training: one in four, and never the standard one."""
+    known = list(profiles())
+    mask = sum(1 << known.index(name) for name in names)
+    return mask != 0b111111 and mask * 2_654_435_761 % 2**32 % 4 == 0
+
+
+def draw_pool(random: Random, *, unseen: bool) -> Pool:
+    """Three to six workers at other prices; `unseen`: a set of workers and prices that training never meets."""
+    while True:
+        names = random.sample(list(profiles()), random.randint(SMALLEST, 6))
+        if held_out(names) == unseen:
+            break
+    prices = HELD_OUT_PRICES if unseen else PRICES
+    return tuple(replace(profiles()[name], price=profiles()[name].price * random.choice(prices)) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a right answer is worth: 1, less these shares of a full cost and a full wait. Wrong is 0."""
+
+    cost: float = 0.30
+    wait: float = 0.10
+    full_usd: float = 0.006
+    full_seconds: float = 12.0
+
+    def worth(self, usd: float, seconds: float) -> float:
+        """Of a right answer; falls strictly with its cost up to the cap, and stays above 0."""
+        return 1 - self.cost * min(1.0, usd / self.full_usd) - self.wait * min(1.0, seconds / self.full_seconds)
+
+
+DEAR = Weights(cost=0.60, wait=0.35)
+
+
+def logistic(value: float) -> float:
+    """The chance that `value` stands for."""
+    return 1 / (1 + math.exp(-value))
+
+
+def plan_chance(worker: Profile, level: int, crowd: int) -> float:
+    """That its plan is a good one."""
+    return logistic(worker.plans - 0.35 * DIFFICULTY[level] + 0.4 + SLOPE * CROWDS * crowd)
+
+
+def solve_chance(
+    worker: Profile, kind: tuple[int, int], trait: float, role: str, plan: int | None, crowd: int
+) -> float:
+    """That it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
+    helped = REASON_HELPS if role == "reason" else 0.0
+    guided = 0.0 if plan is None else PLAN_HELPS if plan else PLAN_MISLEADS
+    return logistic(SLOPE * (_margin(worker, kind, trait) + helped + guided + CROWDS * crowd))
+
+
+def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, own: bool, crowd: int) -> float:
+    """That a checked answer is right: a right one is kept, a wrong one is found wrong and solved anew."""
+    if right:
+        return logistic(2.2 + 0.7 * worker.checks + SLOPE * CROWDS * crowd)
+    finds = logistic(worker.checks - 0.5 + (SELF if own else 0.0))
+    return finds * logistic(SLOPE * (_margin(worker, kind, trait) + REASON_HELPS + CROWDS * crowd))
+
+
+def combine_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, count: int, crowd: int) -> float:
+    """That the right one of `count` answers, of which `right` are, is given: weak judges follow the majority."""
+    if not right:
+        return 0.0
+    spoiled = SLOPE * CROWDS * crowd
+    majority = 1.5 * (2 * right - count) / count
+    judged = SLOPE * (0.5 * worker.checks + 0.5 * _margin(worker, kind, trait) + majority)
+    return logistic((max(judged, UNANIMOUS) if right == count else judged) + spoiled)
+
+
+def _margin(worker: Profile, kind: tuple[int, int], trait: float) -> float:
+    return worker.skills[kind[0]] - DIFFICULTY[kind[1]] - trait
+
+
+def usd(worker: Profile, read: int, written: int) -> float:
+    """Of one call, in dollars."""
+    return worker.price * (written + INPUT_SHARE * read) / 1e6
+
+
+def seconds(worker: Profile, written: int) -> float:
+    """Of one call."""
+    return OVERHEAD + written / worker.pace
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A pool under one weighing of cost: what a plan's worth depends on beside the task's class."""
+
+    pool: Pool
+    weights: Weights = field(default_factory=Weights)
