@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
-from app.command.parser import parser
+from app.cli.parser import parser
 from app.errors import BatonError, ConfigInvalid
 
 
@@ -38,7 +38,7 @@ def _command(module: str, *, alone: bool) -> Callable[[Namespace, Mapping[str, s
     """
     gc.disable()
     try:
-        return resolve_name(f"app.command.{module}:run")  # type: ignore[no-any-return]
+        return resolve_name(f"app.cli.{module}:run")  # type: ignore[no-any-return]
     finally:
         if alone:
             gc.freeze()

@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from sqlalchemy import Dialect
 from sqlalchemy.engine import URL, make_url
 
-from app.command.terminal import NOISY
+from app.cli.terminal import NOISY
 from app.store.migrate import migrate
 from app.store.statements import Statements
 from app.store.tables import METADATA

@@ -12,8 +12,8 @@ import pytest
 
 from app import serving
 from app.__main__ import main
-from app.command import calibrate, loop, storage
-from app.command.parser import parser
+from app.cli import calibrate, event_loop, storage
+from app.cli.parser import parser
 from app.config import configure
 from app.core.calibration import rates
 from app.core.journal import Kind
@@ -59,7 +59,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
         assert words in told.out
     loaded = configure(environ)
-    trials = loop.run(calibrate._known(loaded))
+    trials = event_loop.run(calibrate._known(loaded))
     assert {(one.worker, one.task) for one in trials} == {
         (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
     }
@@ -67,7 +67,7 @@ def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
     found = rates(trials, lambda one: f"{one.worker} {one.domain}")
     assert found["birch numbers"].value > found["delta numbers"].value + 0.2
     assert found["delta calendar"].value > found["birch calendar"].value + 0.2
-    loop.run(_journaled(loaded, len(trials)))
+    event_loop.run(_journaled(loaded, len(trials)))
 
     assert calibrate.run(asked("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
     assert "tasks for" not in capsys.readouterr().err

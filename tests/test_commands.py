@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.command import greeting
-from app.command.parser import parser
+from app.cli import startup_message
+from app.cli.parser import parser
 from app.errors import ConfigInvalid
 from app.gateway.auth import SCOPES
 from app.serving import Started
@@ -69,7 +69,7 @@ class Service:
 
     folder: Path
     url: str
-    greeting: str
+    startup_message: str
 
     def ask(self, model: str, question: str, **more: Any) -> dict[str, Any]:
         """One question by HTTP."""
@@ -137,7 +137,7 @@ def test_the_version_is_printed_without_loading_the_service() -> None:
 
 def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
     """Each of them is a twelfth of what a process holds when it has nothing to do."""
-    words = "import sys, app.command.process\n"
+    words = "import sys, app.cli.process\n"
     check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
     done = subprocess.run(
         [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
@@ -154,15 +154,15 @@ def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixt
 
 
 def test_every_module_of_the_parser_exists() -> None:
-    names = set(re.findall(r'_command\(\s*\w+,\s*"\w+",\s*"(\w+)"', (ROOT / "app/command/parser.py").read_text()))
+    names = set(re.findall(r'_command\(\s*\w+,\s*"\w+",\s*"(\w+)"', (ROOT / "app/cli/parser.py").read_text()))
     assert names
-    assert all((ROOT / f"app/command/{name}.py").exists() for name in names)
+    assert all((ROOT / f"app/cli/{name}.py").exists() for name in names)
 
 
 def test_the_help_names_every_scope() -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["keys", "add", "--nothing"])
-    source = (ROOT / "app/command/parser.py").read_text()
+    source = (ROOT / "app/cli/parser.py").read_text()
     assert all(scope in source for scope in SCOPES)
 
 
@@ -219,14 +219,14 @@ def test_the_announcement_can_be_pasted(service: Service) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_the_python_lines_of_the_announcement_compile(key: str | None) -> None:
-    words = greeting.words("serve", Started("http://127.0.0.1:1", "rehearsal", True, key), "baton")
+    words = startup_message.words("serve", Started("http://127.0.0.1:1", "rehearsal", True, key), "baton")
     lines = words[words.index("(pip install openai)") :].splitlines()[1:]
     compile("\n".join(line.removeprefix("  ") for line in lines if line.startswith("  ")), "greeting", "exec")
     assert ("export BATON_API_KEY" in words) == (key is not None)
 
 
 def test_a_dispatcher_announces_no_address() -> None:
-    words = greeting.words("dispatcher", Started(None, "pool file x", False, None), "baton")
+    words = startup_message.words("dispatcher", Started(None, "pool file x", False, None), "baton")
     assert "curl" not in words
     assert "REHEARSAL" not in words
 
@@ -439,7 +439,7 @@ def test_imports_are_kept_from_the_collector_which_then_works(
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "argv", ["baton", "config"])
-    monkeypatch.setattr("app.command.settings.run", lambda *_: int(gc.isenabled()))
+    monkeypatch.setattr("app.cli.settings.run", lambda *_: int(gc.isenabled()))
     monkeypatch.setattr(gc, "freeze", lambda: seen.append("frozen"))
     assert main(given, {}) == 1
     assert seen == (["frozen"] if given is None else [])
@@ -451,6 +451,6 @@ def test_config_invalid_is_not_hidden_in_a_group(
     def broken(*_: object) -> int:
         raise ExceptionGroup("tasks", [ExceptionGroup("inner", [ConfigInvalid(["a: wrong", "b: wrong"])])])
 
-    monkeypatch.setattr("app.command.settings.run", broken)
+    monkeypatch.setattr("app.cli.settings.run", broken)
     assert main(["config"], {}) == 2
     assert capsys.readouterr().err == "a: wrong\nb: wrong\n"

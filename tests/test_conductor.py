@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
-from app.command.parser import parser
+from app.cli.parser import parser
 from app.config import configure
 from app.core.plan import schema
 from app.lab import manifest

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.command.parser import parser
+from app.cli.parser import parser
 from app.config import configure
 from app.config.settings import PREFIX, variables
 from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS

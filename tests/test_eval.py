@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.command import eval as evaluation
-from app.command import plot, specimens, storage, taskset, trials
-from app.command.embedded import embedded
-from app.command.parser import parser
-from app.command.sandbox import Sandbox
-from app.command.trials import Bench, Experiment
+from app.cli import eval as evaluation
+from app.cli import eval_runs, plot, sample_tasks, storage, taskset
+from app.cli.eval_runs import Bench, Experiment
+from app.cli.parser import parser
+from app.cli.private_gateway import embedded
+from app.cli.sandbox import Sandbox
 from app.config import configure
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid, OursError
@@ -141,7 +141,7 @@ def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytes
 
 def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find() -> None:
     faults: list[str] = []
-    tasks = taskset.parse(specimens.lines(), "built-in", None, faults)
+    tasks = taskset.parse(sample_tasks.lines(), "built-in", None, faults)
     assert faults == []
     assert len(tasks) == 60
     found = [solve(task.question) for task in tasks]
@@ -203,7 +203,7 @@ async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None
     found: list[Measure] = []
     ticks = iter(range(0, 100_000, 50))
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
-        await trials.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append)
+        await eval_runs.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append)
     [one] = found
     return one
 
@@ -223,7 +223,7 @@ async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monke
     async def at_once(_: float) -> None:
         return
 
-    monkeypatch.setattr(trials.asyncio, "sleep", at_once)
+    monkeypatch.setattr(eval_runs.asyncio, "sleep", at_once)
     with pytest.raises(OursError, match="cannot be reached"):
         await asked(httpx.ConnectError("no"))
     assert (await asked(httpx.ReadError("cut"), ADMITTED)).right == 1.0
@@ -279,10 +279,10 @@ async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_w
     clock: Callable[[], float] = asyncio.get_running_loop().time
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
         bench = Bench(client, clock, clock)
-        await trials.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
+        await eval_runs.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
         assert (len(found), most) == (12, 4)
         late = Experiment("id", tasks[:1], ("late",), 1, "t", "c", 4, deadline=0.05)
-        await trials.carry_out(bench, late, {}, found.append)
+        await eval_runs.carry_out(bench, late, {}, found.append)
     assert (found[-1].outcome, found[-1].reason) == ("failed", "too_late")
 
 
@@ -299,9 +299,9 @@ async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
             experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
             if rows < 9:
                 with pytest.raises(OursError, match="--usd is spent"):
-                    await trials.carry_out(bench, experiment, done, found.append)
+                    await eval_runs.carry_out(bench, experiment, done, found.append)
             else:
-                await trials.carry_out(bench, experiment, done, found.append)
+                await eval_runs.carry_out(bench, experiment, done, found.append)
             assert len(found) == rows
     assert len({one.place for one in found}) == 9
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.command import grade
-from app.command.parser import parser
+from app.cli import grade
+from app.cli.parser import parser
 from app.core.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.wiring import House

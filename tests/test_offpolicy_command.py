@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.command import offpolicy
-from app.command.parser import parser
+from app.cli import offpolicy
+from app.cli.parser import parser
 from app.core.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.wiring import House

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.command import cell
-from app.command.sandbox import Sandbox
+from app.cli import sandbox_child
+from app.cli.sandbox import Sandbox
 
 DOUBLE = "def double(x):\n    return 2 * x\n"
 
@@ -80,7 +80,7 @@ def test_nothing_is_run_where_the_network_cannot_be_cut_off() -> None:
     shim = blind + "runpy.run_path(sys.argv[1], run_name='__main__')"
     asked = {"code": "", "tests": "", "seconds": 1, "token": "t", "walled": True}
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", shim, str(Path(cell.__file__))],
+        [sys.executable, "-I", "-S", "-c", shim, str(Path(sandbox_child.__file__))],
         input=json.dumps(asked),
         capture_output=True,
         text=True,

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.command import story
+from app.cli import run_words
 
 
 def test_ratings_are_told_with_who_gave_them() -> None:
     one = {"kind": "explicit", "source": "user", "version": None, "score": 0.5, "label": "slow", "at": 0.0}
-    assert story.rating(one) == "explicit, by user: 0.5 of 1, slow · 1970-01-01 00:00:00 UTC"
+    assert run_words.rating(one) == "explicit, by user: 0.5 of 1, slow · 1970-01-01 00:00:00 UTC"
     sign = one | {"kind": "implicit", "source": "abandoned", "version": "signs-1", "score": None, "label": "abandoned"}
-    assert story.rating(sign).startswith("implicit, by abandoned signs-1: abandoned · ")
+    assert run_words.rating(sign).startswith("implicit, by abandoned signs-1: abandoned · ")
 
 
 def test_rounds_are_explained() -> None:
@@ -25,11 +25,11 @@ def test_rounds_are_explained() -> None:
         "steps": [],
         "attempts": [{"worker": "a"}],
     }
-    assert story.proposal(one) == (
+    assert run_words.proposal(one) == (
         "round 2, first proposal: a model planned it (a) · it took the previous answer for final"
     )
-    assert story.proposal(one | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
+    assert run_words.proposal(one | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
     run: Mapping[str, Any] = {"proposals": [one], "rounds": 2, "degraded": True, "preview": False, "end": {}}
-    assert story.why(run)[1] == "2 rounds: each was shown the answer of the one before"
-    stopped = story.why(run | {"end": {"stopped": "run_over_budget"}})
+    assert run_words.why(run)[1] == "2 rounds: each was shown the answer of the one before"
+    stopped = run_words.why(run | {"end": {"stopped": "run_over_budget"}})
     assert stopped[2] == "degraded: the last round came to nothing (run_over_budget), so the answer before it stands"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.command import estimate, story, terminal
+from app.cli import estimate, run_words, terminal
 from app.core.pool import Card, Limits, Price, Worker
 
 
@@ -31,7 +31,7 @@ def test_dollars(micro: float, words: str) -> None:
     ],
 )
 def test_access_lists_in_words(access: list[str | int], words: str) -> None:
-    assert story.sees(access) == words
+    assert run_words.sees(access) == words
 
 
 def test_a_replaced_worker_is_explained() -> None:
@@ -41,7 +41,7 @@ def test_a_replaced_worker_is_explained() -> None:
         "worker": "b",
         "attempts": [{"worker": "a", "error": "worker_timeout", "outcome": "error"}],
     }
-    assert story.choice(step) == (
+    assert run_words.choice(step) == (
         "the conductor chose a with probability 0.50; b took over from a after worker_timeout"
     )
 
@@ -49,15 +49,15 @@ def test_a_replaced_worker_is_explained() -> None:
 def test_a_worker_that_was_passed_over_is_explained() -> None:
     call = {"worker": "b", "error": None, "outcome": "ok", "passed_over": [{"worker": "a", "reason": "failing"}]}
     step: Mapping[str, Any] = {"probability": None, "planned_worker": "a", "worker": "b", "attempts": [call]}
-    assert story.choice(step) == "b took over from a, which was passed over (failing)"
-    assert story.passed_over(call) == ["a passed over (failing)"]
+    assert run_words.choice(step) == "b took over from a, which was passed over (failing)"
+    assert run_words.passed_over(call) == ["a passed over (failing)"]
 
 
 def test_a_dead_letter_is_explained() -> None:
-    assert story.error("dead_letter") == (
+    assert run_words.error("dead_letter") == (
         "dead_letter (one dispatcher after the other fell silent over it, so it was given up; see the runbook)"
     )
-    assert (story.error("worker_timeout"), story.error(None)) == ("worker_timeout", None)
+    assert (run_words.error("worker_timeout"), run_words.error(None)) == ("worker_timeout", None)
 
 
 def test_an_estimate_follows_the_longest_path() -> None:

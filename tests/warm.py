@@ -31,10 +31,10 @@ from typing import Any, BinaryIO, Final, Protocol
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 LATE: Final = re.compile(r"BATON_\w+|STUB_KEY")
-"""What only `app.command` reads, once it runs. Any other variable may matter to the interpreter or to an import."""
+"""What only `app.cli` reads, once it runs. Any other variable may matter to the interpreter or to an import."""
 IMPORTED: Final = (
-    "app.command.process",
-    "app.command.parser",
+    "app.cli.process",
+    "app.cli.parser",
     "pydantic.v1",
     "rich.status",
     "sqlalchemy.dialects.postgresql.asyncpg",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from app.command import story
+from app.cli import run_words
 from tests.conformance.test_rehearsal import EASY
 from tests.processes import Caller, Process, calling, command, environment, running
 
@@ -81,7 +81,7 @@ def test_a_run_is_explained_on_the_command_line(
     assert (len(reply["baton"]["steps"]) > 1) is (tier == "baton-ultra")
     for step in reply["baton"]["steps"]:
         assert step["worker"] in shown.stdout
-        assert f"sees: {story.sees(step['access'])}" in shown.stdout
+        assert f"sees: {run_words.sees(step['access'])}" in shown.stdout
 
 
 def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(

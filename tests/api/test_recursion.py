@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.command import record, tree
+from app.cli import run_record, run_tree
 from app.core.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.journal import Event, Kind
 from app.core.state import DRIVER_LOST
@@ -342,9 +342,9 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: House) -> No
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
         assert step["output"] == SAYS[whole["steps"][4]["worker"]]
     store = opened.means.store
-    found, question = await record.read(store, await store.run(run_id))
+    found, question = await run_record.read(store, await store.run(run_id))
     out = StringIO()
-    Console(file=out, width=160).print(tree.draw(found, question, full=False))
+    Console(file=out, width=160).print(run_tree.draw(found, question, full=False))
     lines = out.getvalue().splitlines()
     at = {name: next(line.index(name) for line in lines if name in line) for name in ("step 1 ", "step 3 ", "step 4 ")}
     assert at["step 3 "] == at["step 4 "] > at["step 1 "]

@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from app.command.story import why
+from app.cli.run_words import why
 from app.core.calibration import Trial
 from app.core.features import features, from_json
 from app.core.journal import Kind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from app.command import record, tree
+from app.cli import run_record, run_tree
 from app.core.progress import fold
 from app.gateway import audit, shapes
 from app.wiring import House
@@ -39,9 +39,9 @@ async def in_full(house: House, run: str, n: int = 0) -> dict[str, Any]:
 
 
 async def drawn(house: House, run: str, *, full: bool = False) -> str:
-    shown, question = await record.read(house.means.store, await house.means.store.run(run))
+    shown, question = await run_record.read(house.means.store, await house.means.store.run(run))
     console = Console(file=io.StringIO(), width=200)
-    console.print(tree.draw(shown, question, full=full))
+    console.print(run_tree.draw(shown, question, full=full))
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()

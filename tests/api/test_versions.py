@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from app.command import shadow
-from app.command.story import proposal
+from app.cli import shadow
+from app.cli.run_words import proposal
 from app.core.versions import Change, ChangeKind
 from app.providers.vllm import Management
 from app.store.archive import open_archive

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from app.command.parser import parser
+from app.cli.parser import parser
 from app.lab import prompt, rounds, second_round
 from app.lab.lessons import lesson
 from app.lab.outcome import outcome

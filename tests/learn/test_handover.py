@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.command import teach
-from app.command.parser import parser
+from app.cli import teach
+from app.cli.parser import parser
 from app.conductor.prompt import TOOLS
 from app.errors import ConfigInvalid
 from app.lab import chat_export, manifest

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.command import rollouts as command
-from app.command.parser import parser
+from app.cli import rollouts as command
+from app.cli.parser import parser
 from app.core.chat import Message, Task, Text
 from app.core.feedback import Feedback, derived
 from app.core.journal import Kind

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from app.command import storage, teach
-from app.command import train as command
-from app.command.parser import parser
+from app.cli import storage, teach
+from app.cli import train as command
+from app.cli.parser import parser
 from app.config import read
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid
@@ -152,7 +152,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    found = {"app.lab.train:run": trainer, "app.command.teach:imitated": teach.imitated}
+    found = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
     monkeypatch.setattr(command, "_found", found.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0

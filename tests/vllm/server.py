@@ -23,8 +23,8 @@ from typing import Final
 import httpx
 import psutil
 
-from app.command import deployment
-from app.command.parser import parser
+from app.cli import deployment
+from app.cli.parser import parser
 from app.lab import manifest
 
 ROOT: Final = Path(__file__).parents[2]

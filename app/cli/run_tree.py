@@ -6,8 +6,8 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from app.command import story
-from app.command.terminal import clean, excerpt
+from app.cli import run_words
+from app.cli.terminal import clean, excerpt
 from app.core.workflow import CONDUCTOR
 
 COLOURS: Mapping[str, str] = {
@@ -19,7 +19,7 @@ COLOURS: Mapping[str, str] = {
 }
 
 
-def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
+def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
     """`run` is the audit trail's record, its steps in full; `question` the caller's last words, None if erased."""
     tree = Tree(_header(run), guide_style="dim")
     for name, value in _facts(run, question, full):
@@ -32,25 +32,25 @@ def draw(run: story.Record, question: str | None, *, full: bool) -> Tree:
         branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
         _proposals(branches[step["n"]], run, step["n"])
     for one in (rating for kind in run["feedback"].values() for rating in kind):
-        branch = tree.add(_line("feedback", story.rating(one)))
+        branch = tree.add(_line("feedback", run_words.rating(one)))
         if one["commented"]:
             branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
     return tree
 
 
-def _proposals(tree: Tree, run: story.Record, parent: int | None) -> None:
+def _proposals(tree: Tree, run: run_words.Record, parent: int | None) -> None:
     """Those for the run itself, or for the step that they are nested in."""
     for one in run["proposals"]:
         if one["parent"] != parent:
             continue
-        branch = tree.add(_line(f"proposal {one['number']}", story.proposal(one)))
+        branch = tree.add(_line(f"proposal {one['number']}", run_words.proposal(one)))
         for reason in one["reasons"]:
             branch.add(_line("rejected", reason))
         for call in one["attempts"]:
-            branch.add(_line("planning call", story.attempt(call)))
+            branch.add(_line("planning call", run_words.attempt(call)))
 
 
-def _header(run: story.Record) -> Text:
+def _header(run: run_words.Record) -> Text:
     state = run["state"]
     words = Text(run["id"], style="bold")
     words.append(f"  {state}", style=f"bold {COLOURS.get(state, 'yellow')}")
@@ -62,19 +62,19 @@ def _header(run: story.Record) -> Text:
     return words
 
 
-def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
-    until = f", took {story.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
+def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tuple[str, str]]:
+    until = f", took {run_words.seconds(run['ended_at'] - run['created_at'])}" if run["ended_at"] else ", still going"
     facts = [
         ("asked", _shown(question, full)),
-        ("when", f"{story.moment(run['created_at'])}{until}; key {run['key']}, tenant {run['tenant']}"),
-        ("used", f"{story.tokens(run['total_usage'])}, {story.cost(run['cost_usd'])}"),
-        ("limits", story.limits(run)),
+        ("when", f"{run_words.moment(run['created_at'])}{until}; key {run['key']}, tenant {run['tenant']}"),
+        ("used", f"{run_words.tokens(run['total_usage'])}, {run_words.cost(run['cost_usd'])}"),
+        ("limits", run_words.limits(run)),
         ("labels", ", ".join(run["labels"]) or "none"),
         ("pool", ", ".join(run["pool"])),
         *[("left out", f"{worker}: {reason}") for worker, reason in run["excluded"].items()],
-        *[("why so", words) for words in story.why(run)],
+        *[("why so", words) for words in run_words.why(run)],
     ]
-    if (turns := story.turns(run)) is not None:
+    if (turns := run_words.turns(run)) is not None:
         facts.append(("turns", turns))
     if run["ignored"]:
         facts.append(("ignored", ", ".join(run["ignored"])))
@@ -85,22 +85,22 @@ def _facts(run: story.Record, question: str | None, full: bool) -> list[tuple[st
     return facts
 
 
-def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
+def _step(tree: Tree, step: run_words.Record, *, answers: bool, full: bool, planned: bool) -> Tree:
     state = "planned" if planned else step["state"]
     title = Text(f"step {step['n']}  ", style="bold")
     title.append(f"of round {step['round']}  ") if step["round"] > 1 else None
-    title.append(clean(story.ITSELF if step["worker"] == CONDUCTOR else step["worker"]), style="bold cyan")
+    title.append(clean(run_words.ITSELF if step["worker"] == CONDUCTOR else step["worker"]), style="bold cyan")
     title.append(f"  {state}", style=COLOURS.get(state, "yellow"))
     title.append("  ★ its output is the answer", style="bold green") if answers else None
     branch = tree.add(title)
     lines: list[tuple[str, str | None]] = [
-        ("sees", story.sees(step["access"])),
+        ("sees", run_words.sees(step["access"])),
         ("subtask", _shown(step["subtask"], full) if step["subtask"] != "" else "none: it answers the conversation"),
-        ("chosen", story.choice(step)),
-        *[(f"attempt {call['attempt']}", story.attempt(call)) for call in step["attempts"]],
-        *[("tools", story.exchange(one, full=full)) for one in step["exchanges"]],
-        ("error", None if planned else story.error(step["error"])),
-        ("not called", "; ".join(story.passed_over(step)) or None),
+        ("chosen", run_words.choice(step)),
+        *[(f"attempt {call['attempt']}", run_words.attempt(call)) for call in step["attempts"]],
+        *[("tools", run_words.exchange(one, full=full)) for one in step["exchanges"]],
+        ("error", None if planned else run_words.error(step["error"])),
+        ("not called", "; ".join(run_words.passed_over(step)) or None),
         ("said", _shown(step["output"], full) if state == "done" else None),
     ]
     for name, value in lines:
@@ -111,8 +111,8 @@ def _step(tree: Tree, step: story.Record, *, answers: bool, full: bool, planned:
 
 def _shown(text: str | None, full: bool) -> str:
     if text is None:
-        return story.ERASED
-    return clean(text) if full else excerpt(text, story.EXCERPT)
+        return run_words.ERASED
+    return clean(text) if full else excerpt(text, run_words.EXCERPT)
 
 
 def _line(name: str, value: Any) -> Text:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx
 
-from app.command import storage
-from app.command.driving import at_work
+from app.cli import storage
+from app.cli.private_engine import at_work
 from app.config import Loaded, Settings
 from app.core.calibration import Trial
 from app.core.snapshot import sealed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from app.command import terminal
+from app.cli import terminal
 from app.config import configure, describe
 
 

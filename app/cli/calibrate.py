@@ -16,8 +16,8 @@ import orjson
 from rich.progress import Progress
 from rich.table import Table
 
-from app.command import driving, loop, storage, terminal
-from app.command.estimate import OUTPUT_TOKENS
+from app.cli import event_loop, private_engine, storage, terminal
+from app.cli.estimate import OUTPUT_TOKENS
 from app.config import Loaded, configure
 from app.core.budget import input_bound, worst_case
 from app.core.calibration import SOURCE, Rate, Trial, of_worker, rates
@@ -78,7 +78,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     """0; 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
-    known = loop.run(_known(loaded))
+    known = event_loop.run(_known(loaded))
     wanted = list(_wanted(loaded.catalog, asked))
     done = {trial.key for trial in known}
     left = [] if asked.show else [one for one in wanted if asked.again or one.key not in done]
@@ -86,8 +86,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if left and _agreed(asked, left, len(wanted) - len(left), loaded.catalog.rehearsal):
         with Progress(console=terminal.err(), transient=True) as progress:
             step = progress.add_task("calibrating", total=len(left))
-            loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
-        known = loop.run(_known(loaded))
+            event_loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
+        known = event_loop.run(_known(loaded))
     _tell(asked, loaded.catalog, known, found)
     missing = not asked.show and any(one.key not in {trial.key for trial in known} for one in wanted)
     return int(missing)
@@ -156,7 +156,7 @@ async def _calibrate(
     advance: Callable[[], object],
 ) -> None:
     waiting = iter(left)
-    async with driving.at_work(loaded, asked.concurrency, dispatches=True) as opened:
+    async with private_engine.at_work(loaded, asked.concurrency, dispatches=True) as opened:
 
         async def work() -> None:
             for one in waiting:
@@ -179,7 +179,7 @@ def _affordable(cap: int | None, one: Asked, found: Found) -> bool:
 async def _try(opened: House, one: Asked, found: Found, now: Callable[[], float]) -> None:
     found.promised += one.limits.usd
     try:
-        ended = await driving.carried_out(opened, _order(one))
+        ended = await private_engine.carried_out(opened, _order(one))
     except BatonError:
         found.outages[one.worker.name] += 1
         found.in_a_row[one.worker.name] += 1

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from rich.text import Text
 from rich.tree import Tree
 
-from app.command import driving, estimate, loop, record, story, terminal, tree
+from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, terminal
 from app.config import Loaded, configure
 from app.core.arms import tier_for
 from app.core.budget import input_bound
@@ -41,7 +41,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
         preview=True,
     )
     with terminal.err().status("planning"):
-        ended, drawn = loop.run(_preview(loaded, order))
+        ended, drawn = event_loop.run(_preview(loaded, order))
     terminal.out().print(drawn)
     return 0 if ended.error is None else 1
 
@@ -57,15 +57,15 @@ def _tier(catalog: Catalog, asked: argparse.Namespace) -> tuple[Tier, str]:
 
 
 async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
-    async with driving.at_work(loaded, 1) as opened:
-        ended = await driving.carried_out(opened, order)
+    async with private_engine.at_work(loaded, 1) as opened:
+        ended = await private_engine.carried_out(opened, order)
         return ended, await _drawn(opened, ended, order.limits)
 
 
 async def _drawn(opened: House, ended: Ended, limits: Limits) -> Tree:
     store = opened.means.store
-    shown, question = await record.read(store, await store.run(ended.state.run))
-    drawn = tree.draw(shown, question, full=False)
+    shown, question = await run_record.read(store, await store.run(ended.state.run))
+    drawn = run_tree.draw(shown, question, full=False)
     if ended.error is None and ended.state.current:
         drawn.add(_estimate(opened.pool.catalog(), ended, question or "", limits))
     return drawn
@@ -86,7 +86,7 @@ def _estimate(catalog: Catalog, ended: Ended, question: str, limits: Limits) -> 
     likely = estimate.estimate(steps, size, limits)
     return Text.assemble(
         ("estimate: ", "bold"),
-        f"{terminal.dollars(likely.usd)} and {story.seconds(likely.seconds)} to execute "
+        f"{terminal.dollars(likely.usd)} and {run_words.seconds(likely.seconds)} to execute "
         f"({estimate.OUTPUT_TOKENS} tokens a step); at most {terminal.dollars(likely.usd_most)}. "
         f"Making the plan cost {terminal.dollars(ended.bill.usd)}.",
     )

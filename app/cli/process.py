@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-from app.command import greeting, loop, terminal
+from app.cli import event_loop, startup_message, terminal
 from app.config import configure
 from app.serving import Roles, Started, serve
 
@@ -24,7 +24,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
         def announce(started: Started) -> None:
             status.stop()
-            print(greeting.words(asked.verb, started, terminal.program()), flush=True)
+            print(startup_message.words(asked.verb, started, terminal.program()), flush=True)
 
-        loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
+        event_loop.run(serve(loaded, dict(environ), ROLES[asked.verb], announce))
     return 0

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.command import loop, storage, terminal
+from app.cli import event_loop, storage, terminal
 from app.config import Settings, read
 from app.core.pool import Catalog
 from app.core.snapshot import restored
@@ -19,7 +19,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     """Write the file, and say what became of the runs that are not in it; 1 if there is nothing in it."""
     terminal.log_to_stderr("warning")
     since = now() - asked.since if asked.since else None
-    found, skipped = loop.run(collect(read(environ), wanted(asked), since))
+    found, skipped = event_loop.run(collect(read(environ), wanted(asked), since))
     path = Path(asked.file)
     path.touch(mode=0o600)
     path.chmod(0o600)

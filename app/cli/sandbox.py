@@ -1,4 +1,4 @@
-"""Where code from an answer is run: a process of its own behind the walls that `cell.py` builds.
+"""Where code from an answer is run: a process of its own behind the walls that `sandbox_child.py` builds.
 
 It gets an empty environment and an empty folder, is ended when its time is up, and what it prints is thrown away. By
 default nothing is run where the kernel does not let us cut the network off.
@@ -80,7 +80,7 @@ class Sandbox:
 
 
 def _ran(asked: bytes, folder: str, seconds: float) -> bytes:
-    cell = Path(__file__).with_name("cell.py")
+    cell = Path(__file__).with_name("sandbox_child.py")
     with subprocess.Popen(
         [sys.executable, "-I", "-S", str(cell)],
         stdin=subprocess.PIPE,

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 
-from app.command import terminal
+from app.cli import terminal
 from app.config import read
 from app.store.migrate import migrate
 

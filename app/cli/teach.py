@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from app.command import companion, loop, storage, taskset, terminal
-from app.command.rollouts import collect, wanted
-from app.command.sandbox import Sandbox
+from app.cli import event_loop, private_service, storage, taskset, terminal
+from app.cli.rollouts import collect, wanted
+from app.cli.sandbox import Sandbox
 from app.config import Loaded, configure, read
 from app.core.calibration import measured
 from app.core.pool import Catalog, Tier
@@ -102,7 +102,7 @@ def _examples(
 
 def _rollouts(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
     if asked.warm_start == JOURNAL:
-        return loop.run(collect(read(environ), wanted(asked), None))[0]
+        return event_loop.run(collect(read(environ), wanted(asked), None))[0]
     return _read(asked.warm_start, "--warm-start")
 
 
@@ -120,7 +120,7 @@ def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> t
     """The configuration in force; for the rehearsal world, one of its own, with its text."""
     if asked.tasks is not None:
         loaded = configure(environ)
-        return replace(loaded, catalog=loop.run(_as_shown(loaded))), ""
+        return replace(loaded, catalog=event_loop.run(_as_shown(loaded))), ""
     text = world_file.pool_file(tuple(profiles().values()))
     (out / "pool.toml").write_text(text)
     others = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
@@ -182,5 +182,5 @@ def _place(asked: argparse.Namespace, environ: Mapping[str, str], tier: Tier, po
             raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
         yield Place(asked.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
         return
-    with companion.baton(pool, environ, runs=asked.concurrency) as (url, key):
+    with private_service.baton(pool, environ, runs=asked.concurrency) as (url, key):
         yield Place(url, key, **chosen)

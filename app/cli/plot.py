@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
-from app.command import terminal
+from app.cli import terminal
 from app.core.pool import MILLION
 from app.lab.comparison import Table
 

@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 from rich.table import Table
 from rich.text import Text
 
-from app.command import deployment, loop, shadow, storage, terminal
+from app.cli import deployment, event_loop, shadow, storage, terminal
 from app.config import Loaded, Settings, configure
 from app.core.versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
@@ -94,7 +94,7 @@ def _deploy(loaded: Loaded, asked: argparse.Namespace) -> int:
     deployment.check_fit(card, loaded, asked.conductor)
     with _server(loaded, asked.conductor) as server:
         note = deployment.deploy(server, folder, card, golden, asked.path or str(folder.resolve()))
-    loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
+    event_loop.run(_store(loaded.settings, asked, "loaded", card.name, note=note))
     console = terminal.out()
     console.print(f"{card.name} is loaded and fit: {note}", markup=False, soft_wrap=True)
     console.print(f"next: baton conductor shadow {asked.conductor} {card.name}", markup=False, soft_wrap=True)
@@ -104,9 +104,9 @@ def _deploy(loaded: Loaded, asked: argparse.Namespace) -> int:
 def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
     compared = shadow.Compared()
     with _server(loaded, asked.conductor) as server:
-        loop.run(_compare(loaded.settings, server, asked, now(), compared))
+        event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
     note = compared.as_json()
-    loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
+    event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
     terminal.out().print(f"{shadow.told(note)}\n{note}", markup=False, soft_wrap=True)
     return 0
 
@@ -128,13 +128,13 @@ def _change(loaded: Loaded, asked: argparse.Namespace) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
     if not deployment.conducted(loaded, asked.conductor):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
-    known = loop.run(_standing(loaded.settings, asked.conductor))
+    known = event_loop.run(_standing(loaded.settings, asked.conductor))
     if told := refusal(known, kind, version):
         raise ConfigInvalid([told])
     if kind in ("canary", "promoted"):  # rolling back must be possible while the server is away
         _check_served(loaded, asked.conductor, version)
     moved, share = version or known.canary or known.live, getattr(asked, "share", 0.0)
-    loop.run(_store(loaded.settings, asked, kind, moved, share=share))
+    event_loop.run(_store(loaded.settings, asked, kind, moved, share=share))
     if kind == "unloaded":
         with _server(loaded, asked.conductor) as server:
             server.unload(version)
@@ -182,7 +182,7 @@ async def _standing(settings: Settings, conductor: str) -> Standing:
 
 
 def _list(settings: Settings, limit: int) -> int:
-    changes = loop.run(_changes(settings))
+    changes = event_loop.run(_changes(settings))
     console = terminal.out()
     for name, now in standings(changes).items():
         canary = f"; canary {now.canary} for {now.share:.0%} of the runs" if now.canary else ""

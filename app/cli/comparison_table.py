@@ -4,7 +4,7 @@ from rich.console import Group
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from app.command import plot, terminal
+from app.cli import plot, terminal
 from app.core.arms import ORACLE
 from app.core.pool import MILLION
 from app.lab.comparison import LAMBDAS, Standing, Table

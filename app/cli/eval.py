@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from app.command import loop, plot, specimens, standing, taskset, terminal, trials
-from app.command.embedded import embedded
-from app.command.sandbox import Sandbox
-from app.command.taskset import Graded
-from app.command.trials import Bench, Experiment
+from app.cli import comparison_table, eval_runs, event_loop, plot, sample_tasks, taskset, terminal
+from app.cli.eval_runs import Bench, Experiment
+from app.cli.private_gateway import embedded
+from app.cli.sandbox import Sandbox
+from app.cli.taskset import Graded
 from app.config import configure
 from app.core.arms import ORACLE
 from app.core.pool import MILLION
@@ -53,7 +53,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if not asked.report:
         tasks = _tasks(asked, Sandbox(asked.trust_code))
         out.mkdir(parents=True, exist_ok=True)
-        loop.run(_carry_out(asked, environ, now, tasks, out))
+        event_loop.run(_carry_out(asked, environ, now, tasks, out))
     _tell(asked, out)
     return 0
 
@@ -61,7 +61,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
     def read(faults: list[str]) -> list[Graded]:
         if asked.tasks is None:
-            return taskset.parse(specimens.lines(), "built-in tasks", sandbox.run, faults)
+            return taskset.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
         return taskset.read(Path(asked.tasks), sandbox.run, faults)
 
     tasks = taskset.checked(read)[: asked.limit]
@@ -94,7 +94,7 @@ async def _carry_out(
                 left -= 1
                 status.update(f"{wanted - left} of {wanted} rows")
 
-            await trials.carry_out(Bench(client, time.monotonic, now), experiment, done, take)
+            await eval_runs.carry_out(Bench(client, time.monotonic, now), experiment, done, take)
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def _client(asked: argparse.Namespace, environ: Mapping[str, str], out: Pa
 
 async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> Served:
     try:
-        reply = await client.get("/v1/models", timeout=trials.READ_SECONDS)
+        reply = await client.get("/v1/models", timeout=eval_runs.READ_SECONDS)
         models = {model["id"]: model["baton"] for model in reply.json()["data"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         raise OursError("The list of models cannot be read; check --url and --key.") from None
@@ -218,7 +218,7 @@ def _tell(asked: argparse.Namespace, out: Path) -> None:
         print(json.dumps(asdict(made), indent=1))
         return
     console = terminal.out()
-    console.print(standing.drawn(made))
+    console.print(comparison_table.drawn(made))
     console.print(plot.characters(made), markup=False)
     drawn = plot.png(made, out / "cost-accuracy.png")
     (out / "table.json").write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")

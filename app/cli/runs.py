@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.command import loop, record, storage, story, terminal, tree
+from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
 from app.config import Settings, read
 from app.core.journal import TERMINAL, Event, Kind
 from app.gateway import audit, cancel
@@ -30,13 +30,13 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     terminal.log_to_stderr("warning")
     if asked.verb == "ls":
         storage.check_state(asked.state)
-        loop.run(_list(settings, asked, now()))
+        event_loop.run(_list(settings, asked, now()))
     elif asked.verb == "show":
-        loop.run(_show(settings, asked))
+        event_loop.run(_show(settings, asked))
     elif asked.verb == "cancel":
-        return loop.run(_cancel(settings, asked.run, now()))
+        return event_loop.run(_cancel(settings, asked.run, now()))
     else:
-        return loop.run(_watch(settings, asked.run))
+        return event_loop.run(_watch(settings, asked.run))
     return 0
 
 
@@ -75,11 +75,11 @@ def _table(rows: tuple[RunRow, ...], width: int) -> Table:
         state = row.state + (" (degraded)" if row.degraded and wide else " *" if row.degraded else "")
         cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
-            "when": story.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
+            "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
             "tier": terminal.clean(row.tier),
-            "state": Text(state, style="yellow" if row.degraded else tree.COLOURS.get(row.state, "yellow")),
+            "state": Text(state, style="yellow" if row.degraded else run_tree.COLOURS.get(row.state, "yellow")),
             "shape": f"{row.topology or '-'} {row.steps or ''}",
-            "took": story.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
+            "took": run_words.seconds(row.ended_at - row.created_at) if row.ended_at else "…",
             "tokens": f"{row.spent.tokens:,}",
             "cost": terminal.dollars(row.spent.usd),
         }
@@ -92,11 +92,11 @@ def _table(rows: tuple[RunRow, ...], width: int) -> Table:
 
 async def _show(settings: Settings, asked: argparse.Namespace) -> None:
     async with storage.opened(settings) as store:
-        shown, question = await record.read(store, await storage.find(store, asked.run))
+        shown, question = await run_record.read(store, await storage.find(store, asked.run))
     if asked.json:
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
     else:
-        terminal.out().print(tree.draw(shown, question, full=asked.full))
+        terminal.out().print(run_tree.draw(shown, question, full=asked.full))
 
 
 # -- watch
@@ -155,25 +155,27 @@ def _round(body: Mapping[str, Any]) -> str:
 
 
 def _finished(body: Mapping[str, Any]) -> str:
-    usage = story.tokens(body["usage"])
+    usage = run_words.tokens(body["usage"])
     why = f" ({body['error']})" if body.get("error") else ""
-    spent = f"{terminal.dollars(body['usd'])}, {story.seconds(body['seconds'])}"
+    spent = f"{terminal.dollars(body['usd'])}, {run_words.seconds(body['seconds'])}"
     return f"{_call(body)}: {body['outcome']}{why}, {usage}, {spent}"
 
 
 TOLD: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.ADMITTED: lambda body: f"{body['conductor']} conductor, pool {', '.join(body['pool'])}",
     Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}{_round(body)}",
-    Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {story.sees(body['access'])}",
-    Kind.PLAN_ACCEPTED: lambda body: f"{body['topology']}, {body['steps']} steps" if body["steps"] else story.ENOUGH,
+    Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {run_words.sees(body['access'])}",
+    Kind.PLAN_ACCEPTED: lambda body: (
+        f"{body['topology']}, {body['steps']} steps" if body["steps"] else run_words.ENOUGH
+    ),
     Kind.PLAN_REJECTED: lambda body: "; ".join(body["reasons"]),
     Kind.STEP_QUEUED: lambda body: f"step {body['n']}",
     Kind.CALL_INTENDED: lambda body: f"{_call(body)}: {body['worker']}, {terminal.dollars(body['usd_held'])} reserved",
     Kind.CALL_FINISHED: _finished,
     Kind.STEP_AWAITING: lambda body: f"step {body['n']}: calls {', '.join(one['name'] for one in body['calls'])}",
-    Kind.AWAITING: lambda body: f"turn {body['turn']}, until {story.moment(body['until'])}",
+    Kind.AWAITING: lambda body: f"turn {body['turn']}, until {run_words.moment(body['until'])}",
     Kind.RESUMED: lambda body: f"turn {body['turn']}",
-    Kind.STEP_RESULTS: lambda body: f"step {body['n']}: {story.count(len(body['ids']), 'result')}",
+    Kind.STEP_RESULTS: lambda body: f"step {body['n']}: {run_words.count(len(body['ids']), 'result')}",
     Kind.STEP_DONE: lambda body: f"step {body['n']}: {body['chars']:,} characters",
     Kind.STEP_FAILED: lambda body: f"step {body['n']}: {body['error']}",
     Kind.STEP_SKIPPED: lambda body: f"step {body['n']}: {body['reason']}",

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
-from app.command import checks, loop, terminal
-from app.command.checks import Verdict
+from app.cli import checks, event_loop, terminal
+from app.cli.checks import Verdict
 from app.config import Loaded, configure
 from app.errors import BatonError, ConfigInvalid
 from app.wiring import house
@@ -25,7 +25,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if not loaded.catalog.rehearsal:
         terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.err().status("checking"):
-        verdicts = loop.run(_check(loaded))
+        verdicts = event_loop.run(_check(loaded))
     return _tell(verdicts)
 
 

@@ -15,7 +15,7 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """0; 1 if `--gap` asks for more than was reached."""
     if asked.backend != "builtin":
-        _found("app.command.teach:run")(asked, environ, _found("app.lab.train_grpo"), _say)
+        _found("app.cli.teach:run")(asked, environ, _found("app.lab.train_grpo"), _say)
         return 0
     if asked.rounds > 1:
         if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
@@ -24,7 +24,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
             )
         _found("app.lab.train_rounds:run")(asked, _say)
         return 0
-    rollouts = _found("app.command.teach:imitated")(asked, environ) if asked.warm_start else ()
+    rollouts = _found("app.cli.teach:imitated")(asked, environ) if asked.warm_start else ()
     return 0 if _found("app.lab.train:run")(asked, _say, rollouts) else 1
 
 

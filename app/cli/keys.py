@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from app.command import loop, storage, terminal
+from app.cli import event_loop, storage, terminal
 from app.config import Loaded, Settings, configure, pepper, read
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.auth import mint
@@ -23,11 +23,11 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     terminal.log_to_stderr("warning")
     if asked.verb == "add":
         _check_tiers(configure(environ), asked.tiers or [])
-        loop.run(_add(settings, asked, now()))
+        event_loop.run(_add(settings, asked, now()))
     elif asked.verb == "ls":
-        loop.run(_list(settings, now()))
+        event_loop.run(_list(settings, now()))
     else:
-        loop.run(_revoke(settings, asked.id, now()))
+        event_loop.run(_revoke(settings, asked.id, now()))
     return 0
 
 

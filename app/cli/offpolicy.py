@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from app.command import loop, storage, terminal
+from app.cli import event_loop, storage, terminal
 from app.config import Loaded, configure
 from app.core.chat import task_from_json
 from app.core.features import Features, features, from_json
@@ -78,7 +78,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     for policy in asked.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
-    found = loop.run(_read(loaded, asked, now()))
+    found = event_loop.run(_read(loaded, asked, now()))
     judged = [
         one
         for group, rows in sorted(found.rows.items())

@@ -15,7 +15,7 @@ from rich.text import Text
 from app.audit.check import Auditor
 from app.audit.export import Export, write
 from app.audit.report import RULES, Report
-from app.command import loop, terminal
+from app.cli import event_loop, terminal
 from app.config import read
 from app.errors import StoreUnavailable
 from app.providers.formats import adapter
@@ -33,8 +33,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
         return _rules()
     try:
         if asked.verb == "export":
-            return loop.run(_export(asked, environ, now()))
-        report = loop.run(_check(asked, environ, now()))
+            return event_loop.run(_export(asked, environ, now()))
+        report = event_loop.run(_check(asked, environ, now()))
     except StoreUnavailable as error:
         print(f"baton: {error.message}", file=sys.stderr)
         return UNREADABLE

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from app.command.story import count, seconds
+from app.cli.run_words import count, seconds
 from app.config import Loaded, describe
 from app.core.chat import End, Message, Sampling, Text
 from app.core.pool import Catalog, Deadlines, ProviderSpec, Worker

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 from rich.table import Table
 
-from app.command import loop, storage, taskset, terminal
-from app.command.sandbox import Sandbox
+from app.cli import event_loop, storage, taskset, terminal
+from app.cli.sandbox import Sandbox
 from app.config import Settings, read
 from app.core.chat import Message, task_from_json
 from app.core.feedback import SIGNS, Feedback, derived, repeats, sign
@@ -71,7 +71,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     sandbox.ready(rule.grader for rule in rules)
     if not rules and not asked.signs:
         raise ConfigInvalid(["say what to look for: --tasks FILE, --grader JSON or --signs"])
-    found = loop.run(_rate(settings, asked, rules, now()))
+    found = event_loop.run(_rate(settings, asked, rules, now()))
     if asked.json:
         print(orjson.dumps([_shown(one) for one in found.ratings], option=orjson.OPT_INDENT_2).decode())
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from app.command.taskset import Graded
+from app.cli.taskset import Graded
 from app.errors import OursError
 from app.lab.grading import VERSION
 from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from app.command.terminal import dollars, excerpt
+from app.cli.terminal import dollars, excerpt
 from app.core.pool import MILLION
 
 Record = Mapping[str, Any]
