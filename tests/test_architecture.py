@@ -275,7 +275,7 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("core/stray.py", "import app.conduct", "imports point down the house"),
         ("attempt.py", "import app.dispatch", "imports point down the house"),
         ("stray.py", "", "imports point down the house"),
-        ("gateway/stray.py", "import app.config", "settings are read only at the door"),
+        ("gateway/stray.py", "import app.process.config", "settings are read only at the door"),
         ("dispatch.py", "import app.providers.openai", "only wiring knows the implementations"),
         ("providers/openai.py", "import app.providers.anthropic", "provider adapters do not know each other"),
         ("audit/money.py", "import app.core.bill", "the auditor is independent of the executor"),

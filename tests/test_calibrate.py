@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from app import serving
 from app.__main__ import main
 from app.cli import calibrate, event_loop, storage
 from app.cli.parser import parser
-from app.config import configure
 from app.core.calibration import rates
 from app.core.journal import Kind
 from app.errors import ConfigInvalid
 from app.lab.calibration_tasks import VERSION, built_in
+from app.process import serve
+from app.process.config import configure
+from app.process.wiring import House
 from app.store.protocol import RunQuery
-from app.wiring import House
 from tests.api.house import calling, open_house, plan_text, pool_text
 from tests.learn.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
@@ -163,7 +163,7 @@ async def _followed(opened: House, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        group.create_task(serving._follow_calibration(opened, stopping))
+        group.create_task(serve._follow_calibration(opened, stopping))
         while not opened.pool.catalog().workers["alpha"].card.measured:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         stopping.set()

@@ -27,7 +27,7 @@ from app.cli import startup_message
 from app.cli.parser import parser
 from app.errors import ConfigInvalid
 from app.gateway.auth import SCOPES
-from app.serving import Started
+from app.process.serve import Started
 from tests import processes
 from tests.processes import KEY, ROOT
 

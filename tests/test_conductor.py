@@ -13,10 +13,10 @@ import pytest
 
 from app.__main__ import main
 from app.cli.parser import parser
-from app.config import configure
 from app.core.plan import schema
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
+from app.process.config import configure
 from tests.test_readme import blocks
 from tests.vllm_stub import VllmStub, tokens, vllm_stub
 

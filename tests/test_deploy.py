@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from app.cli.parser import parser
-from app.config import configure
-from app.config.settings import PREFIX, variables
+from app.process.config import configure
+from app.process.config.settings import PREFIX, variables
 from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
 
 ROOT: Final = Path(__file__).resolve().parent.parent

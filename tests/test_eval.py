@@ -22,11 +22,11 @@ from app.cli.eval_runs import Bench, Experiment
 from app.cli.parser import parser
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
-from app.config import configure
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.measurements import Measure
+from app.process.config import configure
 from app.providers.rehearsal.families import solve
 
 PAGE = (Path(__file__).resolve().parent.parent / "deploy" / "evaluation.md").read_text()

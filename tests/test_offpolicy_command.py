@@ -15,7 +15,7 @@ from app.cli import offpolicy
 from app.cli.parser import parser
 from app.core.feedback import Feedback
 from app.errors import ConfigInvalid
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import finish, open_house, order, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.test_readme import blocks

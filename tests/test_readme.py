@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from app.config import configure
-from app.config.settings import variables
+from app.process.config import configure
+from app.process.config.settings import variables
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 README: Final = (ROOT / "README.md").read_text()

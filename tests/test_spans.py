@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import Tracer
 
-from app import wiring
+from app.process import wiring
 from app.telemetry import Telemetry
 
 

@@ -16,8 +16,8 @@ from app.audit.check import Auditor
 from app.audit.export import Export, write
 from app.audit.report import RULES, Report
 from app.cli import event_loop, terminal
-from app.config import read
 from app.errors import StoreUnavailable
+from app.process.config import read
 from app.providers.formats import adapter
 from app.store.archive import open_archive
 

@@ -18,7 +18,6 @@ from rich.table import Table
 
 from app.cli import event_loop, private_engine, storage, terminal
 from app.cli.estimate import OUTPUT_TOKENS
-from app.config import Loaded, configure
 from app.core.budget import input_bound, worst_case
 from app.core.calibration import SOURCE, Rate, Trial, of_worker, rates
 from app.core.chat import Usage
@@ -28,7 +27,8 @@ from app.core.pool import Catalog, Limits, Tier, Worker
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
 from app.order import Ended, Order
-from app.wiring import House
+from app.process.config import Loaded, configure
+from app.process.wiring import House
 
 KEY = "baton-calibrate"
 """Who asked, in the journal."""

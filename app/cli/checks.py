@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.cli.run_words import count, seconds
-from app.config import Loaded, describe
 from app.core.chat import End, Message, Sampling, Text
 from app.core.pool import Catalog, Deadlines, ProviderSpec, Worker
 from app.errors import (
@@ -17,9 +16,10 @@ from app.errors import (
     WorkerRefused,
     WorkerTruncated,
 )
+from app.process.config import Loaded, describe
+from app.process.wiring import House
 from app.providers.protocol import Request
 from app.store.migrate import is_current
-from app.wiring import House
 
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
 PATIENCE = 30.0

@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import deployment, event_loop, shadow, storage, terminal
-from app.config import Loaded, Settings, configure
 from app.core.versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
 from app.lab import manifest
+from app.process.config import Loaded, Settings, configure
 from app.providers.vllm import Management
 from app.store.archive import open_archive
 

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.conductor.styles import STYLES, Style
-from app.config import Loaded
 from app.core import plan as core_plan
 from app.core.pool import Tier
 from app.core.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
+from app.process.config import Loaded
 from app.providers.vllm import Management
 
 STRUCTURED: Mapping[str, str] = {

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from app.cli import checks, event_loop, terminal
 from app.cli.checks import Verdict
-from app.config import Loaded, configure
 from app.errors import BatonError, ConfigInvalid
-from app.wiring import house
+from app.process.config import Loaded, configure
+from app.process.wiring import house
 
 STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 

@@ -22,13 +22,13 @@ from app.cli.eval_runs import Bench, Experiment
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
 from app.cli.taskset import Graded
-from app.config import configure
 from app.core.arms import ORACLE
 from app.core.pool import MILLION
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.grading import VERSION
 from app.lab.measurements import Measure, mixture, of_json
+from app.process.config import configure
 
 OWN = "tier"
 """In `--arms`: the tier as it is."""

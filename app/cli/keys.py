@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
-from app.config import Loaded, Settings, configure, pepper, read
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.auth import mint
+from app.process.config import Loaded, Settings, configure, pepper, read
 from app.store.protocol import KeyRow, Store
 
 USUAL = ("runs:write", "runs:read")

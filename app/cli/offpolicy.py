@@ -14,7 +14,6 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.config import Loaded, configure
 from app.core.chat import task_from_json
 from app.core.features import Features, features, from_json
 from app.core.features import asked as words
@@ -25,6 +24,7 @@ from app.errors import ConfigInvalid
 from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
 from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean
 from app.learner import read, selectors
+from app.process.config import Loaded, configure
 from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE = 200

@@ -7,7 +7,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, terminal
-from app.config import Loaded, configure
 from app.core.arms import tier_for
 from app.core.budget import input_bound
 from app.core.chat import Message, Task
@@ -16,7 +15,8 @@ from app.core.policy import Overrides
 from app.core.pool import Catalog, Limits, Tier
 from app.errors import ConfigInvalid
 from app.order import Ended, Order
-from app.wiring import House
+from app.process.config import Loaded, configure
+from app.process.wiring import House
 
 KEY = "baton-plan"
 """Who asked, in the journal."""

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from app.config import Loaded
 from app.errors import Overloaded, RunExpired
 from app.order import Driven, Ended, Order
-from app.wiring import House, house
+from app.process.config import Loaded
+from app.process.wiring import House, house
 
 START_SECONDS = 5.0
 

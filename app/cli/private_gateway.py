@@ -9,11 +9,11 @@ import httpx
 
 from app.cli import storage
 from app.cli.private_engine import at_work
-from app.config import Loaded, Settings
 from app.core.calibration import Trial
 from app.core.snapshot import sealed
 from app.gateway.app import create_app
 from app.gateway.auth import mint
+from app.process.config import Loaded, Settings
 
 TENANT = "evaluation"
 

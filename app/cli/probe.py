@@ -4,7 +4,7 @@ import argparse
 import http.client
 from collections.abc import Callable, Mapping
 
-from app.config import read
+from app.process.config import read
 
 PATIENCE = 4.0
 

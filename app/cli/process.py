@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, startup_message, terminal
-from app.config import configure
-from app.serving import Roles, Started, serve
+from app.process.config import configure
+from app.process.serve import Roles, Started, serve
 
 ROLES: Mapping[str, Roles] = {
     "serve": Roles(gateway=True, dispatcher=True),

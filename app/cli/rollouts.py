@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
-from app.config import Settings, read
 from app.core.pool import Catalog
 from app.core.snapshot import restored
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Skipped, Wanted, rollout
 from app.lab.rollouts import Rollout, to_line
+from app.process.config import Settings, read
 from app.store.archive import open_archive
 
 

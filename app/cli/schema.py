@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from app.cli import terminal
-from app.config import read
+from app.process.config import read
 from app.store.migrate import migrate
 
 

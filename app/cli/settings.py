@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import terminal
-from app.config import configure, describe
+from app.process.config import configure, describe
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:

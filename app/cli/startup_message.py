@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from app.serving import Started
+from app.process.serve import Started
 
 QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
 """One that the rehearsal pool's mini tier always gets right: 15."""

@@ -4,9 +4,9 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from app.config import Settings, describe
 from app.core.journal import RUN_STATES
 from app.errors import ConfigInvalid, NotFound, StoreUnavailable
+from app.process.config import Settings, describe
 from app.store.protocol import RunQuery, RunRow, Store
 from app.store.sql import open_store
 

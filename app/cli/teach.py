@@ -15,7 +15,6 @@ from typing import Any
 from app.cli import event_loop, private_service, storage, taskset, terminal
 from app.cli.rollouts import collect, wanted
 from app.cli.sandbox import Sandbox
-from app.config import Loaded, configure, read
 from app.core.calibration import measured
 from app.core.pool import Catalog, Tier
 from app.errors import ConfigInvalid
@@ -24,6 +23,7 @@ from app.lab.plan_execution import Place
 from app.lab.rollouts import Example, Rollout, accepted, from_lines, weighted
 from app.lab.training_options import Recipe
 from app.lab.world import VERSION, Weights, profiles
+from app.process.config import Loaded, configure, read
 
 WORLD_TASKS = 4_000
 JOURNAL = "journal"

@@ -10,7 +10,7 @@ import orjson
 
 from app.gateway.app import create_app
 from app.gateway.auth import mint
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.stand_ins import serving
 
 CALLER = ("runs:write", "runs:read")

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app import wiring
+from app.process import wiring
 from tests.api.house import calling, open_house, pool_text
 from tests.api.stand_ins import House, row_of, shelve_content
 from tests.stubs import ProviderStub

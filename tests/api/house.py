@@ -13,14 +13,14 @@ from typing import Any
 
 import httpx
 
-from app.config import configure
 from app.core.chat import Message, Task, Text, ToolDelta
 from app.core.journal import Event, Kind
 from app.core.pool import Limits
 from app.gateway.app import create_app
 from app.gateway.auth import mint
 from app.order import Driven, Ended, Noted, Order, Said
-from app.wiring import House, house
+from app.process.config import configure
+from app.process.wiring import House, house
 from tests.audited import look
 from tests.stubs import ProviderStub, Reply
 

@@ -7,7 +7,7 @@ from typing import Any
 from app.core.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.tools import Gathering
 from app.order import Driven, Order
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import Outcome, finish, order
 from tests.stubs import Reply, ToolCall
 

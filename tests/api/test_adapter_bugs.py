@@ -9,9 +9,9 @@ import pytest
 
 from app.core.chat import Piece, Words
 from app.core.journal import Event, Kind
+from app.process.wiring import House
 from app.providers.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request
-from app.wiring import House
 from tests.api.house import Outcome, events, finish, order
 
 Reading = AsyncIterator[list[Piece]]

@@ -11,7 +11,7 @@ import pytest
 
 from app.core.arms import tier_for
 from app.gateway.auth import mint
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import calling, open_house, order, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 

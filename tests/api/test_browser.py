@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from app.config.settings import read
 from app.errors import ConfigInvalid, StoreUnavailable
+from app.process.config.settings import read
 from tests.api.stand_ins import House, ask
 
 PAGE = "https://app.example.com"

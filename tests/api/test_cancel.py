@@ -12,8 +12,8 @@ import pytest
 from app.ahead import Aheads
 from app.core.journal import Draft, Kind
 from app.gateway import cancel
+from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow
-from app.wiring import House
 from tests.api.callers import body, calling, key_of, post
 from tests.api.house import events, finish, kinds, open_house, order, plan, pool_text
 from tests.api.talks import Talk, look

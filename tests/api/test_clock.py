@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.clock import NOTABLE, SLOW, SOON, Clock
 from app.errors import StoreUnavailable
+from app.process.clock import NOTABLE, SLOW, SOON, Clock
 
 
 @dataclass

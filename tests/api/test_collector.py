@@ -8,7 +8,7 @@ from weakref import ref
 
 import pytest
 
-from app import collector
+from app.process import gc_policy
 
 
 class Cycle:
@@ -21,7 +21,7 @@ class Cycle:
 @pytest.fixture
 def settled() -> Iterator[None]:
     before = gc.get_threshold()
-    collector.settle()
+    gc_policy.settle()
     yield
     gc.unfreeze()
     gc.set_threshold(*before)
@@ -29,9 +29,9 @@ def settled() -> Iterator[None]:
 
 async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: None) -> None:
     stopping, busy = asyncio.Event(), True
-    keeping = asyncio.create_task(collector.keep(lambda: busy, stopping, pause=0.01))
+    keeping = asyncio.create_task(gc_policy.keep(lambda: busy, stopping, pause=0.01))
     lost = ref(Cycle())
-    kept: list[list[int]] = [[] for _ in range(50 * collector.WORTHWHILE)]  # work that makes objects
+    kept: list[list[int]] = [[] for _ in range(50 * gc_policy.WORTHWHILE)]  # work that makes objects
     await asyncio.sleep(0.1)
     assert lost() is not None
     busy = False
@@ -45,9 +45,9 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
 
 async def test_an_idle_process_that_made_nothing_is_left_alone(settled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
-    monkeypatch.setattr(collector, "settle", lambda: looks.append(None))
+    monkeypatch.setattr(gc_policy, "settle", lambda: looks.append(None))
     stopping = asyncio.Event()
-    keeping = asyncio.create_task(collector.keep(lambda: False, stopping, pause=0.01))
+    keeping = asyncio.create_task(gc_policy.keep(lambda: False, stopping, pause=0.01))
     await asyncio.sleep(0.1)
     stopping.set()
     await keeping

@@ -11,8 +11,8 @@ from app.core.journal import Draft, Kind
 from app.dispatch import DELIVERIES
 from app.errors import NotFound
 from app.order import Driven
+from app.process.wiring import House
 from app.store.protocol import Entry, Ledger, Move
-from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from app.gateway.auth import mint
+from app.process.wiring import House
 from app.store.protocol import RunQuery
-from app.wiring import House
 from tests.stubs import Hang, ProviderStub
 
 ASKED = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}

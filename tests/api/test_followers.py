@@ -13,7 +13,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.callers import Heard, body, calling, key_of, post, stream
 from tests.api.house import events, kinds, open_house, pool_text
 from tests.stubs import ProviderStub, Reply, Stall

@@ -8,7 +8,7 @@ import pytest
 
 from app.core.chat import Form, Message, Task, Text
 from app.core.journal import Kind
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import events, finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply
 

@@ -20,9 +20,9 @@ from app.attempt import Attempt
 from app.gateway.app import create_app
 from app.gateway.connection import Connection
 from app.mailbox import Mailbox
+from app.process.wiring import House
 from app.store.protocol import Held
 from app.store.sql import SqlStore
-from app.wiring import House
 from tests.api.callers import body, key_of
 from tests.api.house import finish, open_house, order, plan, pool_text
 from tests.api.stand_ins import serving

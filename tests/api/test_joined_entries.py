@@ -19,10 +19,10 @@ from app.core.state import RunState
 from app.dispatch import Execution
 from app.dispatcher import Dispatcher
 from app.errors import StoreUnavailable
+from app.process.wiring import House
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
-from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.api.talks import Talk, calling, look
 from tests.stubs import Hang, ProviderStub, Reply

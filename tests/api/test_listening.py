@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from app.serving import ACCEPTED, Server
+from app.process.serve import ACCEPTED, Server
 
 CALLERS = 64
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from app.gateway import anthropic_request as ours
 from app.gateway import anthropic_tools as tools
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall

@@ -11,8 +11,8 @@ import pytest
 
 from app import orphans
 from app.core.journal import Kind
+from app.process.wiring import House
 from app.store.protocol import Once, RunQuery, RunRow
-from app.wiring import House
 from tests.api.callers import body, calling, key_of, post, stream
 from tests.api.house import events, kinds, open_house, pool_text
 from tests.api.stand_ins import House as StandIn

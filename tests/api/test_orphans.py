@@ -13,9 +13,9 @@ from app.core.journal import Draft, Kind
 from app.drivers import Drivers
 from app.errors import StoreUnavailable
 from app.orphans import is_newer
+from app.process.wiring import House
 from app.store.protocol import Appended, Entry, Lapsed, Ledger, RunRow
 from app.store.sql import SqlStore
-from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -220,7 +220,7 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
     with sqlite3.connect(tmp_path / "baton.db") as database:  # a word that only newer code knows
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
     database.close()
-    monkeypatch.setattr("app.wiring.version", lambda _: "0.0.9")
+    monkeypatch.setattr("app.process.wiring.version", lambda _: "0.0.9")
     async with open_house(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
         await until_reported(opened)
         assert (await opened.means.store.run(run)).epoch == 1

@@ -16,11 +16,11 @@ from app.core.progress import fold
 from app.errors import StoreUnavailable
 from app.order import Driven
 from app.outcomes import Outcomes
+from app.process.wiring import House
 from app.store.engines import Fault
 from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
 from app.telemetry import Telemetry
-from app.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 

@@ -15,8 +15,8 @@ from app.core.breaker import OUT, PULSE, Breaker, heard, sounded
 from app.core.journal import Kind
 from app.core.pool import ConductorSpec
 from app.gateway.app import create_app
+from app.process.wiring import House
 from app.pulse import EVERY
-from app.wiring import House
 from tests.api.house import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 

@@ -14,7 +14,7 @@ from app.core.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.journal import Event, Kind
 from app.core.state import DRIVER_LOST
 from app.core.workflow import CONDUCTOR
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import (
     SAYS,
     Outcome,

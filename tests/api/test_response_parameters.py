@@ -17,7 +17,7 @@ from app.gateway import responses_input as items
 from app.gateway import responses_request as ours
 from app.gateway import responses_tools as tools
 from app.gateway.parameters import RESPONSES
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.exact import CUT
 from tests.stubs import ProviderStub, Reply

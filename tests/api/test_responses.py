@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.callers import calling as connected
 from tests.api.callers import key_of
 from tests.api.house import calling, open_house, pool_text

@@ -15,8 +15,8 @@ from app.core.position import ATTEMPT, DONE, FINISH, USAGE
 from app.core.progress import fold
 from app.order import Owner
 from app.orphans import driver_for
+from app.process.wiring import House
 from app.stepqueue.protocol import Delta
-from app.wiring import House
 from tests.api.callers import Heard, body, calling, key_of, listening, post, stream
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 

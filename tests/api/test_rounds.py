@@ -21,10 +21,10 @@ from app.core.state import DRIVER_LOST
 from app.core.workflow import Access, Step
 from app.gateway.openai_reply import extension
 from app.planner import Planned, faults
+from app.process.wiring import House
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
-from app.wiring import House
 from tests.api.house import (
     SAYS,
     Outcome,

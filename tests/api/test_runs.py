@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from app.core.chat import summed
 from app.core.journal import Kind
 from app.errors import InvalidRequest
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 

@@ -17,7 +17,7 @@ from app.core.features import features, from_json
 from app.core.journal import Kind
 from app.core.pool import SelectorSpec, Tier
 from app.learner import Learner, Standings
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import WORKER, calling, events, open_house, plan_text
 from tests.stubs import ProviderStub, Reply
 

@@ -11,7 +11,7 @@ import pytest
 from app.core.features import SKETCH, features, from_json
 from app.core.journal import Event, Kind
 from app.core.pool import SelectorSpec
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.embeddings import DIMENSIONS, Embeddings, Fault, embeddings
 from tests.api.house import WORKER, events, open_house
 from tests.stubs import ProviderStub

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.breaker import MINIMUM, SHARE
 from app.core.journal import Kind
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from app.cli import run_record, run_tree
 from app.core.progress import fold
 from app.gateway import audit, shapes
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.api.talks import Talk, calling, look
 from tests.stubs import ProviderStub, Reply

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.cancel import settled
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text
 from tests.api.talks import ASK, Talk, calling, look
 from tests.stubs import ProviderStub, Reply

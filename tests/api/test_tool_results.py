@@ -13,7 +13,7 @@ from app import resumption
 from app.core.chat import Image, Message, Text
 from app.core.tools import mint
 from app.errors import InvalidRequest
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text
 from tests.api.talks import ASK, Talk, calling, look
 from tests.stubs import ProviderStub, Reply

@@ -12,8 +12,8 @@ from app.core.chat import Toolbox
 from app.core.journal import Draft, Kind
 from app.core.tools import mint, run_of
 from app.errors import InvalidRequest
+from app.process.wiring import House
 from app.store.protocol import Entry
-from app.wiring import House
 from tests.api.house import events, finish, kinds, open_house, plan, pool_text
 from tests.api.talks import ADD, BOX, LOOK, Talk, calling, gathered, look
 from tests.stubs import Fail, ProviderStub, Raw, Reply

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.core.journal import Kind
-from app.wiring import House
+from app.process.wiring import House
 from tests.api import callers
 from tests.api.callers import Heard, calling, key_of, listening, post, stream
 from tests.api.house import events, kinds, open_house, pool_text

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from app.errors import NotFound, StoreUnavailable
+from app.process.wiring import House
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from app.wiring import House
 from tests.api.house import calling, open_house, pool_text
 from tests.stubs import Hang, ProviderStub
 

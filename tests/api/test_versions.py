@@ -13,9 +13,9 @@ import httpx
 from app.cli import shadow
 from app.cli.run_words import proposal
 from app.core.versions import Change, ChangeKind
+from app.process.wiring import House
 from app.providers.vllm import Management
 from app.store.archive import open_archive
-from app.wiring import House
 from tests.api.house import calling, open_house, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 

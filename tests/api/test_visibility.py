@@ -19,9 +19,9 @@ from app import dispatch
 from app.core.chat import Message, Task, Text
 from app.core.state import RunState
 from app.core.workflow import Access
+from app.process.wiring import House
 from app.store.protocol import Store
 from app.view import View
-from app.wiring import House
 from tests.api.house import WORKERS, finish, open_house, order, pool_text
 from tests.audited import look
 from tests.stubs import ProviderStub, Reply

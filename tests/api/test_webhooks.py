@@ -17,8 +17,8 @@ from app import webhooks
 from app.core import notices
 from app.errors import StoreUnavailable
 from app.gateway import responses_reply
+from app.process.wiring import House
 from app.store.sql import SqlStore
-from app.wiring import House
 from tests.api.house import finish, open_house, order, pool_text
 from tests.api.test_tool_turns import Talk
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall

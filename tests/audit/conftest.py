@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.audit.scenes import Journal, play
 from tests.stubs import ProviderStub

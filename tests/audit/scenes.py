@@ -8,8 +8,8 @@ from typing import Any
 
 from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.versions import Change, ChangeKind
+from app.process.wiring import House
 from app.store.archive import Record, open_archive
-from app.wiring import House
 from tests.api.house import finish, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls

@@ -10,11 +10,11 @@ from app.audit.check import Auditor, Records
 from app.audit.export import Export, write
 from app.core.versions import Change
 from app.errors import ConfigInvalid, StoreUnavailable
+from app.process.wiring import House
 from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
 from app.store.migrate import migrate
-from app.wiring import House
 from tests.api.house import finish, open_house, order, plan, pool_text
 from tests.audit.scenes import Journal
 from tests.stubs import ProviderStub

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import reload
 from app.core.journal import Kind
-from app.wiring import House
+from app.process.config import reload
+from app.process.wiring import House
 from tests.api.house import events, finish, open_house, order, plan, plan_text, pool_text
 from tests.audited import report_of
 from tests.stubs import ProviderStub, Reply

@@ -6,7 +6,7 @@ import json
 from app.audit.report import Report
 from app.core.chat import Message, Task, Text, Tool, Toolbox
 from app.core.journal import Kind
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import events, finish, narrowed, order, plan, plan_text
 from tests.audited import report_of
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.poolfile import parse
+from app.process.config.poolfile import parse
 
 from . import load as generator
 from . import talk

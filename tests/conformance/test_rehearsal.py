@@ -15,13 +15,13 @@ import pytest
 from app.conductor.model import Odds
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.config import configure
 from app.core import plan
 from app.core.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.pool import Deadlines, Limits, ProviderSpec, Worker
 from app.core.visibility import Seen, compose
 from app.core.workflow import Step, Workflow
 from app.errors import WorkerTimeout
+from app.process.config import configure
 from app.providers.protocol import Request
 from app.providers.rehearsal import RehearsalProvider
 from app.providers.rehearsal.families import solve

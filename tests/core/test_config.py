@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from app.config import Loaded, configure, describe, load, pepper, read, reload
-from app.config.entries import EFFORTS
-from app.config.known import providers
-from app.config.lines import index, locate
-from app.config.settings import variables
 from app.core.chat import Usage
 from app.core.pool import Evaluation
 from app.errors import ConfigInvalid
+from app.process.config import Loaded, configure, describe, load, pepper, read, reload
+from app.process.config.entries import EFFORTS
+from app.process.config.known import providers
+from app.process.config.lines import index, locate
+from app.process.config.settings import variables
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import configure
+from app.process.config import configure
 from tests.core.test_config import GOOD, faults, written
 
 AGAIN = """

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import configure
 from app.core.pool import SelectorSpec
 from app.core.snapshot import restored, snapshot
+from app.process.config import configure
 from tests.core.test_config import GOOD, faults, written
 
 LEARNS = """

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config import configure
 from app.core.pool import SPARED, Deadlines
 from app.errors import ConfigInvalid
+from app.process.config import configure
 
 POOL = """
 [providers.near]

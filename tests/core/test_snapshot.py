@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import configure
 from app.core.pool import Catalog, Price
 from app.core.snapshot import restored, sealed, snapshot
+from app.process.config import configure
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from app import __main__, serving, wiring
+from app import __main__
 from app.ahead import Aheads
+from app.process import serve, wiring
 from app.providers import http
 from tests.faults.fate import Fate, Order
 from tests.faults.seams import DoomedQueue, DoomedStore, doomed_call, doomed_pool
@@ -44,7 +45,7 @@ def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
     wiring.Pool = doomed_pool(fate)  # type: ignore[misc]
     http.Call = doomed_call(fate)  # type: ignore[misc]
     if clock is not None:
-        serving.house = partial(serving.house, now=shifted(clock))
+        serve.house = partial(serve.house, now=shifted(clock))
 
 
 def shifted(path: Path) -> Callable[[], float]:

@@ -22,11 +22,11 @@ from typing import Any
 
 from app.core.chat import Piece
 from app.core.journal import Kind
+from app.process.wiring import Pool
 from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request
 from app.stepqueue.protocol import Committed, Live, StepQueue, Ticket
 from app.store.protocol import Appended, Entry, Store
-from app.wiring import Pool
 from tests.faults.fate import Fate
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import configure
 from app.core.breaker import IN_A_ROW
+from app.process.config import configure
+from app.process.wiring import House, house
 from app.store.migrate import migrate
-from app.wiring import House, house
 from tests.api.house import events, finish, order, pool_text
 from tests.stubs import Fail, ProviderStub
 

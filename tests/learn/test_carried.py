@@ -21,7 +21,7 @@ from app.lab.plan_rewards import PATIENCE, Scorer
 from app.lab.reward import MALFORMED
 from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
 from app.lab.world import Weights, profiles
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import open_house
 from tests.learn.test_rollouts import made
 

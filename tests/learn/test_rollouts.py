@@ -20,7 +20,7 @@ from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Wanted, judged
 from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
 from app.lab.world import Weights
-from app.wiring import House
+from app.process.wiring import House
 from tests.api.house import finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 

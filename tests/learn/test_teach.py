@@ -13,12 +13,12 @@ import pytest
 from app.cli import storage, teach
 from app.cli import train as command
 from app.cli.parser import parser
-from app.config import read
 from app.core.calibration import Trial
 from app.errors import ConfigInvalid
 from app.lab import training_record
 from app.lab.rollouts import to_line
 from app.lab.world import profiles
+from app.process.config import read
 from tests.learn.test_rollouts import made
 
 ROOT = Path(__file__).resolve().parents[2]

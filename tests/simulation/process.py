@@ -14,7 +14,6 @@ from typing import Any, cast
 from aiohttp import ClientSession
 
 from app.attempt import Means
-from app.clock import Clock
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
@@ -28,6 +27,7 @@ from app.gateway import cancel
 from app.gateway.gate import Gate
 from app.health import Health
 from app.order import Order
+from app.process.clock import Clock
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.store.sql import SqlStore

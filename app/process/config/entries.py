@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.config.settings import url_problem
 from app.core.pool import (
     MILLION,
     Card,
@@ -26,6 +25,7 @@ from app.core.pool import (
     WireFormat,
     Worker,
 )
+from app.process.config.settings import url_problem
 
 ALL = "*"
 """What `pool = "all"` becomes; no worker can be called that."""

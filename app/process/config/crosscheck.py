@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
-from app.config.settings import meant
 from app.core.templates import MOST
+from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
+from app.process.config.settings import meant
 
 LONGEST = 16_384
 """Numbers of an embedding."""

@@ -19,13 +19,13 @@ from functools import partial
 
 import uvicorn
 
-from app import collector
-from app.config import Loaded, reload
 from app.errors import OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.auth import SCOPES, adopt, mint
 from app.gateway.connection import connection
-from app.wiring import DRAIN_SECONDS, House, check_roles, house
+from app.process import gc_policy
+from app.process.config import Loaded, reload
+from app.process.wiring import DRAIN_SECONDS, House, check_roles, house
 
 FIRST_KEY = "first"
 ACCEPTED = 8
@@ -63,7 +63,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     check_roles(loaded, alone=roles.alone)
     stopping = asyncio.Event()
     steps_end, runs_end = asyncio.Event(), asyncio.Event()
-    collector.settle()
+    gc_policy.settle()
     async with house(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
         await opened.clock.look()
@@ -76,7 +76,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         group.create_task(opened.learner.run(stopping))
         group.create_task(opened.pulse.run(stopping))  # whoever only dispatches conducts background runs
         group.create_task(_follow_calibration(opened, stopping))
-        group.create_task(collector.keep(lambda: bool(len(opened.drivers) or len(opened.dispatcher)), stopping))
+        group.create_task(gc_policy.keep(lambda: bool(len(opened.drivers) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:

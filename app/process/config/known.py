@@ -37,4 +37,4 @@ def providers() -> dict[str, Known]:
 
 def shipped(name: str) -> str:
     """The text of a data file of this package."""
-    return files("app.config").joinpath(name).read_text(encoding="utf-8")
+    return files("app.process.config").joinpath(name).read_text(encoding="utf-8")

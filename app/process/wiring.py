@@ -24,13 +24,11 @@ from opentelemetry import trace
 from pydantic import SecretStr
 
 from app.attempt import Means
-from app.clock import Clock
 from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
 from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
-from app.config import Loaded, Settings, pepper
 from app.core.calibration import Trial, measured
 from app.core.notices import read_secrets
 from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
@@ -42,6 +40,8 @@ from app.gateway.ingress import Bounds
 from app.health import Health
 from app.lab.provider import WorldProvider
 from app.learner import Learner, Standings
+from app.process.clock import Clock
+from app.process.config import Loaded, Settings, pepper
 from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider
 from app.pulse import Pulse
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
 REDIS = "app.stepqueue.redis:RedisQueue"
-SPANS = "app.spans:tracer"
+SPANS = "app.process.otlp:tracer"
 """What not every process needs is looked up by name by those that do: a twelfth of all imports for each."""
 
 

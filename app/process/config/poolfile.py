@@ -14,14 +14,14 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
-from app.config import lines
-from app.config.crosscheck import Draft, aliases_in_force, check, members
-from app.config.entries import Entry, EvaluationEntry, ProviderEntry, TierEntry, WorkerEntry, levels
-from app.config.known import providers as known_providers
-from app.config.settings import meant, url_problem
 from app.core.pool import Catalog, Deadlines, ProviderSpec, Tier, Worker
 from app.core.snapshot import sealed
 from app.errors import ConfigInvalid
+from app.process.config import lines
+from app.process.config.crosscheck import Draft, aliases_in_force, check, members
+from app.process.config.entries import Entry, EvaluationEntry, ProviderEntry, TierEntry, WorkerEntry, levels
+from app.process.config.known import providers as known_providers
+from app.process.config.settings import meant, url_problem
 
 SECTIONS = ("providers", "workers", "tiers", "aliases", "evaluation")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,99}")

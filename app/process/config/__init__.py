@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from app.config.discovery import conductor_entries, discover
-from app.config.known import shipped
-from app.config.poolfile import Faults, Pool, build, merged, parse
-from app.config.settings import Row, Settings, describe, pepper, read
 from app.core.pool import Catalog
 from app.errors import ConfigInvalid
+from app.process.config.discovery import conductor_entries, discover
+from app.process.config.known import shipped
+from app.process.config.poolfile import Faults, Pool, build, merged, parse
+from app.process.config.settings import Row, Settings, describe, pepper, read
 
 __all__ = ["Loaded", "Row", "Settings", "configure", "describe", "load", "pepper", "read", "reload"]
 

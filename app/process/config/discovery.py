@@ -10,9 +10,9 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.config.known import Known, providers
-from app.config.poolfile import base_url_variable
-from app.config.settings import Settings, url_problem
+from app.process.config.known import Known, providers
+from app.process.config.poolfile import base_url_variable
+from app.process.config.settings import Settings, url_problem
 
 MINI_POOL, ULTRA_POOL = 4, 6
 """Pools stay small: a prompted conductor over a large mixed pool does worse than over a small strong one."""
