@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 from app.attempt import Means
 from app.beside import DispatcherBeside, DriverBeside, Known, held, together
 from app.consequences import Consequences, foregone, possible, whole
-from app.core.journal import TERMINAL, Event, Kind
-from app.core.progress import advance
 from app.core.records import changed
-from app.core.state import RunState
+from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.progress import advance
+from app.core.run.state import RunState
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
 from app.store.dossiers import BRIEF, Dossier

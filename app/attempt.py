@@ -18,15 +18,15 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from app.conductor.protocol import Policy
-from app.core import budget
-from app.core.breaker import Verdict
-from app.core.chat import Piece, Usage, usage_to_json
-from app.core.fitted import fitted
-from app.core.journal import Draft, Kind
-from app.core.pool import Catalog, Deadlines, Tier, Worker
+from app.core.buffers import fitted
+from app.core.message.chat import Piece, Usage, usage_to_json
+from app.core.plan.workflow import Access
+from app.core.pool import budget
+from app.core.pool.breaker import Verdict
+from app.core.pool.catalog import Catalog, Deadlines, Tier, Worker
+from app.core.pool.snapshot import snapshot
 from app.core.records import record
-from app.core.snapshot import snapshot
-from app.core.workflow import Access
+from app.core.run.events import Draft, Kind
 from app.errors import (
     BatonError,
     WorkerMalformed,

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.core import position
-from app.core.chat import ToolDelta, gather
-from app.core.journal import Event
-from app.core.logprobs import Decoded, spoken
-from app.core.position import Position
-from app.core.state import RunState
-from app.core.tools import untold
+from app.core.message.chat import ToolDelta, gather
+from app.core.message.logprobs import Decoded, spoken
+from app.core.message.tools import untold
+from app.core.run import position
+from app.core.run.events import Event
+from app.core.run.position import Position
+from app.core.run.state import RunState
 from app.errors import BatonError, QueueUnavailable, RunEnded
 from app.mailbox import Mailbox
 from app.order import NOTED, Ended, Noted, Said, Told

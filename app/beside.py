@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
-from app.core.journal import Draft, Event
 from app.core.records import record
-from app.core.state import RunState
+from app.core.run.events import Draft, Event
+from app.core.run.state import RunState
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Delta
 from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core.chat import Task
-from app.core.commands import Propose
-from app.core.nesting import may_nest
-from app.core.pool import Catalog, Worker
-from app.core.state import RunState
-from app.core.workflow import PREVIOUS
+from app.core.message.chat import Task
+from app.core.plan.workflow import PREVIOUS
+from app.core.pool.catalog import Catalog, Worker
+from app.core.run.commands import Propose
+from app.core.run.nesting import may_nest
+from app.core.run.state import RunState
 from app.outage import Left, patiently
 from app.store.content import address
 from app.store.protocol import Store

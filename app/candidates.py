@@ -5,9 +5,9 @@ failure the same worker is waited for, with full-jitter backoff or as long as Re
 run's time: then the next one is called, or the step fails at once.
 """
 
-from app.core.breaker import BRIEFEST, Place
-from app.core.pool import Worker
-from app.core.state import NO_TIME
+from app.core.pool.breaker import BRIEFEST, Place
+from app.core.pool.catalog import Worker
+from app.core.run.state import NO_TIME
 from app.errors import BatonError, WorkerTimeout
 from app.health import Choice, Health
 

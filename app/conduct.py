@@ -2,12 +2,12 @@
 
     order ── admit ──> run.admitted committed            (with the whole plan, if the conductor needs no model)
                └ drive: until the run has ended, or waits for its caller (who then comes to drivers.start again)
-                    commands = decide(state)              pure, core/progress.py
+                    commands = decide(state)              pure, run/progress.py
                       Propose  ask a conductor, once more when a round has answered and another one may follow;
                                its steps are checked one by one as they stream in (planner.py)
                       Queue    journal step.queued with a ticket in the outbox, then ring the bell
                       Skip     nothing is left for the step to see, or its round is over without it
-                      Conclude what is nested in the step has answered (core/nesting.py)
+                      Conclude what is nested in the step has answered (run/nesting.py)
                       Await    the caller has to call tools first: its turn ends, and the lease goes to nobody
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that dispatchers tell of
@@ -29,13 +29,13 @@ from app.audience import Audience
 from app.beside import DispatcherBeside
 from app.conductor.protocol import Policy
 from app.consequences import Consequences, at_hand, ending, possible, tentative, whole
-from app.core import drafts
-from app.core.chat import Task
-from app.core.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.journal import AFTER_THE_END, Draft, Event, Kind
-from app.core.progress import advance, confirmed, decide
+from app.core.message.chat import Task
 from app.core.records import changed
-from app.core.state import DRIVER_LOST, Call, RunState
+from app.core.run import drafts
+from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
+from app.core.run.events import AFTER_THE_END, Draft, Event, Kind
+from app.core.run.progress import advance, confirmed, decide
+from app.core.run.state import DRIVER_LOST, Call, RunState
 from app.errors import (
     BatonError,
     Conflict,

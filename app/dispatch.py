@@ -26,15 +26,15 @@ import orjson
 from app.ahead import Aheads, told
 from app.attempt import Attempt, Means
 from app.candidates import Candidates
-from app.core import drafts
-from app.core.chat import message_to_json
-from app.core.journal import AFTER_THE_END, Draft, Kind
-from app.core.policy import missing_clearance
-from app.core.pool import Worker
-from app.core.progress import fold
+from app.core.message.chat import message_to_json
+from app.core.message.tools import TOKEN_BYTES, mint
+from app.core.pool.catalog import Worker
+from app.core.pool.policy import missing_clearance
 from app.core.records import changed, record
-from app.core.state import RunState, StepState
-from app.core.tools import TOKEN_BYTES, mint
+from app.core.run import drafts
+from app.core.run.events import AFTER_THE_END, Draft, Kind
+from app.core.run.progress import fold
+from app.core.run.state import RunState, StepState
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.health import Choice
 from app.outcomes import Outcomes, lost

@@ -18,7 +18,7 @@ from app.ahead import Aheads
 from app.attempt import Attempt, Means
 from app.beside import Begun, Known
 from app.core.records import changed
-from app.core.state import RunState
+from app.core.run.state import RunState
 from app.dispatch import Execution
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
 from app.outcomes import Outcomes

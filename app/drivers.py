@@ -19,12 +19,12 @@ from app.audience import Audience, public
 from app.beside import DispatcherBeside
 from app.conduct import Driver
 from app.consequences import tentative
-from app.core import position
-from app.core.commands import Finish, Propose
-from app.core.journal import Event
-from app.core.position import Position
-from app.core.progress import begin
-from app.core.results import Returned, returned
+from app.core.run import position
+from app.core.run.commands import Finish, Propose
+from app.core.run.events import Event
+from app.core.run.position import Position
+from app.core.run.progress import begin
+from app.core.run.tool_results import Returned, returned
 from app.errors import (
     BatonError,
     Conflict,

@@ -10,12 +10,12 @@ from dataclasses import replace
 import orjson
 
 from app import errors
-from app.core import position
-from app.core.bill import bill
-from app.core.chat import message_from_json
-from app.core.journal import TERMINAL, Event, Kind
-from app.core.progress import fold
-from app.core.state import NO_RESULTS, RunState, StepState
+from app.core.message.chat import message_from_json
+from app.core.run import position
+from app.core.run.bill import bill
+from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.progress import fold
+from app.core.run.state import NO_RESULTS, RunState, StepState
 from app.errors import BatonError, NotFound
 from app.order import Ended
 from app.store.protocol import Store

@@ -13,8 +13,8 @@ from app import ended
 from app.attempt import Means
 from app.audience import Audience
 from app.conduct import PATIENCE
-from app.core.progress import advance
-from app.core.state import RunState
+from app.core.run.progress import advance
+from app.core.run.state import RunState
 from app.errors import BatonError, LeaseLost, Overloaded, QueueUnavailable, StoreUnavailable
 from app.mailbox import Mailbox
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop

@@ -1,6 +1,6 @@
 """What this process knows of its workers: one breaker for each (provider, model), fed by the end of every call.
 
-The policy is `core/breaker.py`; here are the clock, the counters and the log lines. Nothing of it is stored: a process
+The policy is `pool/breaker.py`; here are the clock, the counters and the log lines. Nothing of it is stored: a process
 that starts believes in everybody, and learns. Calls that other processes made are overheard from the journals of the
 runs that this one drives, so that a gateway knows whom its dispatchers have given up.
 """
@@ -9,11 +9,11 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from app.core import breaker
-from app.core.breaker import Breaker, Offer, Place, Verdict
-from app.core.pool import Catalog, ProviderSpec, Worker
+from app.core.pool import breaker
+from app.core.pool.breaker import Breaker, Offer, Place, Verdict
+from app.core.pool.catalog import Catalog, ProviderSpec, Worker
 from app.core.records import record
-from app.core.state import NO_TIME
+from app.core.run.state import NO_TIME
 from app.telemetry import Telemetry
 
 LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}

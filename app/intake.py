@@ -6,15 +6,15 @@ import orjson
 
 from app.attempt import Means
 from app.conductor.protocol import Given, Policy
-from app.core import drafts, notices
-from app.core.arms import steps_needed
-from app.core.chat import task_to_json
-from app.core.journal import Draft
-from app.core.plan import by_name, read_plan
-from app.core.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
-from app.core.pool import Catalog
-from app.core.state import CALLER, FALLBACK
-from app.core.workflow import Step
+from app.core.message.chat import task_to_json
+from app.core.plan.arms import steps_needed
+from app.core.plan.parse import by_name, read_plan
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Catalog
+from app.core.pool.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
+from app.core.run import drafts, notices
+from app.core.run.events import Draft
+from app.core.run.state import CALLER, FALLBACK
 from app.errors import InvalidRequest, PlanRejected
 from app.order import Order
 from app.store.content import address

@@ -17,16 +17,16 @@ from typing import Any
 import orjson
 
 from app.attempt import Means
-from app.core import evidence
-from app.core.calibration import Trial, of_worker
-from app.core.evidence import Learned, Rated
-from app.core.features import features
-from app.core.feedback import Feedback
-from app.core.pool import SelectorSpec, Tier, Worker
-from app.core.posterior import Posterior, Rating, digest, faded, from_json, learned
+from app.core.plan.templates import manned
+from app.core.pool.catalog import SelectorSpec, Tier, Worker
+from app.core.rating import evidence
+from app.core.rating.calibration import Trial, of_worker
+from app.core.rating.evidence import Learned, Rated
+from app.core.rating.features import features
+from app.core.rating.feedback import Feedback
+from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
+from app.core.rating.published_posterior import Standing, policy
 from app.core.records import record
-from app.core.standing import Standing, policy
-from app.core.templates import manned
 from app.errors import StoreUnavailable
 
 EVERY = 1.0
@@ -46,7 +46,7 @@ class Notes:
     posterior: Posterior = field(default_factory=Posterior)
     mark: float = 0.0
     tried: float = 0.0
-    """Up to when trials of a calibration (`core/calibration.py`) were worked in."""
+    """Up to when trials of a calibration (`rating/calibration.py`) were worked in."""
     recent: frozenset[tuple[float, str]] = field(default_factory=frozenset)
 
     def to_json(self) -> bytes:

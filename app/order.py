@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from app.core.bill import Bill
-from app.core.chat import Task, ToolCall, ToolDelta
-from app.core.journal import Kind
-from app.core.logprobs import Decoded
-from app.core.policy import Overrides
-from app.core.pool import Limits, Tier
+from app.core.message.chat import Task, ToolCall, ToolDelta
+from app.core.message.logprobs import Decoded
+from app.core.pool.catalog import Limits, Tier
+from app.core.pool.policy import Overrides
 from app.core.records import record
-from app.core.state import OnDisconnect, RunState
+from app.core.run.bill import Bill
+from app.core.run.events import Kind
+from app.core.run.state import OnDisconnect, RunState
 from app.errors import BatonError
 from app.mailbox import Mailbox
 from app.store.protocol import Once
@@ -73,7 +73,7 @@ class Order:
 @record(frozen=True, slots=True)
 class Said:
     """More of the answer, with the log-probabilities of its tokens where the caller asked for them; `at` is the event
-    number behind it (`core/position.py`)."""
+    number behind it (`run/position.py`)."""
 
     text: str
     logprobs: tuple[Decoded, ...] = ()

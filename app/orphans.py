@@ -16,12 +16,12 @@ from app.attempt import Means
 from app.audience import Audience
 from app.conduct import Driver
 from app.consequences import ending, projection, tentative
-from app.core.arms import tier_of
-from app.core.chat import Usage, usage_to_json
-from app.core.commands import Finish
-from app.core.journal import Draft, Kind
-from app.core.progress import fold, give_up
-from app.core.state import RunState
+from app.core.message.chat import Usage, usage_to_json
+from app.core.plan.arms import tier_of
+from app.core.run.commands import Finish
+from app.core.run.events import Draft, Kind
+from app.core.run.progress import fold, give_up
+from app.core.run.state import RunState
 from app.ended import outcome
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.order import Owner

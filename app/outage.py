@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import orjson
 
-from app.core.journal import Draft, Event
+from app.core.run.events import Draft, Event
 from app.errors import StoreUnavailable
 from app.store.protocol import Appended, Entry, Journal, Store
 

@@ -7,9 +7,9 @@ keeping other steps from the slots that these no longer need.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from app.core.chat import Usage, usage_to_json
-from app.core.journal import Draft, Kind
-from app.core.state import Call
+from app.core.message.chat import Usage, usage_to_json
+from app.core.run.events import Draft, Kind
+from app.core.run.state import Call
 from app.errors import StoreUnavailable
 from app.store.protocol import Entry, Ledger, Store
 from app.telemetry import Telemetry

@@ -19,19 +19,19 @@ from app import outcomes
 from app.attempt import Attempt, Means
 from app.brief import brief, shown
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Policy, Sight
-from app.core import drafts
-from app.core.arms import tier_of
-from app.core.chat import Form, Message, Piece, Sampling, Task, Text, Words
-from app.core.commands import Propose
-from app.core.decision import Decision
-from app.core.features import asked, placed, viewed
-from app.core.journal import Draft
-from app.core.nesting import may_nest
-from app.core.policy import missing_clearance
-from app.core.pool import Worker
+from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.plan.arms import tier_of
+from app.core.plan.workflow import CONDUCTOR, Access, Step
+from app.core.pool.catalog import Worker
+from app.core.pool.policy import missing_clearance
+from app.core.rating.decision import Decision
+from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
-from app.core.state import Proposal, RunState, StepState
-from app.core.workflow import CONDUCTOR, Access, Step
+from app.core.run import drafts
+from app.core.run.commands import Propose
+from app.core.run.events import Draft
+from app.core.run.nesting import may_nest
+from app.core.run.state import Proposal, RunState, StepState
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
 from app.outage import patiently
 from app.providers.protocol import Request

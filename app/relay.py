@@ -6,7 +6,7 @@ Tool calls get the ids under which the caller knows them as they begin; the work
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from app.core.chat import Piece, ToolDelta, Words
+from app.core.message.chat import Piece, ToolDelta, Words
 from app.reply import Reply
 from app.stepqueue.protocol import Delta
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import orjson
 
-from app.core import tools
-from app.core.chat import Chosen, End, Keepsake, Message, Piece, Text, ToolCall, ToolDelta, Words, gather
-from app.core.form import Flaw, faults
-from app.core.logprobs import Decoded, decoded, size
-from app.core.tools import Gathering
+from app.core.message import tools
+from app.core.message.chat import Chosen, End, Keepsake, Message, Piece, Text, ToolCall, ToolDelta, Words, gather
+from app.core.message.logprobs import Decoded, decoded, size
+from app.core.message.response_format import Flaw, faults
+from app.core.message.tools import Gathering
 from app.errors import WorkerMalformed
 from app.providers.faults import malformed
 from app.providers.protocol import Request

@@ -4,7 +4,7 @@ the run waits for exactly these ...... run.resumed, step.tool_results and a tick
                                        one entry that takes the lease
 the same once more, while it runs .... the caller hears that turn
 the run has ended .................... the conversation is the history of a new run
-anything else ........................ 400 (core/results.py)
+anything else ........................ 400 (run/tool_results.py)
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from dataclasses import replace
 import orjson
 
 from app.attempt import Means
-from app.core import drafts, notices, results
-from app.core.chat import Image, Message, message_to_json, task_to_json
-from app.core.journal import Event, Kind
-from app.core.progress import fold
+from app.core.message.chat import Image, Message, message_to_json, task_to_json
 from app.core.records import record
-from app.core.results import Returned, Standing
-from app.core.state import RunState, Turn
+from app.core.run import drafts, notices, tool_results
+from app.core.run.events import Event, Kind
+from app.core.run.progress import fold
+from app.core.run.state import RunState, Turn
+from app.core.run.tool_results import Returned, Standing
 from app.errors import InvalidRequest, NotFound
 from app.order import Order, Owner
 from app.store.content import address
@@ -76,11 +76,11 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Know
         known = await _look_up(means, came.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
-        raise results.unknown()
-    standing = results.standing(state, came)
+        raise tool_results.unknown()
+    standing = tool_results.standing(state, came)
     if standing == "history" or not known.salt or tier not in means.catalog().tiers:
         return None
-    portions = results.portions(state, came)
+    portions = tool_results.portions(state, came)
     bodies = {n: orjson.dumps([message_to_json(message) for message in share]) for n, share in portions.items()}
     shares = {n: (address(known.salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
@@ -95,7 +95,7 @@ async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
     try:
         row = await means.store.run(run)
     except NotFound:
-        raise results.unknown() from None
+        raise tool_results.unknown() from None
     if kept is None:
         journal = await means.store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
@@ -109,7 +109,7 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
     """What was sent before cannot be taken back."""
     for n, (ref, _) in shares.items():
         if all(exchange.results != ref for exchange in state.steps[n].exchanges):
-            raise results.answered()
+            raise tool_results.answered()
 
 
 def _check_authority(means: Means, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]) -> None:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from app.core.versions import Standing, chosen, standings
+from app.core.pool.conductor_versions import Standing, chosen, standings
 from app.errors import StoreUnavailable
 from app.store.protocol import Store
 from app.telemetry import Telemetry

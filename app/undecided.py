@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from app.attempt import Means
-from app.core.journal import Draft, Kind
-from app.core.state import Turn
+from app.core.run.events import Draft, Kind
+from app.core.run.state import Turn
 from app.errors import NotFound, RunEnded, RunUndecided, StoreUnavailable
 from app.store.protocol import UNDECIDED, Entry
 

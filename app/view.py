@@ -11,13 +11,13 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
-from app.core.form import Flaw, constrains, keeps, shown
-from app.core.nesting import parent_of, speaks
-from app.core.pool import Limits, ProviderSpec, Worker
+from app.core.message.chat import NO_TOOLS, Message, Sampling, Task, Toolbox, message_from_json, task_from_json
+from app.core.message.response_format import Flaw, constrains, keeps, shown
+from app.core.plan.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
+from app.core.pool.catalog import Limits, ProviderSpec, Worker
 from app.core.records import changed, record
-from app.core.state import RunState, StepState
-from app.core.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
+from app.core.run.nesting import parent_of, speaks
+from app.core.run.state import RunState, StepState
 from app.errors import NotFound
 from app.providers.protocol import Request
 from app.store.bodies import Reader

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
 from app.attempt import Means
-from app.core import notices
-from app.core.notices import Notice
+from app.core.run import notices
+from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
 
 SLOTS = 16

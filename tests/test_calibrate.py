@@ -13,8 +13,8 @@ import pytest
 from app.__main__ import main
 from app.cli import calibrate, event_loop, storage
 from app.cli.parser import parser
-from app.core.calibration import rates
-from app.core.journal import Kind
+from app.core.rating.calibration import rates
+from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.calibration_tasks import VERSION, built_in
 from app.process import serve

@@ -13,7 +13,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.parser import parser
-from app.core.plan import schema
+from app.core.plan.parse import schema
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
 from app.process.config import configure

@@ -22,7 +22,7 @@ from app.cli.eval_runs import Bench, Experiment
 from app.cli.parser import parser
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
-from app.core.calibration import Trial
+from app.core.rating.calibration import Trial
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.measurements import Measure

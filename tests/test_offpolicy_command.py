@@ -13,7 +13,7 @@ import pytest
 
 from app.cli import offpolicy
 from app.cli.parser import parser
-from app.core.feedback import Feedback
+from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import House
 from tests.api.house import finish, open_house, order, pool_text

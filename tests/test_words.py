@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.cli import estimate, run_words, terminal
-from app.core.pool import Card, Limits, Price, Worker
+from app.core.pool.catalog import Card, Limits, Price, Worker
 
 
 def test_texts_cannot_steer_the_terminal() -> None:

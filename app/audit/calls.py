@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from app.audit.account import Account, Call, Step
 from app.audit.report import Violation
-from app.core.journal import OUTCOMES
+from app.core.run.events import OUTCOMES
 
 SLOW = 10.0
 """Seconds between the decision to call, which minds the deadline, and the intent: planning waits for a commit."""

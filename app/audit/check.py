@@ -17,8 +17,8 @@ from app.audit.spoken import spoken
 from app.audit.steps import steps
 from app.audit.tooling import tooling
 from app.audit.versions import Reigns, versions
-from app.core.pool import ProviderSpec
-from app.core.versions import Change
+from app.core.pool.catalog import ProviderSpec
+from app.core.pool.conductor_versions import Change
 from app.providers.protocol import Provider
 from app.store.archive import Record
 

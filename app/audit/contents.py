@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from app.audit.account import Account
 from app.audit.report import Violation
-from app.core.journal import Kind
+from app.core.run.events import Kind
 
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer")
 """Fields that name a content; the request of an intent is a hash of what was sent, and stored nowhere."""

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from app.audit.check import Records
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid
 from app.store.archive import Record, Stored
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from app.audit.account import Account, Proposal, Step
 from app.audit.report import Violation
-from app.core.workflow import CONDUCTOR
+from app.core.plan.workflow import CONDUCTOR
 
 
 def itself(run: Account, proposal: Proposal) -> list[str]:

@@ -16,8 +16,7 @@ from app.audit.account import Account, Call, Proposal, Step
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Brief, PastStep, Previous
 from app.conductor.styles import STYLES
-from app.core.arms import tier_of
-from app.core.chat import (
+from app.core.message.chat import (
     NO_TOOLS,
     Form,
     Message,
@@ -28,9 +27,10 @@ from app.core.chat import (
     message_from_json,
     task_from_json,
 )
-from app.core.form import Flaw, constrains, faults, keeps, shown
-from app.core.pool import Catalog, Limits, Worker
-from app.core.workflow import CONDUCTOR
+from app.core.message.response_format import Flaw, constrains, faults, keeps, shown
+from app.core.plan.arms import tier_of
+from app.core.plan.workflow import CONDUCTOR
+from app.core.pool.catalog import Catalog, Limits, Worker
 from app.providers.protocol import Request
 
 ERASED = "erased"

@@ -9,11 +9,11 @@ from app.audit.bodies import WHOLE_LIMITS
 from app.audit.contents import address
 from app.audit.recompose import EMBEDS, ERASED, UnknownTemplate, Unverifiable, recomposed
 from app.audit.report import Report, Violation
-from app.core.arms import tier_of
-from app.core.chat import Text
-from app.core.journal import Kind
-from app.core.pool import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
-from app.core.snapshot import restored
+from app.core.message.chat import Text
+from app.core.plan.arms import tier_of
+from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
+from app.core.pool.snapshot import restored
+from app.core.run.events import Kind
 from app.errors import BatonError
 from app.providers.protocol import Provider, Request
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from app.audit.account import Account, Fact, Step
 from app.audit.report import Violation
-from app.core.journal import Kind
+from app.core.run.events import Kind
 
 
 def steps(run: Account) -> Iterator[Violation]:

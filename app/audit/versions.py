@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from app.audit.account import Account, Call
 from app.audit.report import Report, Violation
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 
 NOTICED = 30.0
 """Seconds that a gateway has to notice a change: it looks every two, and before it asks whenever it has not looked for

@@ -18,12 +18,12 @@ from rich.table import Table
 
 from app.cli import event_loop, private_engine, storage, terminal
 from app.cli.estimate import OUTPUT_TOKENS
-from app.core.budget import input_bound, worst_case
-from app.core.calibration import SOURCE, Rate, Trial, of_worker, rates
-from app.core.chat import Usage
-from app.core.feedback import derived
-from app.core.policy import Overrides
-from app.core.pool import Catalog, Limits, Tier, Worker
+from app.core.message.chat import Usage
+from app.core.pool.budget import input_bound, worst_case
+from app.core.pool.catalog import Catalog, Limits, Tier, Worker
+from app.core.pool.policy import Overrides
+from app.core.rating.calibration import SOURCE, Rate, Trial, of_worker, rates
+from app.core.rating.feedback import derived
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
 from app.order import Ended, Order

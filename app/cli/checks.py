@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.cli.run_words import count, seconds
-from app.core.chat import End, Message, Sampling, Text
-from app.core.pool import Catalog, Deadlines, ProviderSpec, Worker
+from app.core.message.chat import End, Message, Sampling, Text
+from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Worker
 from app.errors import (
     BatonError,
     OursError,

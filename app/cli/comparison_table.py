@@ -5,8 +5,8 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from app.cli import plot, terminal
-from app.core.arms import ORACLE
-from app.core.pool import MILLION
+from app.core.plan.arms import ORACLE
+from app.core.pool.catalog import MILLION
 from app.lab.comparison import LAMBDAS, Standing, Table
 from app.lab.paired_statistics import Interval
 

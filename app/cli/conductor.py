@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import deployment, event_loop, shadow, storage, terminal
-from app.core.versions import Change, ChangeKind, Standing, refusal, standings
+from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
 from app.lab import manifest
 from app.process.config import Loaded, Settings, configure

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from app.conductor.styles import STYLES, Style
-from app.core import plan as core_plan
-from app.core.pool import Tier
-from app.core.workflow import Step
+from app.core.plan import parse as core_plan
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Tier
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.core.budget import worst_case
-from app.core.chat import Usage
-from app.core.pool import Limits, Worker
+from app.core.message.chat import Usage
+from app.core.pool.budget import worst_case
+from app.core.pool.catalog import Limits, Worker
 
 OUTPUT_TOKENS = 400
 """A usual answer of one step."""

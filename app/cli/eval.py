@@ -22,8 +22,8 @@ from app.cli.eval_runs import Bench, Experiment
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
 from app.cli.taskset import Graded
-from app.core.arms import ORACLE
-from app.core.pool import MILLION
+from app.core.plan.arms import ORACLE
+from app.core.pool.catalog import MILLION
 from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.grading import VERSION

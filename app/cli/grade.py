@@ -17,9 +17,9 @@ from rich.table import Table
 
 from app.cli import event_loop, storage, taskset, terminal
 from app.cli.sandbox import Sandbox
-from app.core.chat import Message, task_from_json
-from app.core.feedback import SIGNS, Feedback, derived, repeats, sign
-from app.core.journal import Event, Kind
+from app.core.message.chat import Message, task_from_json
+from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
+from app.core.run.events import Event, Kind
 from app.errors import ConfigInvalid
 from app.lab import grading
 from app.lab.grading import Execute, Grader

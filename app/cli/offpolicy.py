@@ -14,12 +14,12 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
-from app.core.chat import task_from_json
-from app.core.features import Features, features, from_json
-from app.core.features import asked as words
-from app.core.pool import Tier
-from app.core.posterior import Posterior
-from app.core.standing import policy as policy_of
+from app.core.message.chat import task_from_json
+from app.core.pool.catalog import Tier
+from app.core.rating.features import Features, features, from_json
+from app.core.rating.features import asked as words
+from app.core.rating.posterior import Posterior
+from app.core.rating.published_posterior import policy as policy_of
 from app.errors import ConfigInvalid
 from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
 from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean

@@ -6,7 +6,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from app.cli import terminal
-from app.core.pool import MILLION
+from app.core.pool.catalog import MILLION
 from app.lab.comparison import Table
 
 WIDTH, HEIGHT = 64, 16

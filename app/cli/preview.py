@@ -7,12 +7,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, terminal
-from app.core.arms import tier_for
-from app.core.budget import input_bound
-from app.core.chat import Message, Task
-from app.core.chat import Text as Said
-from app.core.policy import Overrides
-from app.core.pool import Catalog, Limits, Tier
+from app.core.message.chat import Message, Task
+from app.core.message.chat import Text as Said
+from app.core.plan.arms import tier_for
+from app.core.pool.budget import input_bound
+from app.core.pool.catalog import Catalog, Limits, Tier
+from app.core.pool.policy import Overrides
 from app.errors import ConfigInvalid
 from app.order import Ended, Order
 from app.process.config import Loaded, configure

@@ -9,8 +9,8 @@ import httpx
 
 from app.cli import storage
 from app.cli.private_engine import at_work
-from app.core.calibration import Trial
-from app.core.snapshot import sealed
+from app.core.pool.snapshot import sealed
+from app.core.rating.calibration import Trial
 from app.gateway.app import create_app
 from app.gateway.auth import mint
 from app.process.config import Loaded, Settings

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
-from app.core.pool import Catalog
-from app.core.snapshot import restored
+from app.core.pool.catalog import Catalog
+from app.core.pool.snapshot import restored
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Skipped, Wanted, rollout
 from app.lab.rollouts import Rollout, to_line

@@ -4,9 +4,9 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import task_from_json
-from app.core.progress import fold
-from app.core.state import RunState
+from app.core.message.chat import task_from_json
+from app.core.run.progress import fold
+from app.core.run.state import RunState
 from app.gateway import audit
 from app.store.protocol import RunRow, Store
 

@@ -8,7 +8,7 @@ from rich.tree import Tree
 
 from app.cli import run_words
 from app.cli.terminal import clean, excerpt
-from app.core.workflow import CONDUCTOR
+from app.core.plan.workflow import CONDUCTOR
 
 COLOURS: Mapping[str, str] = {
     "succeeded": "green",

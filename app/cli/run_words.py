@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.cli.terminal import dollars, excerpt
-from app.core.pool import MILLION
+from app.core.pool.catalog import MILLION
 
 Record = Mapping[str, Any]
 """A run, step, proposal or attempt in the form of the audit trail (`gateway/audit.py`)."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
-from app.core.journal import TERMINAL, Event, Kind
+from app.core.run.events import TERMINAL, Event, Kind
 from app.gateway import audit, cancel
 from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow

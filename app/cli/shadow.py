@@ -15,10 +15,10 @@ import orjson
 from app.audit.account import Account, Call, Proposal, account
 from app.audit.check import Records
 from app.audit.recompose import UnknownTemplate, Unverifiable, recomposed, text_of
-from app.core import plan as core_plan
-from app.core.pool import Catalog
-from app.core.snapshot import restored
-from app.core.workflow import Step
+from app.core.plan import parse as core_plan
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Catalog
+from app.core.pool.snapshot import restored
 from app.errors import PlanRejected
 from app.providers.protocol import Request
 from app.providers.vllm import Management

@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from app.cli import event_loop, private_service, storage, taskset, terminal
+from app.cli import event_loop, private_process, storage, taskset, terminal
 from app.cli.rollouts import collect, wanted
 from app.cli.sandbox import Sandbox
-from app.core.calibration import measured
-from app.core.pool import Catalog, Tier
+from app.core.pool.catalog import Catalog, Tier
+from app.core.rating.calibration import measured
 from app.errors import ConfigInvalid
 from app.lab import chat_export, training_questions, world_file
 from app.lab.plan_execution import Place
@@ -182,5 +182,5 @@ def _place(asked: argparse.Namespace, environ: Mapping[str, str], tier: Tier, po
             raise ConfigInvalid([f"--url: put a key of that Baton into {KEY}"])
         yield Place(asked.url.rstrip("/").removesuffix("/v1"), environ[KEY], **chosen)
         return
-    with private_service.baton(pool, environ, runs=asked.concurrency) as (url, key):
+    with private_process.baton(pool, environ, runs=asked.concurrency) as (url, key):
         yield Place(url, key, **chosen)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from app.core.pool import MILLION
+from app.core.pool.catalog import MILLION
 from app.telemetry import JsonLines
 
 PIPED_WIDTH = 160

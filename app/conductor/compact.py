@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from app.conductor.protocol import Brief
-from app.core.chat import Message, Text
-from app.core.pool import MILLION, Worker
+from app.core.message.chat import Message, Text
+from app.core.pool.catalog import MILLION, Worker
 
 TEMPLATE = "compact-1"
 """The name of what `messages` makes, kept with each call; a change of the words is another template."""

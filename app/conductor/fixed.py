@@ -12,8 +12,8 @@ from dataclasses import replace
 from random import Random
 
 from app.conductor.protocol import Ask, Brief
-from app.core.pool import ConductorSpec
-from app.core.workflow import Access, Step
+from app.core.plan.workflow import Access, Step
+from app.core.pool.catalog import ConductorSpec
 
 PLAN = "Work out how to solve the task, step by step. Do not solve it yet."
 SOLVE = "Solve the task by following the plan. Give the complete final answer."

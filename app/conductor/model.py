@@ -11,9 +11,9 @@ from dataclasses import replace
 from app.conductor.prompt import ALTERNATIVES
 from app.conductor.protocol import Ask, Brief
 from app.conductor.styles import Style
-from app.core import plan
-from app.core.chat import Chosen, Piece, Words
-from app.core.workflow import CONDUCTOR, Step
+from app.core.message.chat import Chosen, Piece, Words
+from app.core.plan import parse
+from app.core.plan.workflow import CONDUCTOR, Step
 
 
 class ModelConductor:
@@ -32,7 +32,7 @@ class ModelConductor:
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
         """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
-        reader = plan.Reader(plan.by_ordinal(names), brief.limits.steps, brief.round > 1)
+        reader = parse.Reader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1)
         odds = Odds()
         answer = ask(
             self._worker,

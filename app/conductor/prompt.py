@@ -8,9 +8,9 @@ part comes first and the task last, so that a server's prefix cache serves it. T
 import hashlib
 
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core.chat import Image, Message, Text, Toolbox
-from app.core.pool import MILLION, Worker
-from app.core.workflow import CONDUCTOR
+from app.core.message.chat import Image, Message, Text, Toolbox
+from app.core.plan.workflow import CONDUCTOR
+from app.core.pool.catalog import MILLION, Worker
 
 TEMPLATE, FURTHER = "plan-1", "further-1"
 NESTING, NESTING_FURTHER = "nesting-1", "nesting-further-1"

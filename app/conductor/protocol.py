@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from app.core.chat import Message, Piece, Task
-from app.core.decision import Choice
-from app.core.features import Features
-from app.core.pool import Limits, Worker
+from app.core.message.chat import Message, Piece, Task
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Limits, Worker
+from app.core.rating.decision import Choice
+from app.core.rating.features import Features
 from app.core.records import record
-from app.core.workflow import Step
 
 
 @record(frozen=True, slots=True)

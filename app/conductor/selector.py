@@ -1,10 +1,10 @@
 """The conductor that learns from ratings: a contextual bandit over small workflows.
 
-It generates nothing. It chooses one of its arms (`core/templates.py`) by what its posterior believes of this request
-(`core/posterior.py`), and says with which probability (`core/decision.py`); one of the arms may be to let a model plan.
-The posterior is read anew for each choice from whoever keeps it up to date (`app/learner.py`); nothing is kept here.
-The dice are dealt by the run's id and the proposal's number, so that a choice can be made again from the posterior
-that it names.
+It generates nothing. It chooses one of its arms (`plan/templates.py`) by what its posterior believes of this request
+(`rating/posterior.py`), and says with which probability (`rating/decision.py`); one of the arms may be to let a model
+plan. The posterior is read anew for each choice from whoever keeps it up to date (`app/learner.py`); nothing is kept
+here. The dice are dealt by the run's id and the proposal's number, so that a choice can be made again from the
+posterior that it names.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from random import Random
 from statistics import NormalDist
 
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Sight
-from app.core.decision import Normals, decide
-from app.core.features import asked, features
-from app.core.pool import SelectorSpec
-from app.core.posterior import estimates
-from app.core.standing import Standing, policy
-from app.core.templates import MODEL, arms
+from app.core.plan.templates import MODEL, arms
+from app.core.pool.catalog import SelectorSpec
+from app.core.rating.decision import Normals, decide
+from app.core.rating.features import asked, features
+from app.core.rating.posterior import estimates
+from app.core.rating.published_posterior import Standing, policy
 
 GRAIN = 1024
 

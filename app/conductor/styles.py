@@ -10,8 +10,8 @@ from typing import Any
 
 from app.conductor import compact, prompt
 from app.conductor.protocol import Brief
-from app.core import plan
-from app.core.chat import Message
+from app.core.message.chat import Message
+from app.core.plan import parse
 from app.core.records import record
 
 
@@ -32,7 +32,7 @@ class Style:
 
     def schema(self, brief: Brief, *, positional: bool) -> dict[str, Any]:
         """The schema of a plan for this brief."""
-        return plan.schema(
+        return parse.schema(
             len(brief.workers) + brief.nests,
             brief.limits.steps,
             self.subtask_chars,

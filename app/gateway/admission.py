@@ -9,8 +9,8 @@ debt.
 import math
 from dataclasses import dataclass, field
 
-from app.core.budget import input_bound
-from app.core.chat import Task
+from app.core.message.chat import Task
+from app.core.pool.budget import input_bound
 from app.errors import Overloaded, OverQuota
 from app.gateway.gate import Gate
 from app.store.protocol import KeyRow

@@ -10,9 +10,9 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
-from app.core import position
-from app.core.bill import Bill
-from app.core.state import RunState
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.state import RunState
 from app.errors import BatonError
 from app.gateway import fault
 from app.gateway.anthropic_request import UNTHREADED
@@ -99,7 +99,7 @@ def _stopped(ended: Ended) -> dict[str, Any]:
 class Events:
     """The frames of one stream: one message, whose blocks come one after the other.
 
-    The `id:` of a frame is its event number (`core/position.py`); those up to `after` are left out. A block's borders
+    The `id:` of a frame is its event number (`run/position.py`); those up to `after` are left out. A block's borders
     and tool calls have none: they are told again.
     """
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
-from app.core.form import is_closed
+from app.core.message.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
+from app.core.message.response_format import is_closed
 from app.errors import InvalidRequest
 from app.gateway.anthropic_tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
 from app.gateway.asked import Extension, Wire

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from app.core.chat import NO_TOOLS, Tool, Toolbox
+from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.errors import InvalidRequest
 from app.gateway.asked import Wire
 from app.gateway.forms import check

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from app.core.arms import tier_for
-from app.core.chat import Task
-from app.core.policy import Overrides
-from app.core.pool import MILLION, Catalog, Limits, Tier
+from app.core.message.chat import Task
+from app.core.plan.arms import tier_for
+from app.core.pool.catalog import MILLION, Catalog, Limits, Tier
+from app.core.pool.policy import Overrides
 from app.errors import NotFound
 from app.order import Order
 from app.store.protocol import KeyRow

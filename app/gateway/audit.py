@@ -7,13 +7,13 @@ content store, and where they were erased the field is null and `erased` says so
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.core.bill import bill
-from app.core.chat import summed, usage_from_json
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.pool import MILLION
-from app.core.progress import fold
-from app.core.state import RunState
+from app.core.message.chat import summed, usage_from_json
+from app.core.pool.catalog import MILLION
+from app.core.rating.feedback import Feedback
+from app.core.run.bill import bill
+from app.core.run.events import Event, Kind
+from app.core.run.progress import fold
+from app.core.run.state import RunState
 from app.errors import NotFound
 from app.gateway import exchanges, feedback
 from app.gateway.openai_reply import dollars, figures, usage_of

@@ -8,7 +8,7 @@ ended stays as it is.
 import asyncio
 from contextlib import suppress
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.errors import QueueUnavailable, RunEnded
 from app.gateway.gate import Gate
 from app.stepqueue.protocol import Committed, StepQueue

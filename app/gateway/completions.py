@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.state import RunState
+from app.core.run.state import RunState
 from app.errors import InvalidRequest
 from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys

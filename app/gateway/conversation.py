@@ -7,7 +7,7 @@ Whatever could be wrong with a message must have been found before.
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from app.core.chat import Message
+from app.core.message.chat import Message
 
 
 class Conversation(Sequence[Message]):

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 
-from app.core.journal import RUN_STATES
 from app.core.records import record
+from app.core.run.events import RUN_STATES
 from app.gateway import shapes
 from app.gateway.anthropic_request import Asked, MessagesRequest
 from app.gateway.feedback import FeedbackRequest

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from app.core.bill import bill
-from app.core.chat import Image, Message, Part, Text, Usage, message_from_json, usage_from_json
-from app.core.journal import TERMINAL, Event, Kind
-from app.core.state import RunState, StepState
+from app.core.message.chat import Image, Message, Part, Text, Usage, message_from_json, usage_from_json
+from app.core.run.bill import bill
+from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.state import RunState, StepState
 from app.gateway.openai_reply import dollars, figures
 from app.gateway.openai_tools import wire_calls
 

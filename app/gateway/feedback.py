@@ -11,7 +11,7 @@ import orjson
 from pydantic import Field, StringConstraints, ValidationError
 from starlette.responses import Response
 
-from app.core.feedback import Feedback
+from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
 from app.gateway.asked import Label, Wire
 from app.gateway.auth import Caller

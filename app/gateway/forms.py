@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import Discriminator, Field, StringConstraints
 
-from app.core.chat import Form
-from app.core.form import is_closed, schema_fault
+from app.core.message.chat import Form
+from app.core.message.response_format import is_closed, schema_fault
 from app.errors import InvalidRequest
 from app.gateway.asked import Wire
 

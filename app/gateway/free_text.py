@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from app.core.chat import Tool, Toolbox
+from app.core.message.chat import Tool, Toolbox
 
 Syntax = Literal["lark", "regex"]
 PARAMETERS: Final[Mapping[str, Any]] = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import field
 
-from app.core.pool import Catalog
+from app.core.pool.catalog import Catalog
 from app.core.records import record
 from app.drivers import Drivers
 from app.gateway.ingress import Bounds

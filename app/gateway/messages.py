@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core import budget
+from app.core.pool import budget
 from app.gateway import anthropic_reply as reply
 from app.gateway.anthropic_request import effort_of, read_count, read_request, task_of, whole_task
 from app.gateway.asked import order_of, resolve_tier

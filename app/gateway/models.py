@@ -13,8 +13,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.arms import listed, tier_for
-from app.core.pool import MILLION, Catalog, Limits, Tier, Worker
+from app.core.plan.arms import listed, tier_for
+from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
 from app.gateway.asked import resolve_tier
 from app.gateway.auth import Caller, Keys
 from app.gateway.gate import Gate

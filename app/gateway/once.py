@@ -21,9 +21,9 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core import position
-from app.core.position import Position
 from app.core.records import record
+from app.core.run import position
+from app.core.run.position import Position
 from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway import fault
 from app.gateway.admission import Admission, Permit

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import Image, Message, Part, Sampling, Task, Text
-from app.core.pool import Tier
+from app.core.message.chat import Image, Message, Part, Sampling, Task, Text
+from app.core.pool.catalog import Tier
 from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Extension, Wire, order_of

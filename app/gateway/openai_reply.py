@@ -10,13 +10,13 @@ from typing import Any
 
 import orjson
 
-from app.core import position
-from app.core.bill import Bill
-from app.core.chat import ToolDelta, Usage, gather, summed
-from app.core.logprobs import Decoded
-from app.core.nesting import parent_of
-from app.core.pool import MILLION
-from app.core.state import RunState, StepState
+from app.core.message.chat import ToolDelta, Usage, gather, summed
+from app.core.message.logprobs import Decoded
+from app.core.pool.catalog import MILLION
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.nesting import parent_of
+from app.core.run.state import RunState, StepState
 from app.errors import BatonError
 from app.gateway import fault, free_text
 from app.gateway.openai_tools import wire_calls
@@ -163,7 +163,7 @@ def _told(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
 class Chunks:
     """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do.
 
-    Each frame's `id:` is its event number (`core/position.py`); those up to `after` are left out.
+    Each frame's `id:` is its event number (`run/position.py`); those up to `after` are left out.
     """
 
     ping = b": ping\n"

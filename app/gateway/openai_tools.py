@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import Discriminator, Field, StringConstraints
 
-from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
-from app.core.tools import MOST_CALLS, run_of
+from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall
+from app.core.message.tools import MOST_CALLS, run_of
 from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Wire

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from app.core.pool import MILLION
+from app.core.pool.catalog import MILLION
 from app.errors import InvalidRequest
 
 REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app import ended as endings
-from app.core import position
-from app.core.chat import Tool
-from app.core.position import Position
-from app.core.state import RunState
+from app.core.message.chat import Tool
+from app.core.run import position
+from app.core.run.position import Position
+from app.core.run.state import RunState
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway import cancel, query, responses_items
 from app.gateway import responses_reply as reply

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import orjson
 
-from app.core.chat import Message, Text, ToolCall, message_from_json, task_from_json
+from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
-from app.core.state import Exchange, RunState
+from app.core.run.state import Exchange, RunState
 from app.gateway.responses_reply import Subject
 from app.order import Ended
 from app.store.protocol import Store

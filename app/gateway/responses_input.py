@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
-from app.core.chat import Image, Message, Part, Text, Tool, ToolCall
+from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall
 from app.errors import InvalidRequest
 from app.gateway import free_text, tool_search
 from app.gateway.asked import Wire

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.core.chat import Image, Message
+from app.core.message.chat import Image, Message
 from app.errors import InvalidRequest
 from app.gateway import query
 from app.gateway.responses_history import exchanged

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from app import ended as endings
-from app.core.chat import ToolCall
-from app.core.notices import response_id
-from app.core.tools import run_of
+from app.core.message.chat import ToolCall
+from app.core.message.tools import run_of
+from app.core.run.notices import response_id
 from app.errors import InvalidRequest, NotFound
 from app.gateway.responses_history import Told
 from app.gateway.responses_input import (

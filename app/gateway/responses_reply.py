@@ -3,7 +3,7 @@
 Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
 turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
 
-Sequence numbers never fall and never change: they say how far the reply has been told (`core/position.py`).
+Sequence numbers never fall and never change: they say how far the reply has been told (`run/position.py`).
 
     0, 1                       response.created, response.in_progress
     2, 3                       the message's item and its part are there
@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import orjson
 
-from app.core import position
-from app.core.bill import Bill
-from app.core.chat import Form, Task, ToolCall
-from app.core.notices import response_id
+from app.core.message.chat import Form, Task, ToolCall
 from app.core.records import record
-from app.core.state import RunState
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.notices import response_id
+from app.core.run.state import RunState
 from app.errors import BatonError
 from app.gateway import fault, tool_search
 from app.gateway.openai_reply import extension

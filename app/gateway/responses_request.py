@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
-from app.core.chat import Form, Message, Sampling, Task, Text, Tool
+from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool
 from app.errors import InvalidRequest
 from app.gateway.asked import Extension, Wire
 from app.gateway.forms import NamedSchema, schema_form

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, StringConstraints
 
-from app.core.chat import NO_TOOLS, Tool, Toolbox, ToolCall
-from app.core.form import is_closed
+from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall
+from app.core.message.response_format import is_closed
 from app.errors import InvalidRequest
 from app.gateway import free_text
 from app.gateway.asked import Wire

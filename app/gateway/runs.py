@@ -15,8 +15,8 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.journal import RUN_STATES, Event
-from app.core.progress import fold
+from app.core.run.events import RUN_STATES, Event
+from app.core.run.progress import fold
 from app.errors import Forbidden, NotFound
 from app.gateway import audit, cancel, chat, feedback, query
 from app.gateway.auth import Caller, Keys

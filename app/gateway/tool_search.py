@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import StringConstraints
 
-from app.core.chat import Tool
+from app.core.message.chat import Tool
 from app.errors import InvalidRequest
 from app.gateway.asked import Wire
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from random import Random
 
-from app.core.chat import Message, Task, Text
+from app.core.message.chat import Message, Task, Text
 from app.lab.grading import Exact, Grader, grader
 from app.lab.task_families import DOMAINS, FAMILIES, LEVELS, Family, Problem, write
 

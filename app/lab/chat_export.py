@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from app.conductor.prompt import SUBTASK_CHARS, TEMPLATE, TOOLS
 from app.conductor.protocol import Brief
-from app.core.chat import Message, Task, Text
-from app.core.plan import Reader, by_ordinal
-from app.core.pool import Limits
+from app.core.message.chat import Message, Task, Text
+from app.core.plan.parse import Reader, by_ordinal
+from app.core.pool.catalog import Limits
 from app.errors import PlanRejected
 from app.lab import manifest, reward, training_record
 from app.lab.manifest import DEFAULTS, MANIFEST, OF_BASE, Golden, Manifest

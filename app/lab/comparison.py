@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
-from app.core.arms import ORACLE
+from app.core.plan.arms import ORACLE
 from app.lab.measurements import Measure
 from app.lab.paired_statistics import Interval, at_cost, holm, interval, p_value, pareto, resampled
 from app.lab.world import Weights

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
 
-from app.core.chat import Form
-from app.core.form import faults, schema_fault
+from app.core.message.chat import Form
+from app.core.message.response_format import faults, schema_fault
 
 VERSION = "grading-1"
 """Names these rules with every grade; a change of what they count as right is another version."""

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from app.conductor.protocol import Brief
-from app.core.chat import Task, task_from_json
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.pool import MILLION, Catalog
-from app.core.progress import fold
-from app.core.state import Proposal, RunState
-from app.core.workflow import Access, Step
+from app.core.message.chat import Task, task_from_json
+from app.core.plan.workflow import Access, Step
+from app.core.pool.catalog import MILLION, Catalog
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, Kind
+from app.core.run.progress import fold
+from app.core.run.state import Proposal, RunState
 from app.lab.rollouts import Rollout, critical, shown, split, written
 from app.store.archive import Record
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from app.core.features import Features
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.pool import SelectorSpec, Worker
-from app.core.posterior import Posterior, estimates
-from app.core.templates import MODEL, arms
+from app.core.plan.templates import MODEL, arms
+from app.core.pool.catalog import SelectorSpec, Worker
+from app.core.rating.features import Features
+from app.core.rating.feedback import Feedback
+from app.core.rating.posterior import Posterior, estimates
+from app.core.run.events import Event, Kind
 from app.lab.offpolicy import Policy
 
 PLACES = 61

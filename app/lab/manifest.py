@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.conductor.styles import STYLES
-from app.core.plan import SCHEMA
+from app.core.plan.parse import SCHEMA
 from app.errors import ConfigInvalid
 
 MANIFEST, GOLDEN = "baton.json", "golden.jsonl"

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import httpx
 
-from app.core.plan import Reader, by_ordinal
-from app.core.workflow import Step
+from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.workflow import Step
 from app.errors import ConfigInvalid, PlanRejected
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT, critical

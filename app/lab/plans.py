@@ -1,6 +1,6 @@
 """Plans as a small conductor writes them: worker, role and access list of each step, one token each.
 
-The tokens of a plan, joined, are its text in the form that `core/plan.py` reads: a model that emits them speaks the
+The tokens of a plan, joined, are its text in the form that `plan/parse.py` reads: a model that emits them speaks the
 published grammar. `legal` is that grammar: after any prefix, exactly the tokens with which some valid plan goes on.
 """
 
@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from app.conductor.compact import ordinal
-from app.core.workflow import Access, Step, Workflow
+from app.core.plan.workflow import Access, Step, Workflow
 
 STEPS = 4
 """The step limit of the rehearsal worlds."""

@@ -10,8 +10,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from app.core.chat import End, Piece, Usage, Words, message_from_json
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.message.chat import End, Piece, Usage, Words, message_from_json
+from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.lab.workers import reply
 from app.lab.world import profiles, seconds

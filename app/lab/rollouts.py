@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from app.conductor.prompt import TEMPLATE, messages
 from app.conductor.protocol import Brief
-from app.core.workflow import Step
+from app.core.plan.workflow import Step
 from app.lab.reward import Verdict, reward
 from app.lab.world import Weights
 

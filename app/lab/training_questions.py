@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from app.conductor.protocol import Brief
-from app.core.chat import Message, Task, Text
-from app.core.pool import Limits, Worker
+from app.core.message.chat import Message, Task, Text
+from app.core.pool.catalog import Limits, Worker
 from app.lab.grading import Grader, grader
 from app.lab.lessons import lesson
 from app.lab.rollouts import Rollout, Turns, shown

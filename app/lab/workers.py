@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.core.chat import Message
+from app.core.message.chat import Message
 from app.lab import world
 from app.lab.subtask_wording import role_of, shift
 from app.lab.task_families import DOMAINS, Problem, read

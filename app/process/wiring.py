@@ -29,9 +29,9 @@ from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
 from app.conductor.selector import Selector
 from app.conductor.styles import STYLES
-from app.core.calibration import Trial, measured
-from app.core.notices import read_secrets
-from app.core.pool import Catalog, ConductorSpec, ProviderSpec, Tier
+from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
+from app.core.rating.calibration import Trial, measured
+from app.core.run.notices import read_secrets
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
 from app.errors import ConfigInvalid, WorkerMisconfigured

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import Usage
+from app.core.message.chat import Usage
 from app.providers.faults import malformed
 
 TOKENS = 100_000_000

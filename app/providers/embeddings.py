@@ -1,8 +1,8 @@
 """OpenAI's embeddings, and the many servers that speak it (vLLM, Text Embeddings Inference, Ollama, ...).
 
 Source: `POST /embeddings` of the openai-openapi 2.3.0 description. A request is one text, the last message's; the reply
-is one vector, which is given on as the JSON of its sketch (`core/features.py`): so many numbers as the journal can keep
-of each run. All else that a request may ask for has no place here, and nothing is streamed.
+is one vector, which is given on as the JSON of its sketch (`rating/features.py`): so many numbers as the journal can
+keep of each run. All else that a request may ask for has no place here, and nothing is streamed.
 
 Options: `dimensions`, how many numbers a vector has (a reply with another number is malformed: it would be features of
 another kind); `shortens` (`true` for models that can be asked to give so many, as OpenAI's third generation).
@@ -14,9 +14,9 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import End, Piece, Words
-from app.core.features import sketched
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.message.chat import End, Piece, Words
+from app.core.pool.catalog import Deadlines, ProviderSpec
+from app.core.rating.features import sketched
 from app.errors import WorkerTruncated
 from app.providers import options
 from app.providers.document import inner, label, parse, rows, usage

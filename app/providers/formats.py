@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from app.core.pool import ProviderSpec
+from app.core.pool.catalog import ProviderSpec
 from app.providers.anthropic import AnthropicProvider
 from app.providers.embeddings import EmbeddingsProvider
 from app.providers.gemini import GeminiProvider

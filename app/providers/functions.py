@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import Finish, Message, Piece, Tool, Toolbox, ToolCall, ToolDelta
-from app.core.form import is_closed
+from app.core.message.chat import Finish, Message, Piece, Tool, Toolbox, ToolCall, ToolDelta
+from app.core.message.response_format import is_closed
 from app.providers.document import words
 from app.providers.faults import malformed
 

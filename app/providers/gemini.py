@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import orjson
 
-from app.core.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.message.chat import End, Finish, Part, Piece, Sampling, Text, Usage, Words
+from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerMalformed, WorkerTruncated
 from app.providers import functions, options
 from app.providers.document import count, inner, label, parse, rows, usage, words

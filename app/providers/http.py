@@ -15,8 +15,8 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from app.core.chat import End, Keepsake, Piece
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.message.chat import End, Keepsake, Piece
+from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import (
     ConfigInvalid,
     WorkerError,

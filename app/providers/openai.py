@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from app.core.chat import Chosen, End, Finish, Form, Likely, Piece, Sampling, Usage, Words
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.message.chat import Chosen, End, Finish, Form, Likely, Piece, Sampling, Usage, Words
+from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTruncated, WorkerUnavailable
 from app.providers import functions, options
 from app.providers.document import inner, label, parse, rows, usage, words

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.core.chat import Image, Message, Part, Text
+from app.core.message.chat import Image, Message, Part, Text
 from app.core.records import record
 from app.providers.functions import openai_calls
 

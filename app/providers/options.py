@@ -10,8 +10,8 @@ its open objects and optional fields, as OpenAI's do and vLLM's do not. The adap
 from collections.abc import Mapping
 from dataclasses import fields
 
-from app.core.chat import Sampling
-from app.core.pool import ProviderSpec
+from app.core.message.chat import Sampling
+from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid
 
 SHARED: Mapping[str, tuple[str, ...]] = {

@@ -17,8 +17,8 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from app.core.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
-from app.core.pool import Deadlines, Worker
+from app.core.message.chat import NO_TOOLS, Form, Message, Piece, Sampling, Toolbox
+from app.core.pool.catalog import Deadlines, Worker
 from app.core.records import record
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from app.core.chat import Image, Message, Part, Text, ToolCall
+from app.core.message.chat import Image, Message, Part, Text, ToolCall
 from app.core.records import record
 
 OPENING = Text("Continue.")

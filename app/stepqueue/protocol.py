@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from app.core.chat import ToolDelta
-from app.core.journal import Event
-from app.core.logprobs import Decoded
+from app.core.message.chat import ToolDelta
+from app.core.message.logprobs import Decoded
 from app.core.records import record
+from app.core.run.events import Event
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1

@@ -11,8 +11,8 @@ from typing import Any, Final, assert_never
 
 import orjson
 
-from app.core.chat import ToolDelta
-from app.core.journal import Event, Kind
+from app.core.message.chat import ToolDelta
+from app.core.run.events import Event, Kind
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop, Ticket
 
 BATCH: Final = 256

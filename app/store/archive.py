@@ -17,8 +17,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from app.core.pool.conductor_versions import Change
 from app.core.records import record
-from app.core.versions import Change
 from app.errors import StoreUnavailable
 from app.store.engines import parse_url
 from app.store.tables import CATALOGS, CONDUCTOR_CHANGES, CONTENTS, EVENTS, RUNS, TICKETS
@@ -60,7 +60,7 @@ class Archive:
         self._engine = engine
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """Every pool that was in force, by its digest (`core/snapshot.py`)."""
+        """Every pool that was in force, by its digest (`pool/snapshot.py`)."""
         rows = await self._read(lambda conn: conn.execute(select(CATALOGS)).all())
         return {row.digest: row.body for row in rows}
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, insert, select
 
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.store.tables import CONDUCTOR_CHANGES
 
 MOST = 10_000

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection
 
-from app.core import notices
-from app.core.journal import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
 from app.core.records import record
+from app.core.run import notices
+from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.claims import Claims
 from app.store.guesses import Guess

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from app.core.journal import Event
 from app.core.records import record
+from app.core.run.events import Event
 
 BRIEF = 16_384
 """Bytes of a content that comes along with a journal, and is kept for the run's next steps."""

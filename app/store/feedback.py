@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.core.feedback import Feedback
+from app.core.rating.feedback import Feedback
 from app.errors import Conflict, NotFound
 from app.store.tables import FEEDBACK, RUNS
 

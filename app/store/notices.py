@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection, Select, delete, func, literal, select, tuple_, update
 
-from app.core.notices import Notice
+from app.core.run.notices import Notice
 from app.store.tables import NOTICES
 
 

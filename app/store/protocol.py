@@ -23,12 +23,12 @@ the code is `UNDECIDED`, and the entry may have been written. Every wait inside 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from app.core.calibration import Trial
-from app.core.evidence import Learned, Rated
-from app.core.feedback import Feedback
-from app.core.journal import Draft, Event, Kind
-from app.core.notices import Notice
+from app.core.rating.calibration import Trial
+from app.core.rating.evidence import Learned, Rated
+from app.core.rating.feedback import Feedback
 from app.core.records import record
+from app.core.run.events import Draft, Event, Kind
+from app.core.run.notices import Notice
 from app.store.bodies import Bodies
 from app.store.dossiers import Dossiers
 from app.store.versions import Versions

@@ -6,9 +6,9 @@ import orjson
 from sqlalchemy import Connection, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.core.evidence import Learned, Rated
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
+from app.core.rating.evidence import Learned, Rated
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, Kind
 from app.store import feedback
 from app.store.tables import CONTENTS, EVENTS, POLICIES, RUNS
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from app.core.fitted import fitted
-from app.core.journal import TERMINAL, Event, Kind
+from app.core.buffers import fitted
+from app.core.run.events import TERMINAL, Event, Kind
 from app.store.bodies import Reader
 from app.store.desk import Packed
 from app.store.protocol import Appended, Journal

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.core.journal import Event, Kind
+from app.core.run.events import Event, Kind
 from app.errors import NotFound
 from app.store.dossiers import BRIEF, Dossier
 from app.store.guesses import Guess

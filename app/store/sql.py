@@ -9,12 +9,12 @@ from zlib import crc32
 
 from sqlalchemy import Connection
 
-from app.core.calibration import Trial
-from app.core.evidence import Learned, Rated
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.notices import Notice
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
+from app.core.rating.calibration import Trial
+from app.core.rating.evidence import Learned, Rated
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, Kind
+from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
 from app.store import changes, claims, content, feedback, keys, notices, rated, runs, trials
 from app.store.bodies import Reader

@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-from app.core.journal import ENDED, TERMINAL
+from app.core.run.events import ENDED, TERMINAL
 
 METADATA = MetaData()
 
@@ -163,7 +163,7 @@ FEEDBACK = Table(
 Index("feedback_by_run", FEEDBACK.c.run)
 Index("feedback_by_time", FEEDBACK.c.at, FEEDBACK.c.id)
 
-# What each worker was worth at the built-in tasks (core/calibration.py); nobody's content.
+# What each worker was worth at the built-in tasks (rating/calibration.py); nobody's content.
 TRIALS = Table(
     "trials",
     METADATA,
@@ -183,7 +183,7 @@ TRIALS = Table(
     sqlite_with_rowid=False,
 )
 
-# What selectors have learned (core/posterior.py), numbered: whoever writes a number has read the one before it.
+# What selectors have learned (rating/posterior.py), numbered: whoever writes a number has read the one before it.
 POLICIES = Table(
     "policies",
     METADATA,
@@ -209,7 +209,7 @@ CONDUCTOR_CHANGES = Table(
 )
 Index("conductor_changes_by_time", CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
 
-# Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (core/snapshot.py).
+# Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (pool/snapshot.py).
 CATALOGS = Table(
     "catalogs",
     METADATA,

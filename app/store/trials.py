@@ -5,7 +5,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.core.calibration import Trial
+from app.core.rating.calibration import Trial
 from app.store.tables import TRIALS
 
 

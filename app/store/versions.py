@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 
 
 class Versions(Protocol):

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from app.core.chat import Message, Task, Text, ToolDelta
-from app.core.journal import Event, Kind
-from app.core.pool import Limits
+from app.core.message.chat import Message, Task, Text, ToolDelta
+from app.core.pool.catalog import Limits
+from app.core.run.events import Event, Kind
 from app.gateway.app import create_app
 from app.gateway.auth import mint
 from app.order import Driven, Ended, Noted, Order, Said

@@ -13,14 +13,14 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from app.core.bill import bill
-from app.core.chat import Message, Task, Text, Usage, task_to_json
-from app.core.feedback import Feedback
-from app.core.journal import Draft, Event, Kind
-from app.core.pool import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
-from app.core.position import Position
-from app.core.progress import fold
-from app.core.state import RunState
+from app.core.message.chat import Message, Task, Text, Usage, task_to_json
+from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.rating.feedback import Feedback
+from app.core.run.bill import bill
+from app.core.run.events import Draft, Event, Kind
+from app.core.run.position import Position
+from app.core.run.progress import fold
+from app.core.run.state import RunState
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app

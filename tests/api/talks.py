@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
-from app.core.tools import Gathering
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
+from app.core.message.tools import Gathering
 from app.order import Driven, Order
 from app.process.wiring import House
 from tests.api.house import Outcome, finish, order

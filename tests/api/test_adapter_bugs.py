@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import Piece, Words
-from app.core.journal import Event, Kind
+from app.core.message.chat import Piece, Words
+from app.core.run.events import Event, Kind
 from app.process.wiring import House
 from app.providers.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request

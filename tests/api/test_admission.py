@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.chat import Usage
+from app.core.message.chat import Usage
 from app.errors import StoreUnavailable
 from app.gateway.gate import Rates
 from app.mailbox import Mailbox

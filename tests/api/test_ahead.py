@@ -14,7 +14,7 @@ import pytest
 
 from app import dispatch
 from app.ahead import Ahead
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.process.wiring import House
 from app.stepqueue.protocol import Committed
 from app.store.dossiers import Dossier

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.arms import tier_for
+from app.core.plan.arms import tier_for
 from app.gateway.auth import mint
 from app.process.wiring import House
 from tests.api.house import calling, open_house, order, plan_text, pool_text

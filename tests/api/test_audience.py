@@ -7,9 +7,9 @@ import pytest
 
 from app import audience as module
 from app.audience import Audience
-from app.core.bill import bill
-from app.core.position import ATTEMPT, DONE, Position
-from app.core.state import RunState
+from app.core.run.bill import bill
+from app.core.run.position import ATTEMPT, DONE, Position
+from app.core.run.state import RunState
 from app.errors import BatonError, QueueUnavailable, RunFailed
 from app.mailbox import Mailbox
 from app.order import Ended, Noted, Said, Told

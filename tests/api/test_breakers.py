@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api.house import Outcome, events, finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.ahead import Aheads
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.gateway import cancel
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow

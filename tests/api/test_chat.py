@@ -8,7 +8,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.core.pool import MILLION
+from app.core.pool.catalog import MILLION
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.gate import Rates
 from app.mailbox import Mailbox

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from openai.resources.beta.beta import Beta
 from openai.types import Completion
 
-from app.core.chat import Message, Text
+from app.core.message.chat import Message, Text
 from app.gateway.elsewhere import NOT_OFFERED
 from app.gateway.parameters import COMPLETIONS
 from tests.api.stand_ins import House

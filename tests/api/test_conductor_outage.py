@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.breaker import IN_A_ROW
-from app.core.journal import Kind
+from app.core.pool.breaker import IN_A_ROW
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api.house import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply

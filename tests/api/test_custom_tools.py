@@ -7,8 +7,8 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from app.core.chat import Message, Text, Tool, Toolbox, ToolCall
-from app.core.tools import TOKEN_BYTES, mint
+from app.core.message.chat import Message, Text, Tool, Toolbox, ToolCall
+from app.core.message.tools import TOKEN_BYTES, mint
 from app.gateway import free_text
 from tests.api import callers
 from tests.api.callers import listening, post

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.dispatch import DELIVERIES
 from app.errors import NotFound
 from app.order import Driven

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.ahead import Aheads
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import Form, Message, Task, Text
-from app.core.journal import Kind
+from app.core.message.chat import Form, Message, Task, Text
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api.house import events, finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply

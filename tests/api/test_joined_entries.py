@@ -12,10 +12,10 @@ from aiohttp import ClientRequest
 
 from app import conduct
 from app.conduct import Driver
-from app.core.commands import Command, Finish
-from app.core.journal import Kind
-from app.core.progress import decide
-from app.core.state import RunState
+from app.core.run.commands import Command, Finish
+from app.core.run.events import Kind
+from app.core.run.progress import decide
+from app.core.run.state import RunState
 from app.dispatch import Execution
 from app.dispatcher import Dispatcher
 from app.errors import StoreUnavailable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app import orphans
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from app.process.wiring import House
 from app.store.protocol import Once, RunQuery, RunRow
 from tests.api.callers import body, calling, key_of, post, stream

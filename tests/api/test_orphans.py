@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.drivers import Drivers
 from app.errors import StoreUnavailable
 from app.orphans import is_newer

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from app import conduct, outcomes
-from app.core.journal import Kind
-from app.core.progress import fold
+from app.core.run.events import Kind
+from app.core.run.progress import fold
 from app.errors import StoreUnavailable
 from app.order import Driven
 from app.outcomes import Outcomes

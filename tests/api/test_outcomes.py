@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app import outcomes
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.errors import StoreUnavailable, WorkerUnavailable
 from app.store.protocol import Appended, Entry
 from app.store.sql import SqlStore

@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params as sdk
 from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 from pydantic import BaseModel
 
-from app.core.chat import Form, Tool, Toolbox
+from app.core.message.chat import Form, Tool, Toolbox
 from app.gateway import openai_tools as tools
 from app.gateway.openai_chat import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.parameters import PARAMETERS, document

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from app import pulse
-from app.core.breaker import OUT, PULSE, Breaker, heard, sounded
-from app.core.journal import Kind
-from app.core.pool import ConductorSpec
+from app.core.pool.breaker import OUT, PULSE, Breaker, heard, sounded
+from app.core.pool.catalog import ConductorSpec
+from app.core.run.events import Kind
 from app.gateway.app import create_app
 from app.process.wiring import House
 from app.pulse import EVERY

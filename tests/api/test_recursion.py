@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from app.cli import run_record, run_tree
-from app.core.chat import Form, Sampling, Task, Tool, Toolbox, summed
-from app.core.journal import Event, Kind
-from app.core.state import DRIVER_LOST
-from app.core.workflow import CONDUCTOR
+from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
+from app.core.plan.workflow import CONDUCTOR
+from app.core.run.events import Event, Kind
+from app.core.run.state import DRIVER_LOST
 from app.process.wiring import House
 from tests.api.house import (
     SAYS,

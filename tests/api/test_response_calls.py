@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.chat import Message, Text, ToolCall
-from app.core.tools import TOKEN_BYTES, mint
+from app.core.message.chat import Message, Text, ToolCall
+from app.core.message.tools import TOKEN_BYTES, mint
 from app.errors import InvalidRequest
 from app.gateway.responses_calls import paired
 from tests.api.test_response_tools import SPAWN, asked, calling

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 
-from app.core.journal import Kind
-from app.core.position import ATTEMPT, DONE, FINISH, USAGE
-from app.core.progress import fold
+from app.core.run.events import Kind
+from app.core.run.position import ATTEMPT, DONE, FINISH, USAGE
+from app.core.run.progress import fold
 from app.order import Owner
 from app.orphans import driver_for
 from app.process.wiring import House

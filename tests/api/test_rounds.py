@@ -13,12 +13,12 @@ import pytest
 from app import conduct
 from app.ahead import Aheads
 from app.conduct import Driver
-from app.core import drafts
-from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.journal import TERMINAL, Event, Kind
-from app.core.progress import Propose, fold
-from app.core.state import DRIVER_LOST
-from app.core.workflow import Access, Step
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.plan.workflow import Access, Step
+from app.core.run import drafts
+from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.progress import Propose, fold
+from app.core.run.state import DRIVER_LOST
 from app.gateway.openai_reply import extension
 from app.planner import Planned, faults
 from app.process.wiring import House

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.core.chat import summed
-from app.core.journal import Kind
+from app.core.message.chat import summed
+from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text

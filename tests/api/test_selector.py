@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from app.cli.run_words import why
-from app.core.calibration import Trial
-from app.core.features import features, from_json
-from app.core.journal import Kind
-from app.core.pool import SelectorSpec, Tier
+from app.core.pool.catalog import SelectorSpec, Tier
+from app.core.rating.calibration import Trial
+from app.core.rating.features import features, from_json
+from app.core.run.events import Kind
 from app.learner import Learner, Standings
 from app.process.wiring import House
 from tests.api.house import WORKER, calling, events, open_house, plan_text

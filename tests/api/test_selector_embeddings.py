@@ -8,9 +8,9 @@ import httpx
 import orjson
 import pytest
 
-from app.core.features import SKETCH, features, from_json
-from app.core.journal import Event, Kind
-from app.core.pool import SelectorSpec
+from app.core.pool.catalog import SelectorSpec
+from app.core.rating.features import SKETCH, features, from_json
+from app.core.run.events import Event, Kind
 from app.process.wiring import House
 from tests.api.embeddings import DIMENSIONS, Embeddings, Fault, embeddings
 from tests.api.house import WORKER, events, open_house

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.core.breaker import MINIMUM, SHARE
-from app.core.journal import Kind
+from app.core.pool.breaker import MINIMUM, SHARE
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api.house import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
 from tests.stubs import Fail, ProviderStub, Reply

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.errors import StoreUnavailable
 from app.succession import FRESH, Succession
 from app.telemetry import Telemetry

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from app.cli import run_record, run_tree
-from app.core.progress import fold
+from app.core.run.progress import fold
 from app.gateway import audit, shapes
 from app.process.wiring import House
 from tests.api.house import open_house, pool_text

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.chat import Message, Text, ToolCall, Usage, summed
+from app.core.message.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.cancel import settled
 from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text

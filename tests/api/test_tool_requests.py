@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from app.core.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
-from app.core.results import returned
-from app.core.tools import mint
+from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
+from app.core.message.tools import mint
+from app.core.run.tool_results import returned
 from app.gateway.conversation import Conversation
 from app.mailbox import Mailbox
 from app.order import Ended, Order, Said, Told

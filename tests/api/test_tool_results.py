@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app import resumption
-from app.core.chat import Image, Message, Text
-from app.core.tools import mint
+from app.core.message.chat import Image, Message, Text
+from app.core.message.tools import mint
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text

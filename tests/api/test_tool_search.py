@@ -7,7 +7,7 @@ import httpx
 import pytest
 from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOutputItem
 
-from app.core.chat import Tool
+from app.core.message.chat import Tool
 from app.gateway import tool_search
 from app.gateway.responses_tools import flat
 from tests.api.test_exact_responses import exact_events

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.core.chat import Toolbox
-from app.core.journal import Draft, Kind
-from app.core.tools import mint, run_of
+from app.core.message.chat import Toolbox
+from app.core.message.tools import mint, run_of
+from app.core.run.events import Draft, Kind
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from app.store.protocol import Entry

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api import callers
 from tests.api.callers import Heard, calling, key_of, listening, post, stream

@@ -12,7 +12,7 @@ import httpx
 
 from app.cli import shadow
 from app.cli.run_words import proposal
-from app.core.versions import Change, ChangeKind
+from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import House
 from app.providers.vllm import Management
 from app.store.archive import open_archive

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from app import dispatch
-from app.core.chat import Message, Task, Text
-from app.core.state import RunState
-from app.core.workflow import Access
+from app.core.message.chat import Message, Task, Text
+from app.core.plan.workflow import Access
+from app.core.run.state import RunState
 from app.process.wiring import House
 from app.store.protocol import Store
 from app.view import View

@@ -14,7 +14,7 @@ from aiohttp import web
 from openai import OpenAI
 
 from app import webhooks
-from app.core import notices
+from app.core.run import notices
 from app.errors import StoreUnavailable
 from app.gateway import responses_reply
 from app.process.wiring import House

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.store.archive import Record, Stored
 from tests.audit.scenes import Journal
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.versions import Change, ChangeKind
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import House
 from app.store.archive import Record, open_archive
 from tests.api.house import finish, narrowed, open_house, order, plan, plan_text, pool_text

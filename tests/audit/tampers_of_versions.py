@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from app.audit.versions import AHEAD, NOTICED
-from app.core.versions import Change, ChangeKind
+from app.core.pool.conductor_versions import Change, ChangeKind
 from tests.audit.forgery import Case, Forged, Tamper, case, put
 
 INTENDED = "call.intended"

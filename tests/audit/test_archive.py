@@ -8,7 +8,7 @@ import pytest
 
 from app.audit.check import Auditor, Records
 from app.audit.export import Export, write
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.wiring import House
 from app.providers.formats import adapter

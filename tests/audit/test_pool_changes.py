@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from app.process.config import reload
 from app.process.wiring import House
 from tests.api.house import events, finish, open_house, order, plan, plan_text, pool_text

@@ -4,8 +4,8 @@ import asyncio
 import json
 
 from app.audit.report import Report
-from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.journal import Kind
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.api.house import events, finish, narrowed, order, plan, plan_text
 from tests.audited import report_of

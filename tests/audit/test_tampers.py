@@ -11,7 +11,7 @@ from app.audit.check import Auditor
 from app.audit.report import RULES, Report
 from app.audit.requests import Pools
 from app.audit.versions import Reigns
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from app.providers.formats import adapter
 from tests.audit import (
     tampers_of_choices,

@@ -12,12 +12,12 @@ import orjson
 from app.audit.recompose import TEMPLATES
 from app.conductor import compact, prompt
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core import visibility
-from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.features import asked, viewed
-from app.core.pool import Card, Limits, Measured, Price, Worker
-from app.core.visibility import Seen
-from app.core.workflow import CONDUCTOR
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.plan import visibility
+from app.core.plan.visibility import Seen
+from app.core.plan.workflow import CONDUCTOR
+from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
+from app.core.rating.features import asked, viewed
 from app.planner import EMBEDS
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))

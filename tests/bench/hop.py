@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import uvloop
 
-from app.core.journal import Event, Kind
+from app.core.run.events import Event, Kind
 from app.stepqueue.protocol import DISPATCHERS, Committed, Live, StepQueue, Ticket
 from app.stepqueue.redis import RedisQueue
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.store.content import address
 from app.store.migrate import migrate
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection

@@ -10,8 +10,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from anthropic.types import Message
 
-from app.core.chat import Image
-from app.core.chat import ToolCall as ToolUse
+from app.core.message.chat import Image
+from app.core.message.chat import ToolCall as ToolUse
 from app.gateway.anthropic_request import read_count, task_of
 from tests.clients.conftest import Address
 from tests.stubs import ProviderStub, Reply

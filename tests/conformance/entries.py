@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.store.protocol import (
     Entry,
     Ledger,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import Piece
-from app.core.pool import ProviderSpec
+from app.core.message.chat import Piece
+from app.core.pool.catalog import ProviderSpec
 from app.errors import WorkerError
 from tests.conformance.wire_formats import PATIENT, QUESTION, Format, Line, request, said
 

@@ -8,8 +8,8 @@ import pytest
 from app.conductor import compact
 from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
-from app.core.chat import Message, Task, Text, Tool, Toolbox
-from app.core.pool import Card, Limits, Price, Worker
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox
+from app.core.pool.catalog import Card, Limits, Price, Worker
 from tests.api.house import calling, open_house, plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 

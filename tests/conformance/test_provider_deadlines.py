@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from app.core.pool import ProviderSpec
+from app.core.pool.catalog import ProviderSpec
 from app.errors import (
     WorkerMalformed,
     WorkerMisconfigured,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import Image, Keepsake, Message, Piece, Sampling, Text, Tool, Toolbox, ToolCall, Words
-from app.core.pool import ProviderSpec, Worker
-from app.core.tools import Gathering
+from app.core.message.chat import Image, Keepsake, Message, Piece, Sampling, Text, Tool, Toolbox, ToolCall, Words
+from app.core.message.tools import Gathering
+from app.core.pool.catalog import ProviderSpec, Worker
 from app.errors import WorkerMalformed
 from app.providers.http import Reading
 from app.providers.openai import Completion

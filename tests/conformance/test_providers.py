@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.core.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
-from app.core.pool import ProviderSpec
+from app.core.message.chat import Form, Image, Message, Piece, Sampling, Text, Usage, Words
+from app.core.pool.catalog import ProviderSpec
 from app.errors import ConfigInvalid, WorkerError
 from app.providers.http import Reading
 from app.providers.sse import EventReader

@@ -15,11 +15,11 @@ import pytest
 from app.conductor.model import Odds
 from app.conductor.prompt import messages as prompt
 from app.conductor.protocol import Brief, PastStep, Previous
-from app.core import plan
-from app.core.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
-from app.core.pool import Deadlines, Limits, ProviderSpec, Worker
-from app.core.visibility import Seen, compose
-from app.core.workflow import Step, Workflow
+from app.core.message.chat import Chosen, End, Form, Message, Piece, Sampling, Task, Text, Words
+from app.core.plan import parse
+from app.core.plan.visibility import Seen, compose
+from app.core.plan.workflow import Step, Workflow
+from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.errors import WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
@@ -372,11 +372,11 @@ def brief(question: str, steps: int = 5) -> Brief:
 async def planned(of: Brief, *, positional: bool = True) -> tuple[list[Step], list[float | None]]:
     """What the model conductor would read from the rehearsal conductor's stream."""
     names = [worker.name for worker in of.workers]
-    schema = plan.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
+    schema = parse.schema(len(names), of.limits.steps, 600, positional, further=of.round > 1)
     found = await pieces(
         RehearsalProvider(spec()), request(CONDUCTOR, prompt(of), form=Form(schema, strict=True), logprobs=5)
     )
-    reader = plan.Reader(plan.by_ordinal(names), of.limits.steps, of.round > 1)
+    reader = parse.Reader(parse.by_ordinal(names), of.limits.steps, of.round > 1)
     odds = Odds()
     odds.note(found)
     steps = [*reader.feed(text(found)), *reader.finish()]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from app.core.chat import End, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
-from app.core.pool import Deadlines, ProviderSpec, Worker
-from app.core.tools import Gathering, fault
+from app.core.message.chat import End, Message, Sampling, Text, Tool, Toolbox, ToolCall, ToolDelta, Words
+from app.core.message.tools import Gathering, fault
+from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
 from app.providers.rehearsal import RehearsalProvider
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import ToolDelta
-from app.core.journal import Event, Kind
+from app.core.message.chat import ToolDelta
+from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, StepQueue, Stop, Ticket

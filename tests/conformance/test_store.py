@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.journal import TERMINAL, Draft, Event, Kind
+from app.core.run.events import TERMINAL, Draft, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store import lanes
 from app.store.content import address

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from app.core.versions import Change
+from app.core.pool.conductor_versions import Change
 from app.store.protocol import Store
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.journal import ANYBODY, Draft, Kind
+from app.core.run.events import ANYBODY, Draft, Kind
 from app.errors import Conflict, LeaseLost, RunEnded
 from app.store.protocol import TAKEN, Appended, Entry, Once, Store
 from tests.conformance.entries import Opener, admitted, note, settled

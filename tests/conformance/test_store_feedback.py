@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.evidence import Learned
-from app.core.feedback import Feedback
-from app.core.journal import Draft, Kind
+from app.core.rating.evidence import Learned
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Draft, Kind
 from app.errors import Conflict, NotFound
 from app.store.feedback import MOST
 from app.store.protocol import Entry, Store

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from app.core.journal import TERMINAL, Draft, Kind
-from app.core.notices import Notice
+from app.core.run.events import TERMINAL, Draft, Kind
+from app.core.run.notices import Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import Appended, Entry, Lease, Store
 from tests.conformance.entries import Opener, admitted, note, settled

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from app.core.calibration import Trial
+from app.core.rating.calibration import Trial
 from app.store.protocol import Store
 
 ONE = Trial("luna", "m", "calibration-1", "sum-0-0", "numbers", "sum", 0, "What is 2 + 2?", "run", 5.0, 1.0, 70, 0.25)

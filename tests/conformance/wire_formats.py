@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.core.chat import Chosen, End, Message, Piece, Sampling, Text, Words
-from app.core.pool import Deadlines, ProviderSpec, Worker
+from app.core.message.chat import Chosen, End, Message, Piece, Sampling, Text, Words
+from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.anthropic import AnthropicProvider, Reply
 from app.providers.gemini import Candidate, GeminiProvider
 from app.providers.http import Reading

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.core.plan import Reader, by_ordinal
-from app.core.workflow import Step
+from app.core.plan.parse import Reader, by_ordinal
+from app.core.plan.workflow import Step
 
 NAMES = ("ada", "bob", "cyd")
 ODDITIES = (

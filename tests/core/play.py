@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from app.core import drafts
-from app.core.bill import bill
-from app.core.chat import Usage, summed, usage_to_json
-from app.core.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
-from app.core.journal import Draft, Event, Kind
-from app.core.nesting import depth, may_nest, parent_of
-from app.core.pool import Limits
-from app.core.progress import advance, begin, decide
-from app.core.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
-from app.core.workflow import CONDUCTOR, Access, Step
+from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.plan.workflow import CONDUCTOR, Access, Step
+from app.core.pool.catalog import Limits
+from app.core.run import drafts
+from app.core.run.bill import bill
+from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
+from app.core.run.events import Draft, Event, Kind
+from app.core.run.nesting import depth, may_nest, parent_of
+from app.core.run.progress import advance, begin, decide
+from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
 
 POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0

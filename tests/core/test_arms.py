@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.arms import listed, steps_needed, tier_for, tier_of
-from app.core.pool import Catalog, ConductorSpec, Evaluation, Limits, Tier, Worker
-from app.core.snapshot import restored, sealed, snapshot
+from app.core.plan.arms import listed, steps_needed, tier_for, tier_of
+from app.core.pool.catalog import Catalog, ConductorSpec, Evaluation, Limits, Tier, Worker
+from app.core.pool.snapshot import restored, sealed, snapshot
 
 EFFORTS = {"low": Limits(steps=2), "medium": Limits(steps=5, rounds=3)}
 ULTRA = Tier("ultra", ("a", "b", "c:d"), ConductorSpec("model", "planner", temperature=0.3), "b", EFFORTS)

@@ -5,9 +5,10 @@ from itertools import product
 
 import pytest
 
-from app.core import drafts, journal
-from app.core.chat import Usage
-from app.core.journal import (
+from app.core.message.chat import Usage
+from app.core.plan.workflow import Access, Step
+from app.core.run import drafts, events
+from app.core.run.events import (
     AFTER_THE_END,
     ENDED,
     OUTCOMES,
@@ -19,9 +20,8 @@ from app.core.journal import (
     Event,
     Kind,
 )
-from app.core.progress import Propose, advance, fold
-from app.core.state import Call, Exchange, Proposal, RunState, StepState
-from app.core.workflow import Access, Step
+from app.core.run.progress import Propose, advance, fold
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
 from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
 
 STEP_KINDS = {
@@ -175,7 +175,7 @@ def test_the_arrows_are_drawn_for_every_state() -> None:
         *[s for s in RUN_ARROWS if s in ENDED],
     )
     assert set(RUN_ARROWS) == set(RUN_STATES)
-    drawing = str(journal.__doc__)
+    drawing = str(events.__doc__)
     assert all(word in drawing for word in {*RUN_STATES, *STEP_ARROWS, *OUTCOMES})
     assert not any(RUN_ARROWS[end] for end in ENDED)
     assert {state for state, ends in STEP_ARROWS.items() if not ends} == SETTLED

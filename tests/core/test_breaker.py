@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core import breaker
-from app.core.breaker import (
+from app.core.pool import breaker
+from app.core.pool.breaker import (
     BRIEFEST,
     CALM,
     CEILING,

@@ -5,9 +5,9 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
-from app.core.chat import Image, Message, Text, ToolCall, Usage, summed
-from app.core.pool import MILLION, Price, Worker
+from app.core.message.chat import Image, Message, Text, ToolCall, Usage, summed
+from app.core.pool.budget import PER_IMAGE, PER_MESSAGE, broken, estimate, input_bound, worst_case
+from app.core.pool.catalog import MILLION, Price, Worker
 
 RATES = st.integers(0, 200 * MILLION)
 TOKENS = st.integers(0, 2_000_000)

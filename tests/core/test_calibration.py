@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.calibration import Rate, Trial, measured, of_worker, rates
-from app.core.pool import Card, Catalog, Measured, Worker
-from app.core.snapshot import restored, sealed, snapshot
+from app.core.pool.catalog import Card, Catalog, Measured, Worker
+from app.core.pool.snapshot import restored, sealed, snapshot
+from app.core.rating.calibration import Rate, Trial, measured, of_worker, rates
 
 LUNA = Worker("luna", "openai", "gpt-6-luna", card=Card(strengths=("general",)))
 CATALOG = sealed(Catalog({}, {"luna": LUNA, "sol": replace(LUNA, name="sol", model="sol")}, {}, {}, ""))

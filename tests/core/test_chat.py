@@ -1,6 +1,6 @@
 """A text that comes in pieces."""
 
-from app.core.chat import TOGETHER, gather
+from app.core.message.chat import TOGETHER, gather
 
 
 def test_a_long_text_is_kept_in_few_pieces() -> None:

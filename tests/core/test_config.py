@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.chat import Usage
-from app.core.pool import Evaluation
+from app.core.message.chat import Usage
+from app.core.pool.catalog import Evaluation
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure, describe, load, pepper, read, reload
 from app.process.config.entries import EFFORTS

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.pool import SelectorSpec
-from app.core.snapshot import restored, snapshot
+from app.core.pool.catalog import SelectorSpec
+from app.core.pool.snapshot import restored, snapshot
 from app.process.config import configure
 from tests.core.test_config import GOOD, faults, written
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.pool import SPARED, Deadlines
+from app.core.pool.catalog import SPARED, Deadlines
 from app.errors import ConfigInvalid
 from app.process.config import configure
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.chat import Form, Message, Text
-from app.core.form import FAULT_CHARS, FAULTS, Flaw, faults, schema_fault, shown
+from app.core.message.chat import Form, Message, Text
+from app.core.message.response_format import FAULT_CHARS, FAULTS, Flaw, faults, schema_fault, shown
 
 POINT = {
     "type": "object",

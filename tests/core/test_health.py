@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.core.breaker import IN_A_ROW, MINIMUM, Place, Verdict
-from app.core.pool import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
+from app.core.pool.breaker import IN_A_ROW, MINIMUM, Place, Verdict
+from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
 from app.health import REMEMBERED, Choice, Health
 from app.telemetry import Telemetry
 

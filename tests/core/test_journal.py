@@ -6,8 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core import drafts
-from app.core.chat import (
+from app.core.message.chat import (
     Image,
     Message,
     Sampling,
@@ -22,9 +21,10 @@ from app.core.chat import (
     usage_from_json,
     usage_to_json,
 )
-from app.core.journal import AFTER_THE_END, ENDED, RUN_STATES, TERMINAL, Kind
-from app.core.progress import Finish, Propose, fold
-from app.core.workflow import Access, Step
+from app.core.plan.workflow import Access, Step
+from app.core.run import drafts
+from app.core.run.events import AFTER_THE_END, ENDED, RUN_STATES, TERMINAL, Kind
+from app.core.run.progress import Finish, Propose, fold
 from tests.core.play import POOL, admission, numbered
 
 PARTS = st.builds(Text, st.text()) | st.builds(Image, st.text(), st.none() | st.text())

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from app.core import drafts, position
-from app.core.commands import Conclude, Finish, Propose, Queue, Skip
-from app.core.journal import Draft, Event, Kind
-from app.core.nesting import depth, granted, may_nest, parent_of, room, speaks
-from app.core.pool import Limits
-from app.core.position import Position
-from app.core.progress import advance, confirmed, decide
-from app.core.state import DRIVER_LOST, ROUND_OVER, Mode, RunState
-from app.core.workflow import CONDUCTOR, Access, Step
+from app.core.plan.workflow import CONDUCTOR, Access, Step
+from app.core.pool.catalog import Limits
+from app.core.run import drafts, position
+from app.core.run.commands import Conclude, Finish, Propose, Queue, Skip
+from app.core.run.events import Draft, Event, Kind
+from app.core.run.nesting import depth, granted, may_nest, parent_of, room, speaks
+from app.core.run.position import Position
+from app.core.run.progress import advance, confirmed, decide
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, Mode, RunState
 from tests.core.play import POOL, done, failed, intent, outcome
 from tests.core.test_progress import answered, planned, queued, state_of
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from app.core.journal import TERMINAL, Kind
-from app.core.notices import (
+from app.core.run.events import TERMINAL, Kind
+from app.core.run.notices import (
     KEEP,
     LONGEST,
     Notice,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core import plan
-from app.core.workflow import Access, Step
+from app.core.plan import parse
+from app.core.plan.workflow import Access, Step
 from app.errors import PlanRejected
 from tests.core.plans import NAMES, drawn_from, lists, mutant, read, step, text_of
 
@@ -39,14 +39,14 @@ def accepted(call: Callable[[], Sequence[Step]]) -> Sequence[Step] | None:
 
 def given_plan(value: Any, most: int = 5) -> tuple[Step, ...]:
     """A caller's plan."""
-    return plan.read_plan(value, plan.by_name(NAMES), most)
+    return parse.read_plan(value, parse.by_name(NAMES), most)
 
 
 # -- the schema
 
 
 def test_the_worker_comes_first_and_nothing_else_is_permitted() -> None:
-    schema = plan.schema(3, 2, 600)
+    schema = parse.schema(3, 2, 600)
     assert schema["required"] == ["steps"]
     places = schema["properties"]["steps"]["prefixItems"]
     assert len(places) == schema["properties"]["steps"]["maxItems"] == 2
@@ -57,14 +57,14 @@ def test_the_worker_comes_first_and_nothing_else_is_permitted() -> None:
 
 
 def test_a_server_without_prefix_items_gets_one_schema_for_all_places() -> None:
-    steps = plan.schema(3, 2, 600, positional=False)["properties"]["steps"]
+    steps = parse.schema(3, 2, 600, positional=False)["properties"]["steps"]
     assert set(steps) == {"type", "items"}
     assert steps["items"]["properties"]["access"] == {"type": "array", "items": {"enum": ["user", 0]}}
 
 
 def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> None:
     for positional in (True, False):
-        steps = plan.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
+        steps = parse.schema(3, 2, 600, positional, tools=True)["properties"]["steps"]
         place = steps["prefixItems"][1] if positional else steps["items"]
         assert list(place["properties"]) == place["required"] == ["worker", "subtask", "access", "tools"]
     tooled = [one | {"tools": place == 0} for place, one in enumerate(json.loads(TWO)["steps"])]
@@ -75,7 +75,7 @@ def test_where_tools_are_offered_each_step_says_whether_it_may_call_them() -> No
 
 
 def test_enumerations_of_access_lists_stay_small() -> None:
-    schema = plan.schema(1, 8, 10)
+    schema = parse.schema(1, 8, 10)
     assert len(json.dumps(schema)) < 20_000
     last = schema["properties"]["steps"]["prefixItems"][7]["properties"]["access"]
     assert last["maxItems"] == 8
@@ -85,8 +85,8 @@ def test_enumerations_of_access_lists_stay_small() -> None:
 @given(st.data())
 def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 8))
-    value = data.draw(drawn_from(plan.schema(len(NAMES), most, 30)))
-    steps = plan.read_plan(value, plan.by_ordinal(NAMES), most)
+    value = data.draw(drawn_from(parse.schema(len(NAMES), most, 30)))
+    steps = parse.read_plan(value, parse.by_ordinal(NAMES), most)
     assert read(json.dumps(value), most=most) == list(steps)
     assert [one.answers for one in steps] == [False] * (len(steps) - 1) + [True]
     assert all(n < place for place, one in enumerate(steps) for n in one.access.steps)
@@ -95,10 +95,10 @@ def test_every_plan_that_the_schema_permits_is_accepted(data: st.DataObject) -> 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_a_flat_schema_lets_through_is_accepted_or_rejected(data: st.DataObject) -> None:
-    value = data.draw(drawn_from(plan.schema(len(NAMES), 4, 30, positional=False)))
-    ordinal = plan.by_ordinal(NAMES)
+    value = data.draw(drawn_from(parse.schema(len(NAMES), 4, 30, positional=False)))
+    ordinal = parse.by_ordinal(NAMES)
     steps = accepted(lambda: read(json.dumps(value), most=4))
-    assert steps == accepted(lambda: list(plan.read_plan(value, ordinal, 4)))
+    assert steps == accepted(lambda: list(parse.read_plan(value, ordinal, 4)))
 
 
 # -- the reader
@@ -118,7 +118,7 @@ def test_a_text_in_any_pieces_gives_the_same_steps(cuts: list[int], before: str)
 
 
 def test_a_step_is_given_at_the_comma_or_bracket_behind_it() -> None:
-    reader = plan.Reader(plan.by_ordinal(NAMES), 5)
+    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
     given_at = {at: got for at, char in enumerate(TWO) if (got := reader.feed(char))}
     comma, bracket = TWO.index("}, {") + 1, TWO.rindex("]")
     assert given_at == {comma: TWO_STEPS[:1], bracket: TWO_STEPS[1:]}
@@ -191,7 +191,7 @@ def test_other_text_is_rejected(text: str, reason: str) -> None:
 
 
 def test_no_step_is_given_behind_an_invalid_one() -> None:
-    reader = plan.Reader(plan.by_ordinal(NAMES), 5)
+    reader = parse.Reader(parse.by_ordinal(NAMES), 5)
     assert reader.feed(text_of(step(9), step(0), step(1, access=(7,)))) == []
     assert len(reasons_of(reader.finish)) == 2
 
@@ -249,7 +249,7 @@ def test_access_is_sorted_and_listed_once() -> None:
 
 
 def test_ordinals_and_names_do_not_mix() -> None:
-    ordinal, name = plan.by_ordinal(NAMES), plan.by_name(NAMES)
+    ordinal, name = parse.by_ordinal(NAMES), parse.by_name(NAMES)
     assert [ordinal(value) for value in (0, 2, 3, -1, True, 1.0, "ada", None)] == ["ada", "cyd", *[None] * 6]
     assert [name(value) for value in ("ada", "eve", 0, None, ["ada"])] == ["ada", *[None] * 4]
 

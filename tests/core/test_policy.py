@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from app.core.chat import Image, Message, Task, Text, Tool, Toolbox
-from app.core.policy import Eligible, Overrides, eligible, healthy, missing_clearance, unknown_names
-from app.core.pool import Card, Catalog, ConductorSpec, Limits, Tier, Worker
+from app.core.message.chat import Image, Message, Task, Text, Tool, Toolbox
+from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Tier, Worker
+from app.core.pool.policy import Eligible, Overrides, eligible, healthy, missing_clearance, unknown_names
 
 CARDS = {
     "plain": Card(),

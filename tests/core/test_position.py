@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from app.core import drafts, position
-from app.core.journal import Draft, Kind
-from app.core.position import ATTEMPT, DONE, Position
-from app.core.progress import fold, give_up
-from app.core.state import RunState, StepState
+from app.core.run import drafts, position
+from app.core.run.events import Draft, Kind
+from app.core.run.position import ATTEMPT, DONE, Position
+from app.core.run.progress import fold, give_up
+from app.core.run.state import RunState, StepState
 from app.errors import Conflict, InvalidRequest
 from tests.api.stand_ins import TEXTS, journal_of, state_of
 from tests.core.play import admission, failed, intent, numbered, outcome

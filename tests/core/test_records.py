@@ -7,12 +7,12 @@ from subprocess import run
 
 import pytest
 
-from app.core.breaker import Breaker
-from app.core.chat import Sampling, Task, Toolbox
-from app.core.commands import Propose
+from app.core.message.chat import Sampling, Task, Toolbox
+from app.core.plan.workflow import Access
+from app.core.pool.breaker import Breaker
 from app.core.records import changed
-from app.core.state import Call, Exchange, Proposal, RunState, StepState, Turn
-from app.core.workflow import Access
+from app.core.run.commands import Propose
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, Turn
 from app.stepqueue.protocol import Ticket
 from app.store.protocol import Entry, Outbox
 
@@ -44,6 +44,6 @@ def test_records_are_compared_and_hashed_by_value() -> None:
 
 def test_the_type_checker_lets_nobody_assign_to_a_record(tmp_path: Path) -> None:
     assigns = tmp_path / "assigns.py"
-    assigns.write_text("from app.core.workflow import Access\n\nAccess().user = True\n")
+    assigns.write_text("from app.core.plan.workflow import Access\n\nAccess().user = True\n")
     found = run([sys.executable, "-m", "mypy", "--strict", str(assigns)], cwd=ROOT, capture_output=True, text=True)
     assert 'assigns.py:3: error: Property "user" defined in "Access" is read-only' in found.stdout

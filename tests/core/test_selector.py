@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from app.core.decision import Choice, Decision, decide
-from app.core.evidence import Rated, decision, rating, scores
-from app.core.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.pool import Card, Price, SelectorSpec, Worker
-from app.core.posterior import START, Estimate, Posterior, Rating, estimates, faded, learned
-from app.core.posterior import from_json as read
-from app.core.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
-from app.core.workflow import Access
+from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, arms, manned
+from app.core.plan.workflow import Access
+from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
+from app.core.rating.decision import Choice, Decision, decide
+from app.core.rating.evidence import Rated, decision, rating, scores
+from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features, from_json, placed, sketched
+from app.core.rating.feedback import Feedback
+from app.core.rating.posterior import START, Estimate, Posterior, Rating, estimates, faded, learned
+from app.core.rating.posterior import from_json as read
+from app.core.run.events import Event, Kind
 
 DAY = 86_400.0
 

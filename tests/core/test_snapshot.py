@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.pool import Catalog, Price
-from app.core.snapshot import restored, sealed, snapshot
+from app.core.pool.catalog import Catalog, Price
+from app.core.pool.snapshot import restored, sealed, snapshot
 from app.process.config import configure
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from app.core import drafts
-from app.core.bill import bill
-from app.core.chat import Message, Text, Usage, summed
-from app.core.journal import Draft, Kind
-from app.core.progress import Await, Finish, Queue, confirmed, decide
-from app.core.results import Returned, latest, portions, returned, standing
-from app.core.state import NO_RESULTS, RunState
-from app.core.tools import mint
-from app.core.workflow import Access, Step
+from app.core.message.chat import Message, Text, Usage, summed
+from app.core.message.tools import mint
+from app.core.plan.workflow import Access, Step
+from app.core.run import drafts
+from app.core.run.bill import bill
+from app.core.run.events import Draft, Kind
+from app.core.run.progress import Await, Finish, Queue, confirmed, decide
+from app.core.run.state import NO_RESULTS, RunState
+from app.core.run.tool_results import Returned, latest, portions, returned, standing
 from app.errors import InvalidRequest
 from tests.core.play import called, done, failed, intent, outcome, resumed
 from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, answered, further, planned, queued, seeing, state_of

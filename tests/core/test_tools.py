@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.chat import Image, Message, Task, Text, Tool, Toolbox, ToolCall, ToolDelta, task_from_json, task_to_json
-from app.core.tools import MOST_CALLS, Gathering, fault, kept, mint, run_of, untold
+from app.core.message.chat import (
+    Image,
+    Message,
+    Task,
+    Text,
+    Tool,
+    Toolbox,
+    ToolCall,
+    ToolDelta,
+    task_from_json,
+    task_to_json,
+)
+from app.core.message.tools import MOST_CALLS, Gathering, fault, kept, mint, run_of, untold
 
 ADD = Tool("add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}}}, strict=True)
 LOOK = Tool("look")

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from app.core.versions import Change, ChangeKind, Standing, chosen, refusal, standings
+from app.core.pool.conductor_versions import Change, ChangeKind, Standing, chosen, refusal, standings
 
 KINDS: tuple[ChangeKind, ...] = ("loaded", "shadowed", "canary", "promoted", "rolled_back", "unloaded")
 

@@ -7,9 +7,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.chat import Image, Message, Task, Text, ToolCall
-from app.core.visibility import INTRODUCTION, Seen, ToolUse, compose, granted
-from app.core.workflow import Access
+from app.core.message.chat import Image, Message, Task, Text, ToolCall
+from app.core.plan.visibility import INTRODUCTION, Seen, ToolUse, compose, granted
+from app.core.plan.workflow import Access
 
 TASK = Task((Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"), Image("data:x")))))
 PLAN, CHECK = Seen(0, "Plan it", "First add."), Seen(1, "", "It is 4.")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.workflow import Access, Step, Workflow, access_from_list, topology
+from app.core.plan.workflow import Access, Step, Workflow, access_from_list, topology
 
 
 @pytest.mark.parametrize(

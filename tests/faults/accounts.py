@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from app.core.journal import Event, Kind
+from app.core.run.events import Event, Kind
 from app.store.content import address
 from tests.audited import audited
 from tests.faults.scene import Scene, execute

@@ -20,8 +20,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from app.core.chat import Piece
-from app.core.journal import Kind
+from app.core.message.chat import Piece
+from app.core.run.events import Kind
 from app.process.wiring import Pool
 from app.providers import http
 from app.providers.protocol import Deadlines, Provider, Request

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.line import Line, Refuse
 from tests.faults.points import at, case

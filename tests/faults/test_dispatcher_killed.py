@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
 from tests.faults.fate import Taken
 from tests.faults.points import at, case

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from app.core.journal import TERMINAL, Kind
+from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, scene

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
 from tests.faults.line import Line
 from tests.faults.points import case

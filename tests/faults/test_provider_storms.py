@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.core.breaker import MINIMUM, SHARE
-from app.core.journal import Kind
+from app.core.pool.breaker import MINIMUM, SHARE
+from app.core.run.events import Kind
 from tests.faults.accounts import accounts, settle
 from tests.faults.line import Line
 from tests.faults.points import case

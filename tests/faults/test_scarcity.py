@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.journal import Kind
+from app.core.run.events import Kind
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.line import Line, line, running_loop
 from tests.faults.load import flood

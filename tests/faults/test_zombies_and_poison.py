@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.core.journal import TERMINAL, Kind
+from app.core.run.events import TERMINAL, Kind
 from app.dispatch import DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case

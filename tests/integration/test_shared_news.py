@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.breaker import IN_A_ROW
+from app.core.pool.breaker import IN_A_ROW
 from app.process.config import configure
 from app.process.wiring import House, house
 from app.store.migrate import migrate

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 
-from app.core.journal import Event, Kind
+from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
 from app.stepqueue.ear import PAUSE_SECONDS, PROBE_SECONDS
 from app.stepqueue.fuse import WATCH_SECONDS

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store import engines, lanes
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost, NotFound, RunEnded
 from app.store.content import address
 from app.store.dossiers import BRIEF

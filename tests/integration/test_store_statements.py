@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, event
 
-from app.core.journal import Draft, Kind
+from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost
 from app.store.engines import BY_KEY
 from app.store.prepared import Prepared, Row, Rows, Writes

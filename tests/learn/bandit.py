@@ -5,11 +5,11 @@ from functools import cache
 from random import Random
 from statistics import NormalDist
 
-from app.core.decision import Choice, decide
-from app.core.features import Features, features
-from app.core.pool import Card, Price, SelectorSpec, Worker
-from app.core.posterior import Posterior, Rating, estimates, learned
-from app.core.templates import Arm, arms
+from app.core.plan.templates import Arm, arms
+from app.core.pool.catalog import Card, Price, SelectorSpec, Worker
+from app.core.rating.decision import Choice, decide
+from app.core.rating.features import Features, features
+from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.lessons import lesson
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import Plan, PlanStep

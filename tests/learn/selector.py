@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from app.core.posterior import Posterior
+from app.core.rating.posterior import Posterior
 from app.lab.baselines import bests
 from app.lab.outcome import bill
 from app.lab.task_families import Problem

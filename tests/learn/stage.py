@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from app.core import drafts
-from app.core.chat import Message, Task, Text
-from app.core.journal import Draft, Event, Kind
-from app.core.pool import Limits
-from app.core.progress import Finish, Propose, Queue, Skip, advance, begin, decide
-from app.core.state import RunState
-from app.core.visibility import Seen, compose, granted
-from app.core.workflow import Step
+from app.core.message.chat import Message, Task, Text
+from app.core.plan.visibility import Seen, compose, granted
+from app.core.plan.workflow import Step
+from app.core.pool.catalog import Limits
+from app.core.run import drafts
+from app.core.run.events import Draft, Event, Kind
+from app.core.run.progress import Finish, Propose, Queue, Skip, advance, begin, decide
+from app.core.run.state import RunState
 from app.lab.plans import Plan, to_workflow
 from app.lab.task_families import Problem
 from app.lab.workers import Reply, final, reply

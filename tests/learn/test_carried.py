@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.pool import Limits
+from app.core.pool.catalog import Limits
 from app.errors import ConfigInvalid, WorkerUnavailable
 from app.gateway.app import create_app
 from app.gateway.auth import mint

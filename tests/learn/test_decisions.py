@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from app.core.features import Features, features
-from app.core.feedback import Feedback
-from app.core.journal import Event, Kind
-from app.core.pool import SelectorSpec, Worker
-from app.core.posterior import Posterior, Rating, learned
-from app.core.templates import manned
+from app.core.plan.templates import manned
+from app.core.pool.catalog import SelectorSpec, Worker
+from app.core.rating.features import Features, features
+from app.core.rating.feedback import Feedback
+from app.core.rating.posterior import Posterior, Rating, learned
+from app.core.run.events import Event, Kind
 from app.lab.logged_decisions import PLACES, Beliefs, Decided, choice, decided, folded, score, worth
 
 DECISION = {

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from app.core.chat import Message, Sampling, Text
-from app.core.pool import Deadlines, ProviderSpec, Worker
+from app.core.message.chat import Message, Sampling, Text
+from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.errors import WorkerTimeout
 from app.lab.outcome import bill, right
 from app.lab.plans import Plan, PlanStep, to_workflow

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.conductor.protocol import Brief
-from app.core.chat import Message, Task, Text
-from app.core.pool import Card, Limits, Price, Worker
+from app.core.message.chat import Message, Task, Text
+from app.core.pool.catalog import Card, Limits, Price, Worker
 from app.errors import ConfigInvalid
 from app.lab.journal_imitation import digest_of, learned_from, remembered
 from app.lab.plans import Plan, PlanStep, to_workflow

@@ -13,9 +13,9 @@ import pytest
 
 from app.cli import rollouts as command
 from app.cli.parser import parser
-from app.core.chat import Message, Task, Text
-from app.core.feedback import Feedback, derived
-from app.core.journal import Kind
+from app.core.message.chat import Message, Task, Text
+from app.core.rating.feedback import Feedback, derived
+from app.core.run.events import Kind
 from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Wanted, judged
 from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from app.core.workflow import Access, Step
+from app.core.plan.workflow import Access, Step
 from app.lab import rounds
 from app.lab.plans import PlanStep, to_workflow
 from app.lab.rounds import Point, Second

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from app.core.posterior import Posterior
+from app.core.rating.posterior import Posterior
 from app.lab.outcome import outcome
 from app.lab.world import CLASSES
 from tests.learn import bandit

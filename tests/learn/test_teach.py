@@ -13,7 +13,7 @@ import pytest
 from app.cli import storage, teach
 from app.cli import train as command
 from app.cli.parser import parser
-from app.core.calibration import Trial
+from app.core.rating.calibration import Trial
 from app.errors import ConfigInvalid
 from app.lab import training_record
 from app.lab.rollouts import to_line

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from app.cli.parser import parser  # noqa: E402
-from app.core import plan as core_plan  # noqa: E402
+from app.core.plan import parse as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, prompt, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402

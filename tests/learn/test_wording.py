@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from app.core import plan as core_plan
+from app.core.plan import parse as core_plan
 from app.lab import prompt, search, subtask_wording, teacher, tokenizer
 from app.lab.baselines import named
 from app.lab.lessons import Split, lesson, sensible

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from app.core.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
-from app.core.pool import Catalog, Limits
+from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
+from app.core.pool.catalog import Catalog, Limits
 from app.errors import BatonError, Conflict
 from app.gateway.cancel import ask
 from app.order import Driven, Ended, Order, Said, Told

@@ -18,8 +18,8 @@ from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
-from app.core.pool import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
-from app.core.snapshot import sealed
+from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
+from app.core.pool.snapshot import sealed
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from app import errors
-from app.core.chat import End, Piece, ToolDelta, Usage, Words
-from app.core.pool import Worker
+from app.core.message.chat import End, Piece, ToolDelta, Usage, Words
+from app.core.pool.catalog import Worker
 from app.errors import BatonError
 from app.providers.protocol import Deadlines, Request
 from tests.simulation.plans import plan_text

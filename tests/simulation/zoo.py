@@ -16,12 +16,12 @@ from app import ahead, brief, conduct, dispatch, planner, view
 from app.attempt import Attempt
 from app.audience import Audience
 from app.candidates import Candidates
-from app.core import drafts, notices
-from app.core.journal import Event
-from app.core.pool import Deadlines
+from app.core.plan.workflow import Access
+from app.core.pool.catalog import Deadlines
 from app.core.records import changed
-from app.core.state import RunState
-from app.core.workflow import Access
+from app.core.run import drafts, notices
+from app.core.run.events import Event
+from app.core.run.state import RunState
 from app.dispatch import Execution
 from app.dispatcher import Dispatcher
 from app.errors import LeaseLost, RunOverBudget

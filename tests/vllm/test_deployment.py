@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.plan import by_ordinal, read_plan
+from app.core.plan.parse import by_ordinal, read_plan
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.plans import STEPS

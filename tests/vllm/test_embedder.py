@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.__main__ import main
-from app.core.features import Features, features, from_json, placed, sketched
+from app.core.rating.features import Features, features, from_json, placed, sketched
 from tests.conformance.test_rehearsal import EASY
 from tests.processes import Caller, calling, running
 from tests.vllm.server import VllmServer

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from app.core.pool import Catalog
+from app.core.pool.catalog import Catalog
 from app.errors import ConfigInvalid
 from app.process.config.discovery import conductor_entries, discover
 from app.process.config.known import shipped

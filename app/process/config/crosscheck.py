@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.core.templates import MOST
+from app.core.plan.templates import MOST
 from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, ProviderEntry, TierEntry, WorkerEntry
 from app.process.config.settings import meant
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.core.pool import (
+from app.core.pool.catalog import (
     MILLION,
     Card,
     ConductorSpec,

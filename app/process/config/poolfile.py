@@ -14,8 +14,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
-from app.core.pool import Catalog, Deadlines, ProviderSpec, Tier, Worker
-from app.core.snapshot import sealed
+from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Tier, Worker
+from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.process.config import lines
 from app.process.config.crosscheck import Draft, aliases_in_force, check, members

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
-from app.core.notices import read_secrets
+from app.core.run.notices import read_secrets
 from app.errors import ConfigInvalid
 
 PREFIX = "BATON_"

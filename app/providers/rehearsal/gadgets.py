@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.core.chat import Message, Tool, Toolbox
+from app.core.message.chat import Message, Tool, Toolbox
 from app.providers.rehearsal.expression import symbols
 from app.providers.rehearsal.families import PLAIN, solve
 from app.providers.rehearsal.minds import read

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.core.chat import Message
+from app.core.message.chat import Message
 from app.providers.rehearsal.families import PLANS, solve
 from app.providers.rehearsal.problem import Problem, plain
 
@@ -69,7 +69,7 @@ class Shown:
 
 
 def read(messages: Sequence[Message]) -> Shown:
-    """Take a step's messages apart, as `core/visibility.py` composed them; a plain conversation has only a question."""
+    """Take a step's messages apart, as `plan/visibility.py` composed them; a plain conversation has only a question."""
     asked = [message.text for message in messages if message.role == "user"]
     last = asked[-1] if asked else ""
     steps = list(STEP.finditer(last))

@@ -1,8 +1,9 @@
 """How the rehearsal conductor plans: it reads the prompt, finds the family, and chooses by the cards.
 
 Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
-step limit allows. What it emits is a plan as `core/plan.py` defines it; it knows the workers by ordinal only. Shown the
-answer of a round it sees most faults there are, as its mind is made, and has a faulty answer solved anew and compared.
+step limit allows. What it emits is a plan as `plan/parse.py` defines it; it knows the workers by ordinal only. Shown
+the answer of a round it sees most faults there are, as its mind is made, and has a faulty answer solved anew and
+compared.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.core.chat import Message
+from app.core.message.chat import Message
 from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.minds import dice, final
 from app.providers.rehearsal.problem import Problem, plain

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from math import log
 from typing import Any
 
-from app.core.chat import (
+from app.core.message.chat import (
     Chosen,
     End,
     Finish,
@@ -29,7 +29,7 @@ from app.core.chat import (
     toolbox_from_json,
     toolbox_to_json,
 )
-from app.core.pool import Deadlines, ProviderSpec
+from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.providers.protocol import Request
 from app.providers.rehearsal import gadgets, planner

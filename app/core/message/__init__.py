@@ -1,0 +1,1 @@
+"""Messages: tasks, answers, tool calls and response formats, free of any wire format."""

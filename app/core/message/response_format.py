@@ -1,0 +1,140 @@
+"""The form that a caller wants the answer in: any JSON object, or JSON that validates against a schema.
+
+Schemas and what is validated come from outside. Nothing is fetched for them, patterns are matched with bounded work,
+and a schema that cannot be used is refused before a run begins.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError
+
+from app.core.message.chat import Form, Message, Text
+from app.core.records import record
+
+FAULTS = 8
+"""Most faults that are told of one answer."""
+FAULT_CHARS = 200
+BACKTRACKS = 100_000
+"""Steps after which a pattern counts as not matching."""
+OPEN: Final = frozenset(
+    {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
+)
+"""What OpenAI's strict mode does not take at all."""
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError("NaN and infinities are not JSON")
+
+
+STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
+"""Of RFC 8259; raises ValueError and RecursionError."""
+
+
+@record(frozen=True, slots=True)
+class Flaw:
+    """An answer that is not of its form, and why; it is shown once more to the worker that gave it."""
+
+    answer: str
+    faults: tuple[str, ...]
+
+
+def schema_fault(schema: Mapping[str, Any]) -> str | None:
+    """Why a schema cannot be used; None if it can. The reason holds nothing of the schema."""
+    try:
+        _validator(schema)
+    except (ValidationError, ValueError):
+        return "it is not a valid JSON schema of draft 2020-12 whose references stay inside it"
+    return None
+
+
+def is_closed(schema: object) -> bool:
+    """Whether OpenAI's strict mode takes a schema: its objects have all the fields that they name, and no others.
+
+    Its endpoint refuses a request with any other schema that is called strict.
+    """
+    if not isinstance(schema, Mapping) or schema.keys() & OPEN:
+        return False
+    named = schema.get("properties", {})
+    if schema.get("type") == "object" or named:
+        required = schema.get("required")
+        if schema.get("additionalProperties") is not False or not isinstance(named, Mapping):
+            return False
+        if not isinstance(required, list | tuple) or set(map(str, required)) != set(named):
+            return False
+    inner = [*named.values(), *(schema.get("$defs") or {}).values(), *(schema.get("anyOf") or ())]
+    return all(map(is_closed, inner + ([schema["items"]] if "items" in schema else [])))
+
+
+def faults(form: Form, text: str) -> tuple[str, ...]:
+    """Why a text is not of the form; () if it is."""
+    try:
+        value = STRICT.decode(text)
+    except (ValueError, RecursionError):
+        return ("it is not JSON, or not JSON alone",)
+    if form.schema is None:
+        return () if isinstance(value, dict) else ("it is not a JSON object",)
+    found = []
+    for error in _validator(form.schema).iter_errors(value):
+        found.append(f"at {_place(error.instance_path)}: {error.message}"[:FAULT_CHARS])
+        if len(found) == FAULTS:
+            break
+    return tuple(found)
+
+
+def constrains(form: Form, structured: bool) -> bool:
+    """Whether a worker's decoding is held to the form in full, by a provider that takes such a form as strict.
+
+    `structured` says whether its provider constrains decoding to schemas at all.
+    """
+    return structured and form.strict and form.schema is not None
+
+
+def keeps(form: Form, *, structured: bool, keeps_open: bool) -> bool:
+    """Whether what a worker says can only be of the form, so that its answer can be told as it comes.
+
+    `keeps_open`: of its provider's decoders as of `ProviderSpec.keeps_open`. What combines schemas, or denies one, no
+    decoder is trusted with.
+    """
+    return constrains(form, structured) or (keeps_open and form.schema is not None and not _combines(form.schema))
+
+
+def _combines(schema: object) -> bool:
+    """Whether a keyword of `OPEN` stands anywhere in a schema, or a field of such a name."""
+    if isinstance(schema, Mapping):
+        return bool(schema.keys() & OPEN) or any(map(_combines, schema.values()))
+    return isinstance(schema, list | tuple) and any(map(_combines, schema))
+
+
+def shown(form: Form, messages: tuple[Message, ...], *, constrained: bool, flaw: Flaw | None) -> tuple[Message, ...]:
+    """The messages of an answering step, with what they need so that its answer has the form.
+
+    A worker whose decoding is `constrained` to the form and that has not failed it gets them as they are.
+    """
+    if constrained and flaw is None:
+        return messages
+    asked = (*messages, Message("user", (Text(_instruction(form)),)))
+    if flaw is None:
+        return asked
+    listed = "\n".join(f"- {fault}" for fault in flaw.faults)
+    objection = f"This does not have the form that was asked for:\n{listed}\n\nAnswer again: the corrected JSON alone."
+    return (*asked, Message("assistant", (Text(flaw.answer),)), Message("user", (Text(objection),)))
+
+
+def _instruction(form: Form) -> str:
+    alone = "Answer with one JSON object and nothing else: no code fence, no comment."
+    if form.schema is None:
+        return alone
+    said = f"{form.description}\n\n" if form.description else ""
+    schema = json.dumps(form.schema, ensure_ascii=False, sort_keys=True)
+    return f"{alone.replace('object', 'value')}\n\n{said}It must validate against this JSON schema:\n{schema}"
+
+
+def _validator(schema: Mapping[str, Any]) -> Draft202012Validator:
+    limits = FancyRegexOptions(backtrack_limit=BACKTRACKS)
+    return Draft202012Validator(dict(schema), pattern_options=limits, offline=True)
+
+
+def _place(path: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "the top"

@@ -1,0 +1,111 @@
+"""Arms: model ids that name a conductor beside a tier's own, so that any client can compare several over one tier.
+
+    baton-ultra:single:WORKER ........... one worker answers alone
+    baton-ultra:sc:5[:WORKER] ........... five answers of one worker (the tier's fallback), weighed by itself
+    baton-ultra:moa:3[:A+B+C] ........... mixture of agents: three answers side by side, joined by the first worker
+    baton-ultra:static:pev[:A+B+C] ...... the first worker plans, the second executes, the third verifies
+    baton-ultra:conductor:WORKER ........ this model conducts
+    baton-ultra:random .................. a random valid plan
+
+An arm has its tier's workers, or those that it names, and its tier's limits; a shape that does not fit them is refused.
+A run keeps the arm's whole id as its model, and its tier's name as its tier. Arms are there if the pool file says so.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Tier
+
+MOST_BRANCHES = 16
+"""As in a pool file."""
+ORACLE = "oracle"
+"""The best arm of each task: known only when all have answered, so nobody can serve it."""
+
+
+def tier_for(catalog: Catalog, model: str) -> Tier | None:
+    """The tier that a model id means: one of the file's, by name or alias, or an arm of one, where arms are served."""
+    named = catalog.tier(model)
+    if named is not None or not catalog.evaluation.arms:
+        return named
+    for name in sorted((*catalog.tiers, *catalog.aliases), key=len, reverse=True):
+        tier = catalog.tier(name)
+        if tier is not None and model.startswith(f"{name}:"):
+            return _arm(catalog, tier, model[len(name) + 1 :])
+    return None
+
+
+def tier_of(catalog: Catalog, tier: str, model: str) -> Tier | None:
+    """The tier of a run as it was admitted, with the arm's conductor if its model is one; None if it is gone."""
+    meant = tier_for(catalog, model) if model not in (tier, "") else None
+    return meant if meant is not None and meant.name == tier else catalog.tiers.get(tier)
+
+
+def listed(catalog: Catalog, tier: Tier) -> Iterator[str]:
+    """Model ids of a tier's arms: each kind once, for each worker or further conductor, as large as fits."""
+    if not catalog.evaluation.arms:
+        return
+    steps = tier.efforts[tier.effort].steps
+    yield from (f"{tier.name}:single:{worker}" for worker in tier.pool)
+    if steps > 2:
+        yield f"{tier.name}:sc:{min(5, steps - 1)}"
+        yield f"{tier.name}:moa:{min(3, steps - 1)}"
+        yield f"{tier.name}:static:pev"
+    own = tier.conductor
+    named = {name: None for name in (own.worker, *catalog.evaluation.conductors) if name is not None}
+    yield from (f"{tier.name}:conductor:{name}" for name in named if (own.kind, own.worker) != ("model", name))
+    yield f"{tier.name}:random"
+
+
+def steps_needed(spec: ConductorSpec) -> int:
+    """Steps of a conductor's whole shape; 1 where it fits any limit."""
+    if spec.kind != "fixed" or spec.shape == "single":
+        return 1
+    return 3 if spec.shape == "chain" else spec.width + 1
+
+
+def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
+    kind, _, rest = arm.partition(":")
+    if kind == "random" and arm == kind:
+        return _fixed(tier, ConductorSpec("random"), tier.pool)
+    if kind == "single":
+        return _over(tier, [rest], "single")
+    if kind == "conductor":
+        return _conducted(catalog, tier, rest)
+    count, _, named = rest.partition(":")
+    if kind == "static" and count == "pev":
+        return _over(tier, named.split("+") if named else tier.pool, "chain")
+    if not (
+        count.isascii() and count.isdecimal() and str(int(count[:3])) == count and 1 <= int(count) <= MOST_BRANCHES
+    ):
+        return None
+    if kind == "sc":
+        return _over(tier, [named or tier.fallback], "self_consistency", int(count))
+    return _over(tier, named.split("+") if named else tier.pool, "fan_out", int(count)) if kind == "moa" else None
+
+
+def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: int = 3) -> Tier | None:
+    """This shape over these workers and no others: nobody else is to answer in an arm's name."""
+    names = tuple(workers)
+    if not set(names) <= set(tier.pool):
+        return None
+    spec = ConductorSpec("fixed", shape=shape, workers=names, width=width, whole=True)  # type: ignore[arg-type]
+    return _fixed(tier, spec, tuple(dict.fromkeys(names)))
+
+
+def _fixed(tier: Tier, spec: ConductorSpec, pool: tuple[str, ...]) -> Tier:
+    """One round: it would take its own answer in any further one."""
+    efforts: Mapping[str, Limits] = {name: replace(limits, rounds=1) for name, limits in tier.efforts.items()}
+    fallback = tier.fallback if tier.fallback in pool else pool[0]
+    return replace(tier, conductor=spec, pool=pool, fallback=fallback, efforts=efforts)
+
+
+def _conducted(catalog: Catalog, tier: Tier, worker: str) -> Tier | None:
+    """The model conducts as it does for the tier whose conductor it is, if there is one, else as this tier's own does.
+    It reads the task, so it is not just any worker."""
+    own = tier.conductor
+    if worker not in {*tier.pool, own.worker, *catalog.evaluation.conductors}:
+        return None
+    known = [one.conductor for one in (tier, *catalog.tiers.values())]
+    known = [one for one in known if one.kind == "model" and one.worker == worker]
+    usual = replace(own if own.kind == "model" else ConductorSpec("model"), worker=worker)
+    return replace(tier, conductor=known[0] if known else usual)

@@ -1,0 +1,119 @@
+"""The arms of a selector: small workflows, each a template with workers in its places.
+
+    answer ............ one worker answers the conversation as it stands
+    reason ............ one worker, step by step
+    plan-solve, plan-reason ........ one plans, another answers by the plan
+    answer-check, reason-check ..... one answers, another checks and corrects
+    plan-reason-check .............. all three
+    judge ............. one worker answers twice, another weighs the answers
+    mixture ........... three workers answer, another weighs the answers
+    model ............. whatever the tier's model plans (its steps are not known beforehand)
+
+Every worker takes the place of the one who answers (`main`). Planners and checkers are those that the pool file names,
+else those whose card says that they are good at it, else the dearest. An arm's name is its template and its workers in
+the order of its steps: `plan-reason flint birch`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from app.core.plan.workflow import Access, Step
+from app.core.pool.catalog import SelectorSpec, Worker
+from app.core.records import record
+
+PLAN = "Write a plan for the task. Do not solve it."
+SOLVE = "Solve the task at once, from what was prepared. Give the complete final answer."
+REASON = "Solve the task step by step, by the plan if there is one. Give the complete final answer."
+CHECK = "Check the last answer against the task, correct it if it is wrong, and give the complete final answer."
+WEIGH = "Weigh the answers against each other and give one complete final answer."
+MODEL = "model"
+MOST = 256
+"""Arms of one tier; beyond, there is too little to learn each from."""
+_SUBTASKS: Mapping[str, str] = {
+    "answer": "", "plan": PLAN, "solve": SOLVE, "reason": REASON, "check": CHECK, "weigh": WEIGH,
+}  # fmt: skip
+_PLANS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
+    "answer": (("answer", ()),),
+    "reason": (("reason", ()),),
+    "plan-solve": (("plan", ()), ("solve", (0,))),
+    "plan-reason": (("plan", ()), ("reason", (0,))),
+    "answer-check": (("answer", ()), ("check", (0,))),
+    "reason-check": (("reason", ()), ("check", (0,))),
+    "plan-reason-check": (("plan", ()), ("reason", (0,)), ("check", (1,))),
+    "judge": (("answer", ()), ("answer", ()), ("weigh", (0, 1))),
+    "mixture": (("answer", ()), ("answer", ()), ("answer", ()), ("weigh", (0, 1, 2))),
+}
+"""Role and seen steps of each step."""
+TEMPLATES: Mapping[str, int] = {name: len(plan) for name, plan in _PLANS.items()}
+"""How many steps each has."""
+
+_AIDS = frozenset({"plan", "check", "weigh"})
+
+
+@record(frozen=True, slots=True)
+class Arm:
+    """One thing that a selector can do."""
+
+    name: str
+    template: str
+    main: str
+    """Who answers; for `model`, nobody in particular."""
+    aids: tuple[str, ...]
+    """Who helps, each as `role:worker`."""
+    steps: tuple[Step, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What its success is put down to: whoever answers, whoever helps, and the template."""
+        return (f"main:{self.main}", *self.aids, f"template:{self.template}")
+
+
+PLANNED = Arm(MODEL, MODEL, MODEL, (), ())
+"""The arm that leaves the plan to the tier's model."""
+
+
+def arms(spec: SelectorSpec, workers: Sequence[Worker], most_steps: int, *, model: bool = False) -> tuple[Arm, ...]:
+    """All arms over these workers whose steps are not too many; `model` says whether the tier's model may be asked."""
+    found = {arm.name: arm for template in spec.templates for arm in _manned(template, spec, workers, most_steps)}
+    planned = (PLANNED,) if model else ()
+    if not found and not planned:  # the caller has left fewer steps than any template has
+        found = {arm.name: arm for arm in _manned("answer", spec, workers, most_steps)}
+    return (*found.values(), *planned)[:MOST]
+
+
+def _manned(template: str, spec: SelectorSpec, workers: Sequence[Worker], most_steps: int) -> Iterator[Arm]:
+    plan = _PLANS[template]
+    if len(plan) > most_steps:
+        return
+    names = [worker.name for worker in workers]
+    roles = [role for role, _ in plan]
+    planners = able(workers, spec.planners, ("plan",)) if "plan" in roles else [""]
+    checkers = able(workers, spec.checkers, ("check", "judg", "review")) if {"check", "weigh"} & {*roles} else [""]
+    for place in range(len(names)):
+        for planner in planners:
+            for checker in checkers:
+                aid = {"plan": planner, "check": checker, "weigh": checker}
+                beside = [*names[place:], *names[:place]] if template == "mixture" else [names[place]]
+                yield manned(template, [aid.get(role) or beside[n % len(beside)] for n, role in enumerate(roles)])
+
+
+def manned(template: str, workers: Sequence[str]) -> Arm:
+    """A template with these workers in the order of its steps. The first who neither plans nor checks is `main`."""
+    plan = _PLANS[template]
+    last = len(plan) - 1
+    steps = tuple(
+        Step(worker, _SUBTASKS[role], Access(True, sees), answers=place == last)
+        for place, (worker, (role, sees)) in enumerate(zip(workers, plan, strict=True))
+    )
+    manning = [(role, worker) for worker, (role, _) in zip(workers, plan, strict=True)]
+    main = next(worker for role, worker in manning if role not in _AIDS)
+    aids = tuple(f"{role}:{worker}" for role, worker in manning if role in _AIDS or worker != main)
+    return Arm(f"{template} {' '.join(workers)}", template, main, aids, steps)
+
+
+def able(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:
+    """Who may plan, or check: see the module docstring."""
+    names = [worker.name for worker in workers]
+    if chosen := [name for name in named if name in names]:
+        return chosen
+    fit = [one.name for one in workers if any(mark in told.casefold() for mark in marks for told in one.card.strengths)]
+    return fit or [max(workers, key=lambda worker: worker.price.output).name]

@@ -1,0 +1,308 @@
+"""Whether a worker is worth calling: outlier ejection, half-open probing, and the retry budget.
+
+    closed ------- 5 failures in a row, or half of 10 and more within 30 s --------------------> open
+                   at once: a rate limit that says how long, or a wrong key or model
+    open --------- its ejection is over --> half-open, which lets one call through at a time, the probe
+    half-open ---- the probe succeeds ----> closed;    the probe fails ----> open again, for longer
+
+An ejection lasts a random time (full jitter) below a ceiling that doubles with each one; after a rate limit it lasts as
+long as Retry-After says. What does not speak of the worker is never counted: a request that it refused, a call that we
+cancelled, a deadline that was the run's own. What comes from calls begun before the last change is old news.
+
+Nobody is beyond use: if every eligible worker is ejected, the least bad one is called all the same (`pick`).
+
+A breaker is a value. Times are seconds of one monotonic clock, `chance` is a number in [0, 1).
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+from app.core.records import changed, record
+from app.core.run.state import NO_TIME
+
+Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
+"""What a call says of its worker; `silent`: nothing."""
+OUT = "out"
+"""The reason of an ejection after probes that found nobody alive."""
+State = Literal["closed", "half_open", "open"]
+Place = Literal["first", "retry", "replacement"]
+"""A step's first call; once more with the same worker; with another one in its stead."""
+
+IN_A_ROW = 5
+VOLUME, RATIO = 10, 0.5
+"""At least so many calls, and this share of them failed."""
+WINDOW, SLICES = 30.0, 6
+"""Seconds that ratio and retry budget look back, and the slices in which that time passes."""
+SHORTEST, CEILING, LONGEST = 1.0, 5.0, 120.0
+"""Seconds of an ejection: at least; the first ceiling; the last one."""
+WRONG_CEILING, WRONG_LONGEST = 30.0, 300.0
+"""The ceilings where an operator has to look."""
+LIMITED_LONGEST = 300.0
+"""A rate limit that asks for more seconds is probed then."""
+CALM = 300.0
+"""Seconds without an ejection after which the next one is a first one again."""
+PULSE = 10.0
+"""Seconds for which the word that nobody is alive holds; whoever says so says it again before."""
+PROBE = 30.0
+"""Seconds for which a probe keeps others out; one that takes longer is no reason not to try again."""
+MINIMUM, SHARE = 3, 0.2
+"""Attempts beyond the first: this share of the first ones within the window, or so few that it does not matter."""
+KNOWN, REMEMBERED = 5, 16
+BRIEFEST = 0.05
+"""Seconds within which no worker answers."""
+NEVER = float("-inf")
+_SLICE = WINDOW / SLICES
+
+
+@record(frozen=True, slots=True)
+class Slice:
+    """What was counted within one slice of time."""
+
+    number: int
+    firsts: int = 0
+    extras: int = 0
+    """Retries and replacements."""
+    good: int = 0
+    bad: int = 0
+
+
+@record(frozen=True, slots=True)
+class Breaker:
+    """What is known of one worker."""
+
+    reason: str = ""
+    """Why it is ejected: a verdict; empty while it is closed."""
+    since: float = NEVER
+    """When it was last ejected or taken back."""
+    until: float = NEVER
+    probed: float = NEVER
+    """Until when a probe keeps others out."""
+    ejections: int = 0
+    """One after the other."""
+    failures: int = 0
+    """In a row."""
+    unanswered: int = 0
+    """Attempts beyond a step's first that came here since its last success."""
+    scouts: int = 0
+    """Attempts beyond a step's first that have not ended yet."""
+    slices: tuple[Slice, ...] = ()
+    seconds: tuple[float, ...] = ()
+    """What its latest successes took."""
+
+    def state(self, now: float) -> State:
+        """Closed, open, or half-open."""
+        if not self.reason:
+            return "closed"
+        return "open" if now < self.until else "half_open"
+
+    def objection(self, now: float) -> str:
+        """Why a call should rather go elsewhere: the reason of the ejection, `probing`, or empty."""
+        state = self.state(now)
+        if state == "open":
+            return self.reason
+        return "probing" if state == "half_open" and now < self.probed else ""
+
+    def affords(self, place: Place, now: float) -> bool:
+        """Whether the retry budget lets such a call come here.
+
+        Retries and replacements together stay below `SHARE` of the first calls. A replacement may also be a scout: up
+        to `MINIMUM` are let through until one of them succeeds, and each success lets as many follow.
+        """
+        if place == "first" or (place == "replacement" and self.unanswered < MINIMUM):
+            return True
+        live = _live(self.slices, now)
+        return sum(one.extras for one in live) + 1 <= max(MINIMUM, SHARE * sum(one.firsts for one in live))
+
+    def scouted(self, now: float) -> bool:
+        """Whether scouts are out and have not reported anything bad, so that waiting for their news is worth it."""
+        return self.state(now) == "closed" and self.failures == 0 < self.scouts
+
+    @property
+    def hopeless(self) -> float:
+        """Seconds within which it would not answer: even the quickest of its latest successes took longer."""
+        return max(BRIEFEST, min(self.seconds)) if len(self.seconds) >= KNOWN else BRIEFEST
+
+
+def begun(breaker: Breaker, place: Place, now: float) -> Breaker:
+    """A call is about to be made; in a half-open breaker it is the probe."""
+    extra = place != "first"
+    slices = _counted(breaker.slices, now, firsts=1 - extra, extras=int(extra))
+    if not breaker.reason and not extra:
+        return changed(breaker, slices=slices)
+    probed = now + PROBE if breaker.state(now) == "half_open" else breaker.probed
+    return replace(
+        breaker, probed=probed, slices=slices, unanswered=breaker.unanswered + extra, scouts=breaker.scouts + extra
+    )
+
+
+def forgone(breaker: Breaker, *, extra: bool = False) -> Breaker:
+    """The call that was about to be made is not made: the next one may be the probe. `extra`: it was not to be its
+    step's first."""
+    return replace(_back(breaker) if extra else breaker, probed=NEVER)
+
+
+def heard(
+    breaker: Breaker,
+    verdict: Verdict,
+    *,
+    began: float,
+    now: float,
+    chance: float,
+    asked: float | None = None,
+    extra: bool = False,
+) -> Breaker:
+    """A call that began at `began` has ended. `asked`: the seconds that the provider wants to be left alone for;
+    `extra`: it was not its step's first."""
+    if extra:
+        breaker = _back(breaker)
+    if breaker.reason and began >= breaker.until:
+        breaker = forgone(breaker)
+    if verdict == "rate_limited" and asked:
+        return _limited(breaker, now, min(asked, LIMITED_LONGEST))
+    if verdict == "silent" or began < breaker.since:
+        return breaker
+    if verdict == "good":
+        return _succeeded(breaker, began, now)
+    if breaker.state(now) == "open":
+        return breaker
+    failed = replace(
+        breaker,
+        failures=breaker.failures + 1,
+        slices=_counted(breaker.slices, now, bad=1),
+    )
+    return _ejected(failed, verdict, now, chance) if verdict == "misconfigured" or _outlier(failed, now) else failed
+
+
+def sounded(breaker: Breaker, *, alive: bool, now: float) -> Breaker:
+    """A probe that is no call has found the worker alive or not. It says nothing of how long an answer takes, and does
+    not excuse what real calls have complained of."""
+    if alive and breaker.reason != OUT:
+        return breaker
+    if alive:
+        slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
+        return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=breaker.seconds)
+    if breaker.reason == OUT:
+        return replace(breaker, until=now + PULSE)
+    return _eject(breaker, OUT, now, now + PULSE, breaker.ejections + 1)
+
+
+def _back(breaker: Breaker) -> Breaker:
+    return replace(breaker, scouts=max(breaker.scouts - 1, 0))
+
+
+def _succeeded(breaker: Breaker, began: float, now: float) -> Breaker:
+    seconds = (*breaker.seconds, now - began)[-REMEMBERED:]
+    if breaker.reason:  # what was counted before the ejection must not lead to the next one
+        slices = tuple(replace(one, good=0, bad=0) for one in breaker.slices)
+        return Breaker(since=now, ejections=breaker.ejections, slices=slices, seconds=seconds)
+    slices = _counted(breaker.slices, now, good=1)
+    return changed(breaker, failures=0, unanswered=0, slices=slices, seconds=seconds)
+
+
+def _outlier(breaker: Breaker, now: float) -> bool:
+    if breaker.reason or breaker.failures >= IN_A_ROW:
+        return True
+    live = _live(breaker.slices, now)
+    bad = sum(one.bad for one in live)
+    whole = bad + sum(one.good for one in live)
+    return whole >= VOLUME and bad >= RATIO * whole
+
+
+def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
+    """Until the provider said, or longer if something else asked for more."""
+    until = now + asked
+    if breaker.state(now) == "open":
+        return replace(breaker, until=max(breaker.until, until))
+    return _eject(breaker, "rate_limited", now, until, breaker.ejections)
+
+
+def _ejected(breaker: Breaker, verdict: Verdict, now: float, chance: float) -> Breaker:
+    wrong = verdict == "misconfigured"
+    first, last = (WRONG_CEILING, WRONG_LONGEST) if wrong else (CEILING, LONGEST)
+    calm = not breaker.reason and now - breaker.since > CALM
+    ejections = 1 if calm else breaker.ejections + 1
+    ceiling = min(first * 2 ** min(ejections - 1, 16), last)
+    return _eject(breaker, verdict, now, now + SHORTEST + chance * (ceiling - SHORTEST), ejections)
+
+
+def _eject(breaker: Breaker, reason: str, now: float, until: float, ejections: int) -> Breaker:
+    failures = max(breaker.failures, 1)
+    return replace(breaker, reason=reason, since=now, until=until, probed=NEVER, ejections=ejections, failures=failures)
+
+
+def _live(slices: tuple[Slice, ...], now: float) -> tuple[Slice, ...]:
+    oldest = now // _SLICE - SLICES
+    return tuple(one for one in slices if one.number > oldest)
+
+
+def _counted(
+    slices: tuple[Slice, ...], now: float, *, firsts: int = 0, extras: int = 0, good: int = 0, bad: int = 0
+) -> tuple[Slice, ...]:
+    number = int(now // _SLICE)
+    if slices and slices[-1].number == number:
+        before, last = slices[:-1], slices[-1]
+    else:
+        before, last = _live(slices, now), Slice(number)
+    return (*before, Slice(number, last.firsts + firsts, last.extras + extras, last.good + good, last.bad + bad))
+
+
+@record(frozen=True, slots=True)
+class Offer:
+    """A worker that may be called next, by name, in the order of preference."""
+
+    worker: str
+    place: Place
+    breaker: Breaker
+
+
+@record(frozen=True, slots=True)
+class Pick:
+    """Whom to call (None: nobody), why those before it were passed over, and what speaks against it itself."""
+
+    worker: str | None
+    passed_over: tuple[tuple[str, str], ...] = ()
+    despite: str = ""
+
+
+def pick(offers: Iterable[Offer], *, now: float, left: float) -> Pick:
+    """The first offer without an objection; if all that is wrong is that they are ejected, the least bad one.
+
+    `left` are the seconds of the run. Objections: `no_time`, `retry_budget`, and those of a breaker.
+    """
+    passed: list[tuple[str, str]] = []
+    ejected: list[Offer] = []
+    for offer in offers:
+        objection = _spent(offer, now, left)
+        if not objection:
+            if not (objection := offer.breaker.objection(now)):
+                return Pick(offer.worker, tuple(passed))
+            ejected.append(offer)
+        passed.append((offer.worker, objection))
+    if not ejected:
+        return Pick(None, tuple(passed))
+    best = min(ejected, key=lambda offer: badness(offer.breaker))
+    others = tuple(one for one in passed if one[0] != best.worker)
+    return Pick(best.worker, others, best.breaker.objection(now))
+
+
+def worth_waiting(offers: Iterable[Offer], *, now: float, left: float) -> bool:
+    """Whether nobody can be called without an objection, but scouts may soon bring good news of somebody."""
+    scouted = False
+    for offer in offers:
+        objection = _spent(offer, now, left)
+        if not objection and not offer.breaker.objection(now):
+            return False
+        scouted = scouted or (objection == "retry_budget" and offer.breaker.scouted(now))
+    return scouted
+
+
+def badness(breaker: Breaker) -> tuple[bool, float]:
+    """A key that puts the least bad of the ejected first: what an operator must mend comes last."""
+    return breaker.reason == "misconfigured", breaker.until
+
+
+def _spent(offer: Offer, now: float, left: float) -> str:
+    if left < offer.breaker.hopeless:
+        return NO_TIME
+    return "" if offer.breaker.affords(offer.place, now) else "retry_budget"

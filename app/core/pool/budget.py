@@ -1,0 +1,57 @@
+"""What a call may cost at worst, and what it is taken to have cost when nobody tells (D7).
+
+A token is at least one byte of text in every tokenizer in use, so the bytes of the text bound the input from above.
+"""
+
+import json
+from collections.abc import Sequence
+
+from app.core.message.chat import Image, Message, Toolbox, Usage, toolbox_to_json
+from app.core.pool.catalog import Worker
+
+PER_MESSAGE = 16
+PER_IMAGE = 6_000
+"""Above what the three wire formats bill for the largest image at high detail."""
+
+
+def input_bound(messages: Sequence[Message], extra_bytes: int = 0) -> int:
+    """An upper bound of the input tokens; `extra_bytes` is for schemas and the like that the provider adds."""
+    bound = PER_MESSAGE * (len(messages) + 1) + extra_bytes
+    for message in messages:
+        bound += len(message.name or "")
+        for part in message.parts:
+            bound += PER_IMAGE if isinstance(part, Image) else len(part.text.encode())
+        if message.calls or message.keepsake:
+            bound += _of_tools(message)
+    return bound
+
+
+def tool_bytes(toolbox: Toolbox) -> int:
+    """About what the definitions of tools add to a request."""
+    return len(json.dumps(toolbox_to_json(toolbox))) if toolbox.tools else 0
+
+
+def _of_tools(message: Message) -> int:
+    calls = sum(len(call.name) + len(call.arguments.encode()) + PER_MESSAGE for call in message.calls)
+    return calls + (len(json.dumps(message.keepsake)) if message.keepsake else 0)
+
+
+def worst_case(worker: Worker, input_tokens: int, output_tokens: int) -> tuple[int, int]:
+    """(micro-dollars, tokens) to reserve before a call: nobody promises that cached input is the cheaper one."""
+    fresh = Usage(input=input_tokens, output=output_tokens)
+    cached = Usage(input=input_tokens, cached=input_tokens, output=output_tokens)
+    return max(worker.price.cost(fresh), worker.price.cost(cached)), fresh.total
+
+
+def estimate(messages: Sequence[Message], text: str) -> Usage:
+    """The likely usage of a complete call whose provider reported none: four bytes a token, marked as estimated."""
+    return Usage(input=-(-input_bound(messages) // 4), output=-(-len(text.encode()) // 4), estimated=True)
+
+
+def broken(input_tokens: int, output_tokens: int, text: str, unheard: int) -> Usage:
+    """An upper bound for a call that broke off: all of its input, and what was received at one token a byte.
+
+    `unheard` is what the worker may have written without our hearing of it: everything, if its reply was to come whole.
+    """
+    received = len(text.encode()) + PER_MESSAGE
+    return Usage(input=input_tokens, output=min(max(received, unheard), output_tokens), estimated=True)

@@ -1,0 +1,252 @@
+"""Workers, tiers and their limits: the pool file as data (D9). Money is in integer micro-dollars everywhere.
+
+There is no provider's secret in here: a provider's key is looked up by its environment variable in `config.py` and
+handed to the adapter that `wiring.py` builds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal
+
+from app.core.message.chat import Usage
+from app.core.records import record
+
+WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal", "embeddings"]
+MILLION = 1_000_000
+FAIR = 0.25
+"""The share of its own deadline that a worker must have been granted before being late speaks against it."""
+SPARED = 0.6
+"""The share of a run's time that a worker may be silent for, where another could still take over."""
+
+
+@record(frozen=True, slots=True)
+class Price:
+    """Micro-dollars per million tokens."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+
+    def cost(self, usage: Usage) -> int:
+        """What `usage` costs in micro-dollars, rounded up so that a sum is never below the bill."""
+        fresh = max(usage.input - usage.cached, 0)
+        exact = fresh * self.input + usage.cached * self.cached + usage.output * self.output
+        return -(-exact // MILLION)
+
+
+@record(frozen=True, slots=True)
+class Measured:
+    """How many of so many built-in tasks of a domain a worker has solved (`calibration.py`)."""
+
+    domain: str
+    passed: float
+    tried: int
+
+
+@record(frozen=True, slots=True)
+class Card:
+    """What a conductor is told about a worker, and what policy asks of it."""
+
+    strengths: tuple[str, ...] = ()
+    context: int = 128_000
+    max_output: int = 8_192
+    modalities: frozenset[str] = frozenset({"text"})
+    tools: bool = False
+    region: str | None = None
+    retention: str | None = None
+    clearance: frozenset[str] = frozenset()
+    speed: float | None = None
+    """Output tokens per second, where known."""
+    measured: tuple[Measured, ...] = ()
+    """What a calibration has found; never written by hand."""
+
+    @property
+    def cleared(self) -> frozenset[str]:
+        """The labels of what it may see: its clearance, and `region:` and `retention:` with what the card says of
+        each. Of a region or retention that is not known nothing follows."""
+        told = (("region", self.region), ("retention", self.retention))
+        return self.clearance.union(f"{what}:{value}" for what, value in told if value)
+
+
+@record(frozen=True, slots=True)
+class Deadlines:
+    """Seconds for one call: to connect, to the first byte, between two reads, and for all of it."""
+
+    connect: float = 5.0
+    first: float = 120.0
+    gap: float = 60.0
+    total: float = 1_800.0
+
+    def within(self, left: float, *, live: bool, spare: bool) -> "Deadlines":
+        """These, cut to the `left` seconds of a run. `spare`: another worker could take over from one that hangs.
+
+        A reply that is not `live` says nothing until it is complete, so its first byte may take as long as all of it.
+        """
+        first = min(self.first if live else self.total, left * SPARED if spare else left)
+        return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left))
+
+    def fair(self, given: "Deadlines", seconds: float, silence: float) -> bool:
+        """Whether a call that ran into the deadlines `given` says something of the worker whose own these are.
+
+        It does not if a run had so little time left that hardly any was granted, or ended while the worker was still
+        talking. `seconds` is what the call took, `silence` how long nothing had come at its end.
+        """
+        if given.first < FAIR * self.first:
+            return False
+        return not (given.total <= seconds and given.total < self.total and silence < FAIR * self.gap)
+
+
+@record(frozen=True, slots=True)
+class ProviderSpec:
+    """A wire format plus an endpoint. `streams` is false for servers that only answer whole replies."""
+
+    name: str
+    format: WireFormat
+    base_url: str = ""
+    key_variable: str | None = None
+    streams: bool = True
+    structured: bool = True
+    """Whether it constrains decoding to a JSON schema (`response_format: json_schema`)."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gives_logprobs(self) -> bool:
+        """Whether the operator says that its models tell log-probabilities."""
+        return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether the operator says that its decoders keep to schemas with open objects and optional fields, too."""
+        return self.structured and self.options.get("open_schemas") == "true"
+
+
+@record(frozen=True, slots=True)
+class Worker:
+    """One model of the pool. `model` is the provider's name for it."""
+
+    name: str
+    provider: str
+    model: str
+    price: Price = Price()
+    card: Card = Card()
+    deadlines: Deadlines = Deadlines()
+
+
+@record(frozen=True, slots=True)
+class Limits:
+    """What one run may use. Every figure is enforced by the executor, whatever the conductor proposes."""
+
+    steps: int = 5
+    fan_out: int = 4
+    rounds: int = 1
+    """Workflows, one after the other: after each but the last the conductor is shown the answer and takes it or plans
+    again."""
+    depth: int = 0
+    """How deep a step may be given to the conductor itself, which opens a workflow for it in the same run; 0: never.
+    The steps of such a workflow count to the limit of the round that it is nested in."""
+    attempts: int = 4
+    """Provider calls for one step, retries and replacements included."""
+    output_tokens: int = 4_096
+    """For one call."""
+    tokens: int = 400_000
+    """Input plus output over all calls of the run, the conductor's included."""
+    usd: int = 2 * MILLION
+    """Micro-dollars."""
+    seconds: float = 300.0
+    """From a request of the caller's to its reply; of a run that calls the caller's tools, for each turn."""
+    tool_wait: float = 600.0
+    """Seconds for which such a run waits for the results before it is given up."""
+
+
+Template = Literal[
+    "answer", "reason", "plan-solve", "plan-reason", "answer-check", "reason-check", "plan-reason-check", "judge",
+    "mixture",
+]  # fmt: skip
+"""What a selector chooses among, beside the workers; `plan/templates.py` says what each is."""
+
+
+@record(frozen=True, slots=True)
+class SelectorSpec:
+    """What a selector may choose among, and how it weighs and explores."""
+
+    templates: tuple[Template, ...] = ("answer", "plan-reason", "answer-check")
+    planners: tuple[str, ...] = ()
+    checkers: tuple[str, ...] = ()
+    """Who may plan and check; empty: whose card says so."""
+    explore: float = 0.05
+    """The share of requests that is spread evenly over all arms."""
+    decay: float = 0.995
+    """What a rating counts a day later."""
+    cost: float = 0.2
+    """The share of a right answer's worth that a full cost takes away."""
+    full_usd: int = 50_000
+    """Micro-dollars of a full cost."""
+    embedder: str | None = None
+    """The worker whose embeddings are features beside the words."""
+    patience: float = 1.0
+    """Seconds that an embedding may take."""
+
+
+@record(frozen=True, slots=True)
+class ConductorSpec:
+    """Which policy plans for a tier. `worker` is the served model for `model`, and for `selector` whose plan is one of
+    its arms; `shape` and `workers` are for `fixed`."""
+
+    kind: Literal["model", "fixed", "random", "selector"]
+    worker: str | None = None
+    shape: Literal["single", "chain", "fan_out", "self_consistency"] = "single"
+    workers: tuple[str, ...] = ()
+    width: int = 3
+    """Branches of `fan_out` and `self_consistency`."""
+    whole: bool = False
+    """Whether a shape that has more steps than a run may have is refused; else it is cut."""
+    again: bool = False
+    """Whether a fixed conductor has the answer checked in as many further rounds as there may be."""
+    temperature: float = 0.0
+    prompt: Literal["general", "compact", "worded"] = "general"
+    """How a model is asked: in words that any chat model understands, or as one that was trained here reads it."""
+    share: float = 0.4
+    """Of a run's time, for all plans of the first round together; in a further round, of what was left when its plan
+    was asked for. The rest is for the steps."""
+    probe: float = 2.5
+    """Seconds that one token may take before a conductor of which nothing else is heard counts as out; 0: never ask."""
+    selector: SelectorSpec | None = None
+
+
+@record(frozen=True, slots=True)
+class Tier:
+    """What a caller picks as the model. `efforts` maps each effort level to its limits and holds `effort`."""
+
+    name: str
+    pool: tuple[str, ...]
+    conductor: ConductorSpec
+    fallback: str
+    efforts: Mapping[str, Limits]
+    effort: str = "medium"
+    description: str = ""
+
+
+@record(frozen=True, slots=True)
+class Evaluation:
+    """Whether the arms of tiers are served (`arms.py`), and which models may conduct there beside a tier's own."""
+
+    arms: bool = False
+    conductors: tuple[str, ...] = ()
+
+
+@record(frozen=True, slots=True)
+class Catalog:
+    """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), kept with each run."""
+
+    providers: Mapping[str, ProviderSpec]
+    workers: Mapping[str, Worker]
+    tiers: Mapping[str, Tier]
+    aliases: Mapping[str, str]
+    digest: str
+    evaluation: Evaluation = Evaluation()
+    rehearsal: bool = False
+    """True when no real provider is configured and the answers come from simulated workers."""
+
+    def tier(self, model: str) -> Tier | None:
+        """The tier of this name, aliases resolved once. What a caller's model id means, `arms.tier_for` knows."""
+        return self.tiers.get(self.aliases.get(model, model))

@@ -1,0 +1,98 @@
+"""Who may work on a task at all: the pool, filtered before planning (D6).
+
+The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
+after planning would leak. A label such as `region:eu` or `retention:none` is held against what a worker's card says of
+its region and retention, any other one against its clearance. Every exclusion has a reason, which the journal keeps.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import field
+
+from app.core.message.chat import Task
+from app.core.pool.budget import input_bound, tool_bytes
+from app.core.pool.catalog import Catalog, Tier, Worker
+from app.core.records import record
+
+NO_LOGPROBS = "tells no log-probabilities"
+BLAMED: Mapping[str, str] = {NO_LOGPROBS: "logprobs"}
+"""The parameter that a reason is about."""
+ENOUGH = 2
+"""Workers that a run keeps although they are ejected: one to call, and one to take over from it."""
+
+
+@record(frozen=True, slots=True)
+class Overrides:
+    """The caller's `baton.pool`: `allow` empty means all; `pin` forces every step onto one worker."""
+
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    pin: str | None = None
+
+
+@record(frozen=True, slots=True)
+class Eligible:
+    """The workers that may see this task, in the tier's order, and why the others may not."""
+
+    workers: tuple[Worker, ...]
+    excluded: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def blamed(self) -> str | None:
+        """The parameter without which somebody would be eligible, if it is one."""
+        return next((BLAMED[reason] for reason in self.excluded.values() if reason in BLAMED), None)
+
+
+def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], overrides: Overrides) -> Eligible:
+    """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs."""
+    size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
+    kept: list[Worker] = []
+    excluded: dict[str, str] = {}
+    for name in tier.pool:
+        worker = catalog.workers[name]
+        reason = _overridden(name, overrides) or _uncleared(worker, labels) or _unable(worker, task, size)
+        if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
+            reason = NO_LOGPROBS
+        if reason:
+            excluded[name] = reason
+        else:
+            kept.append(worker)
+    return Eligible(tuple(kept), excluded)
+
+
+def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
+    """Without the ejected ones, as long as `ENOUGH` remain; `ejected` gives their reasons, the worst of them first."""
+    out = list(ejected)[: max(len(choice.workers) - ENOUGH, 0)]
+    kept = tuple(worker for worker in choice.workers if worker.name not in out)
+    return Eligible(kept, {**choice.excluded, **{name: f"ejected: {ejected[name]}" for name in out}})
+
+
+def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:
+    """Names in the overrides that the tier's pool does not hold, sorted."""
+    named = overrides.allow | overrides.deny | ({overrides.pin} if overrides.pin else set())
+    return tuple(sorted(named - set(tier.pool)))
+
+
+def missing_clearance(worker: Worker, labels: Collection[str]) -> tuple[str, ...]:
+    """The labels that this worker is not cleared for, sorted."""
+    return tuple(sorted(set(labels) - worker.card.cleared)) if labels else ()
+
+
+def _overridden(name: str, overrides: Overrides) -> str | None:
+    if overrides.pin is not None and name != overrides.pin:
+        return "another worker is pinned by the request"
+    if overrides.allow and name not in overrides.allow:
+        return "not in the request's allow list"
+    return "in the request's deny list" if name in overrides.deny else None
+
+
+def _uncleared(worker: Worker, labels: frozenset[str]) -> str | None:
+    missing = missing_clearance(worker, labels)
+    return f"not cleared for {', '.join(missing)}" if missing else None
+
+
+def _unable(worker: Worker, task: Task, size: int) -> str | None:
+    if task.has_images and "image" not in worker.card.modalities:
+        return "cannot see images"
+    if task.needs_tools and not worker.card.tools:
+        return "cannot call tools"
+    return "the conversation is longer than its context" if size >= worker.card.context else None

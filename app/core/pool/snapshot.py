@@ -1,0 +1,61 @@
+"""A pool as it was, for the audit: the whole catalog as canonical JSON, and its digest.
+
+A run keeps the digest, the store keeps the bytes under it, so that a call can be checked after the pool file has
+changed. Sets become sorted lists, fields keep their names; there is nothing secret in a catalog (`catalog.py`).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from app.core.pool.catalog import Catalog
+
+
+def snapshot(catalog: Catalog) -> bytes:
+    """The catalog's bytes: the same for equal catalogs. The digest itself is not among them."""
+    plain = _plain(catalog)
+    del plain["digest"]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def sealed(catalog: Catalog) -> Catalog:
+    """The same catalog with the SHA-256 of its snapshot as its digest."""
+    return replace(catalog, digest=hashlib.sha256(snapshot(catalog)).hexdigest())
+
+
+def restored(data: bytes) -> Catalog:
+    """The inverse of `snapshot`, sealed again; fields that this version does not know are left out.
+
+    Raises ValueError, TypeError or KeyError for what is no snapshot.
+    """
+    catalog: Catalog = _made(Catalog, json.loads(data) | {"digest": ""})
+    return replace(catalog, digest=hashlib.sha256(data).hexdigest())
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """A value of the type that a field is declared with."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else _made(next(one for one in arguments if one is not type(None)), value)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = [field.name for field in fields(kind) if field.name in value]
+        return kind(**{name: _made(hints[name], value[name]) for name in known})  # type: ignore[operator]
+    if origin is Mapping:
+        return {name: _made(arguments[1], entry) for name, entry in value.items()}
+    if origin is tuple:
+        return tuple(_made(arguments[0], entry) for entry in value)
+    return frozenset(value) if origin is frozenset else value

@@ -1,0 +1,1 @@
+"""Ratings: feedback on runs, and what a selector learns from it."""

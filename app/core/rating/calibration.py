@@ -1,0 +1,98 @@
+"""Calibration: what each worker was worth at built-in tasks, before anybody has rated anything.
+
+A trial is one task given to one worker, once, on its own. What it came to is a fact about that worker's model under one
+version of the tasks: it is shown on the worker's card (`measured`), and is what a policy begins with that learns.
+A call that failed is no trial.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from app.core.pool.catalog import Catalog, Measured, Worker
+from app.core.pool.snapshot import sealed
+from app.core.records import record
+
+SOURCE = "calibration"
+"""Who says what such a run was worth, among the ratings of runs."""
+WIDE = 1.96
+
+
+@record(frozen=True, slots=True)
+class Trial:
+    """One task given to one worker. `worker`, `model`, `version` and `task` name it; a later one takes its place."""
+
+    worker: str
+    model: str
+    """The provider's name of the model: with another one, the worker is somebody else."""
+    version: str
+    """Of the tasks, and of what counts as right."""
+    task: str
+    domain: str
+    family: str
+    level: int
+    """From 0, the easiest."""
+    question: str
+    run: str
+    at: float
+    score: float
+    """From 0 (wrong) to 1 (right)."""
+    usd: int
+    """Micro-dollars."""
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What names it."""
+        return (self.worker, self.model, self.version, self.task)
+
+
+@record(frozen=True, slots=True)
+class Rate:
+    """A pass rate with its 95 % interval (Wilson's, which holds for few trials and at both ends)."""
+
+    passed: float
+    tried: int
+
+    @property
+    def value(self) -> float:
+        """The share that was right."""
+        return self.passed / self.tried if self.tried else 0.0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Of the interval; everything is possible before the first trial."""
+        if not self.tried:
+            return (0.0, 1.0)
+        square = WIDE * WIDE / self.tried
+        centre = (self.value + square / 2) / (1 + square)
+        half = WIDE / (1 + square) * math.sqrt(self.value * (1 - self.value) / self.tried + square / self.tried / 4)
+        return (max(0.0, centre - half), min(1.0, centre + half))
+
+
+def rates(trials: Iterable[Trial], by: Callable[[Trial], str]) -> dict[str, Rate]:
+    """Pass rates of trials in the groups that `by` names, in the order in which they first come."""
+    found: dict[str, Rate] = {}
+    for one in trials:
+        known = found.get(by(one), Rate(0.0, 0))
+        found[by(one)] = Rate(known.passed + one.score, known.tried + 1)
+    return found
+
+
+def of_worker(trials: Sequence[Trial], worker: Worker) -> list[Trial]:
+    """The trials that speak of a worker as it is now: of its model, and of the latest version of the tasks only."""
+    own = [one for one in trials if (one.worker, one.model) == (worker.name, worker.model)]
+    latest = max(own, key=lambda one: one.at).version if own else ""
+    return [one for one in own if one.version == latest]
+
+
+def measured(catalog: Catalog, trials: Sequence[Trial]) -> Catalog:
+    """The catalog with what was measured on its cards, and nothing else of that kind."""
+    workers = {name: _with_rates(worker, of_worker(trials, worker)) for name, worker in catalog.workers.items()}
+    return sealed(replace(catalog, workers=workers)) if workers != catalog.workers else catalog
+
+
+def _with_rates(worker: Worker, trials: Sequence[Trial]) -> Worker:
+    found: Mapping[str, Rate] = rates(sorted(trials, key=lambda one: one.domain), lambda one: one.domain)
+    shown = tuple(Measured(domain, round(rate.passed, 3), rate.tried) for domain, rate in found.items())
+    return replace(worker, card=replace(worker.card, measured=shown))

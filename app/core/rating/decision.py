@@ -1,0 +1,108 @@
+"""A selector's decision: how probable each arm was, which was taken, and what it takes to judge others by it later.
+
+`decide` counts how often each arm is the best in `DRAWS` draws from the posterior (Thompson sampling), spreads a share
+evenly over all arms, and draws the action from just these probabilities. So the propensity is the chance with which
+the action was really taken. Without leave to explore, the arm that is best at the mean is taken, with propensity 1.
+
+`Decision.body` stands in `plan.opened` under `decision`, committed before anything is executed. Whoever evaluates
+policies off line reads it there: `layer` ("selector"), `policy` and `version` (which posterior: its number and hash),
+`features` (the ref of the feature vector, a content of the run in the form of `Features.to_json`), `candidates` (arm
+to probability; an arm that was not eligible is not there, and had 0), `action`, `propensity`, `explored` (whether the
+action is another one than the posterior's best), `explore` (the share that was spread), and `seed`; with an embedder
+also `embedder` (its name) and, if the features lack its vector, `blind` (why).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from math import exp
+from typing import Any
+
+from app.core.rating.posterior import Estimate
+from app.core.records import record
+
+DRAWS = 64
+RARE = 2.5
+"""Deviations; an arm that would need more luck to be worth what the best is worth on a bad day is not drawn for."""
+LAYER = "selector"
+
+Normals = Callable[[int], Sequence[float]]
+"""Gives so many draws from the standard normal distribution."""
+
+
+@record(frozen=True, slots=True)
+class Choice:
+    """Probabilities by arm, and the arm that was drawn from them."""
+
+    candidates: Mapping[str, float]
+    action: str
+    best: str
+    """The arm that is best at the posterior's mean."""
+
+    @property
+    def propensity(self) -> float:
+        """The probability with which the action was taken."""
+        return self.candidates[self.action]
+
+
+@record(frozen=True, slots=True)
+class Decision:
+    """A choice with everything that the journal keeps of it."""
+
+    choice: Choice
+    policy: str
+    version: str
+    features: str
+    explore: float
+    seed: str
+    sight: Mapping[str, str] = field(default_factory=dict)
+    """Of a selector with an embedder: its name under `embedder`, and why it said nothing under `blind`."""
+
+    def body(self) -> dict[str, Any]:
+        """See the module docstring."""
+        return {
+            "layer": LAYER,
+            "policy": self.policy,
+            "version": self.version,
+            "features": self.features,
+            "candidates": dict(self.choice.candidates),
+            "action": self.choice.action,
+            "propensity": self.choice.propensity,
+            "explored": self.choice.action != self.choice.best,
+            "explore": self.explore,
+            "seed": self.seed,
+            **self.sight,
+        }
+
+
+def decide(found: Sequence[Estimate], share: float | None, normals: Normals, uniform: Callable[[], float]) -> Choice:
+    """Choose among arms. `share` is spread evenly over them; None: take the best and leave nothing to chance."""
+    best = max(found, key=lambda one: one.worth).arm.name
+    if share is None:
+        return Choice({one.arm.name: float(one.arm.name == best) for one in found}, best, best)
+    wins = won(found, normals)
+    even = share / len(found)
+    candidates = {one.arm.name: (1 - share) * won_ / DRAWS + even for one, won_ in zip(found, wins, strict=True)}
+    return Choice(candidates, drawn(candidates, uniform()), best)
+
+
+def won(found: Sequence[Estimate], normals: Normals) -> list[int]:
+    """In how many of `DRAWS` draws each arm is worth the most."""
+    tops, leaders = [-1.0] * DRAWS, [0] * DRAWS
+    floor = max([one.left / (1 + exp(one.deviation - one.mean)) for one in found])
+    for place, one in enumerate(found):
+        if one.left / (1 + exp(-RARE * one.deviation - one.mean)) < floor:
+            continue
+        mean, deviation, left = one.mean, one.deviation, one.left
+        for n, draw in enumerate([left / (1 + exp(-mean - deviation * z)) for z in normals(DRAWS)]):
+            if draw > tops[n]:
+                tops[n], leaders[n] = draw, place
+    return [leaders.count(place) for place in range(len(found))]
+
+
+def drawn(candidates: Mapping[str, float], luck: float) -> str:
+    """The arm on which a number in [0, 1) falls."""
+    for name, probability in candidates.items():
+        luck -= probability
+        if luck < 0:
+            return name
+    return max(candidates, key=lambda name: candidates[name])  # rounding has left a crumb

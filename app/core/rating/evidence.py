@@ -1,0 +1,109 @@
+"""What a rated run teaches a selector: which arm was really played, and what its answer was held to be worth.
+
+Only runs that the selector decided teach by their ratings; what was calibrated is learned from its trials. Nor does a
+run without an answer teach anything: an outage is no wrong answer. Where another worker took over, the arm with that
+worker is the one that was played.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.core.plan.templates import MODEL, PLANNED, TEMPLATES, Arm, manned
+from app.core.rating.features import from_json
+from app.core.rating.feedback import Feedback
+from app.core.rating.posterior import Rating
+from app.core.records import record
+from app.core.run.events import Event, Kind
+
+TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
+"""The events that tell what was played."""
+
+
+@record(frozen=True, slots=True)
+class Rated:
+    """A rating with what it is about. `answered`: whether the run has an answer that no fallback gave; `usd` is what it
+    cost, `given` holds all ratings of it, `seen` the content that was asked for, None if it was erased."""
+
+    rating: Feedback
+    tier: str
+    answered: bool
+    usd: int
+    given: tuple[Feedback, ...]
+    events: tuple[Event, ...]
+    seen: bytes | None
+
+
+@record(frozen=True, slots=True)
+class Learned:
+    """What was learned for a policy; each write has the number after the one that it replaces, from 1 on."""
+
+    number: int
+    body: bytes
+
+
+def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
+    """What the selector decided for the plan that was carried out; None if another conductor did."""
+    accepted = [event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED]
+    opened = [event.body for event in events if event.kind is Kind.PLAN_OPENED]
+    made = [body for body in opened if accepted and body["proposal"] <= accepted[-1] and body["mode"] != "repair"]
+    return made[-1].get("decision") if made else None
+
+
+def looked_at(events: Sequence[Event]) -> str:
+    """The ref of the content that tells the request's features; empty where nothing was decided."""
+    decided = decision(events)
+    return str(decided["features"]) if decided is not None else ""
+
+
+def rating(rated: Rated) -> Rating | None:
+    """What a rating teaches; None if nothing."""
+    before, score = scores(rated.given, rated.rating)
+    arm = played(rated.events) if rated.answered else None
+    seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
+    if arm is None or seen is None or score is None:
+        return None
+    return Rating(arm, seen, score, rated.usd, rated.rating.at, before)
+
+
+def played(events: Sequence[Event]) -> Arm | None:
+    """The arm that a rating is about; None if it is about none."""
+    decided = decision(events)
+    if decided is None or decided["action"] == MODEL:
+        return PLANNED if decided is not None else None
+    workers = _workers(events)
+    template = str(decided["action"]).partition(" ")[0]
+    return manned(template, workers) if TEMPLATES.get(template) == len(workers) else None
+
+
+def _workers(events: Sequence[Event]) -> list[str]:
+    """Who really worked, in the order of the steps."""
+    accepted = [event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED]
+    found: dict[int, str] = {}
+    for event in events:
+        planned = event.kind is Kind.PLAN_STEP and event.body["proposal"] in accepted[-1:]
+        if planned or (event.kind is Kind.CALL_INTENDED and event.body["n"] in found):
+            found[event.body["n"]] = event.body["worker"]
+    return [found[n] for n in sorted(found)]
+
+
+def scores(given: Sequence[Feedback], last: Feedback) -> tuple[float | None, float | None]:
+    """What a run was held to be worth before a rating, and with it: the mean over sources of the latest score of each.
+
+    None: by nobody. Signs have no score, and say nothing here.
+    """
+    latest: dict[tuple[str, str], float] = {}
+    before: float | None = None
+    for one in sorted(given, key=lambda one: (one.at, one.id)):
+        if one.score is None or one.kind == "implicit":
+            continue
+        if one.id == last.id:
+            before = _mean(latest)
+        latest[one.kind, one.source] = one.score
+        if one.id == last.id:
+            return before, _mean(latest)
+    return None, None
+
+
+def _mean(latest: Mapping[tuple[str, str], float]) -> float | None:
+    return sum(latest.values()) / len(latest) if latest else None

@@ -1,0 +1,135 @@
+"""What a selector looks at in a request: hashed words of the caller's last message, and a few counts. Pure, no model.
+
+A word becomes one of `WIDTH` places with a sign, by a hash that never changes, so that a posterior of yesterday still
+means the same. All numbers are one word; how a number begins and how long it is are two more, that count half: they
+tell a year from a sum, and this century from the one before. The vector of words has length 1, whatever the text's.
+
+Where an embedding of the text is to be had, it stands beside the words, never in their place: without it a posterior
+that knows both still knows what it has learned of the words. It is drawn together to `SKETCH` numbers.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from app.core.message.chat import Message
+from app.core.records import record
+
+VERSION = "words-2"
+WIDTH = 1024
+MOST_CHARS = 4_000
+"""Of a text, from its beginning, and as many from its end: what it asks for usually stands there."""
+SKETCH = 64
+"""Numbers of an embedding, however many it had."""
+SOURCES = 1 << 20
+"""Places for the embeddings of so many models: what was learned of one says nothing of another."""
+_WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
+_NUMBER = re.compile(r"\d+")
+COUNTED = 5
+"""How many counts there are."""
+SHAPED = 0.5
+"""What the shape of a number counts beside a word."""
+LONG = 4
+"""Digits from which on a number's first two tell more than its first."""
+
+
+@record(frozen=True, slots=True)
+class Features:
+    """A request as numbers. `words` are (place, value) pairs in the order of the places; the `COUNTED` `counts` are
+    roughly within -3 and 3: the text's length, its numbers, the digits of the longest of them, its words and signs, and
+    how many of these had been there before. `vector` is an embedding as `placed` makes it, or empty."""
+
+    words: tuple[tuple[int, float], ...]
+    counts: tuple[float, ...]
+    vector: tuple[tuple[int, float], ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """As it is kept beside the journal."""
+        pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
+        plain = {name: [list(one) for one in found] for name, found in pairs.items()}
+        return {"version": VERSION, "counts": list(self.counts), **plain}
+
+
+def from_json(value: dict[str, object]) -> Features | None:
+    """The inverse of `Features.to_json`; None for features of another version."""
+    if value.get("version") != VERSION:
+        return None
+    counts: list[float] = value["counts"]  # type: ignore[assignment]
+    return Features(_pairs(value["words"]), tuple(map(float, counts)), _pairs(value.get("vector", ())))
+
+
+def _pairs(found: Any) -> tuple[tuple[int, float], ...]:
+    return tuple((int(place), float(amount)) for place, amount in found)
+
+
+def asked(messages: Sequence[Message]) -> str:
+    """What the caller said last."""
+    return next((message.text for message in reversed(messages) if message.role == "user"), "")
+
+
+def viewed(text: str) -> str:
+    """What is looked at of a text."""
+    return f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}" if len(text) > 2 * MOST_CHARS else text
+
+
+def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:
+    """Those of a text, with its embedding where there is one."""
+    text = viewed(text)
+    numbers, said = _NUMBER.findall(text), _WORD.findall(text.casefold())
+    counts = (
+        math.log1p(len(text)) - 4.0,
+        math.log1p(len(numbers)) - 1.0,
+        math.log1p(max(map(len, numbers), default=0)) - 0.7,
+        math.log1p(len(said)) - 2.8,
+        math.log1p(len(said) - len({*said})) - 1.0,
+    )
+    return Features(words(text), counts, vector)
+
+
+def words(text: str) -> tuple[tuple[int, float], ...]:
+    """The hashed words of a text, each counted once."""
+    summed: dict[int, float] = {}
+    weighed: dict[str, float] = {}
+    for word in {*_WORD.findall(text.casefold())}:
+        weighed |= _shapes(word) if word[0].isdigit() else {word: 1.0}
+    for word, weight in weighed.items():
+        bits = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")
+        summed[bits % WIDTH] = summed.get(bits % WIDTH, 0.0) + (weight if bits >> 40 & 1 else -weight)
+    found = sorted((place, amount) for place, amount in summed.items() if amount)
+    length = math.sqrt(sum(amount * amount for _, amount in found))
+    return tuple((place, amount / length) for place, amount in found)
+
+
+def _shapes(number: str) -> dict[str, float]:
+    """What is seen of a number."""
+    heads = (1, 2) if len(number) >= LONG else (1,)
+    return {"0": 1.0} | {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}
+
+
+def sketched(vector: Sequence[float]) -> tuple[float, ...]:
+    """An embedding in `SKETCH` numbers, of length 1: each of its own is added to one of them, with a sign, by a hash,
+    so that inner products stay what they were on average (a count sketch). Raises ValueError for one without length.
+    """
+    found = [0.0] * SKETCH
+    for (place, sign), value in zip(_hands(len(vector)), vector, strict=True):
+        found[place] += sign * value
+    length = math.sqrt(sum(value * value for value in found))
+    if not 0 < length < math.inf:
+        raise ValueError("a vector without length")
+    return tuple(value / length for value in found)
+
+
+@lru_cache(8)
+def _hands(count: int) -> tuple[tuple[int, int], ...]:
+    hashed = [hashlib.blake2b(str(n).encode(), digest_size=2).digest() for n in range(count)]
+    return tuple((one[0] % SKETCH, 1 if one[1] & 1 else -1) for one in hashed)
+
+
+def placed(sketch: Sequence[float], model: str) -> tuple[tuple[int, float], ...]:
+    """A sketch as features: in places of its model's own."""
+    bits = int.from_bytes(hashlib.blake2b(model.encode(), digest_size=8).digest(), "big")
+    first = bits % SOURCES * SKETCH
+    return tuple((first + n, value) for n, value in enumerate(sketch) if value)

@@ -1,0 +1,64 @@
+"""Feedback: what a run's answer was worth, who says so, and by which version of what rule. Kept beside the journal,
+which it changes nothing of; a rating is never altered, a later one from the same source takes its place.
+
+Three kinds are kept apart: `explicit` is what a caller said, `grader` what a rule found (`grading.py`), `implicit` what
+callers did: those are signs, not judgements, and have no score.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Literal
+
+from app.core.message.chat import Message
+from app.core.records import record
+from app.core.run.events import Event, Kind
+
+FeedbackKind = Literal["explicit", "grader", "implicit"]
+SIGNS = "signs-1"
+"""The version of what `sign` and `repeats` look for."""
+AGAIN_SECONDS = 600.0
+"""How soon the same question from the same key counts as asked again."""
+
+
+@record(frozen=True, slots=True)
+class Feedback:
+    """One rating of one run. `score` is from 0 (worthless) to 1 (right); it or `label` is there."""
+
+    id: str
+    run: str
+    tenant: str
+    key: str
+    """The API key that gave it; empty for what nobody sent."""
+    at: float
+    kind: FeedbackKind
+    source: str
+    version: str
+    score: float | None = None
+    label: str = ""
+    comment: str = ""
+    """Content: it is erased with the run's."""
+
+
+def derived(
+    run: str, tenant: str, at: float, kind: FeedbackKind, source: str, version: str, **more: object
+) -> Feedback:
+    """A rating that a program finds: the same one however often it is found. `more` are `score`, `label` and `by`, the
+    rule in full, which tells one grader of a kind from another."""
+    rule = str(more.pop("by", ""))
+    named = hashlib.sha256("\0".join((run, kind, source, version, rule)).encode()).hexdigest()[:32]
+    return Feedback(f"fb_{named}", run, tenant, "", at, kind, source, version, **more)  # type: ignore[arg-type]
+
+
+def sign(events: Sequence[Event]) -> str:
+    """What the caller did with a run, as its journal tells it; empty if nothing speaks of it.
+
+    `abandoned`: the caller left before the end, and the run was stopped for it. `cancelled`: the caller asked for that.
+    """
+    by = [event.body.get("by") for event in events if event.kind is Kind.CANCEL_ASKED]
+    ended = any(event.kind is Kind.CANCELLED for event in events)
+    return {"client": "abandoned", "caller": "cancelled"}.get(str(by[0]), "") if by and ended else ""
+
+
+def repeats(earlier: Sequence[Message], later: Sequence[Message], seconds: float) -> bool:
+    """Whether a request asks for another answer to the very conversation of one so many seconds before it."""
+    return 0 <= seconds <= AGAIN_SECONDS and tuple(earlier) == tuple(later)

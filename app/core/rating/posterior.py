@@ -1,0 +1,282 @@
+"""What a selector believes: a Bayesian logistic regression whose arms share their parts.
+
+The log-odds that an arm's answer is right are a sum over `base` (how hard the request is) and the arm's parts (who
+answers, who helps, the template), each linear in the request's features. `base` is linear in the products of words and
+counts as well: length makes one kind of question harder and says nothing of another. Parts are shared by many arms, so
+a rating of one arm says something of all that have a part in common. Every weight is a normal distribution of its own;
+a rating moves those that had a hand in it by one step of assumed-density filtering, in plain arithmetic and in any
+order of ratings nearly to the same place. What has not been rated yet stands at its prior: zero, around what a worker's
+card lets expect (`expected`). What is known fades by `decay` a day, back towards the prior.
+
+Money is no matter of opinion: what an arm costs is averaged apart, and takes its share of a right answer's worth.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from functools import lru_cache
+from typing import Any
+
+from app.core.plan.templates import Arm
+from app.core.pool.catalog import Price, SelectorSpec, Worker
+from app.core.rating.features import COUNTED, WIDTH, Features, words
+from app.core.records import record
+
+VERSION = "posterior-2"
+BIAS, COUNTS, PRODUCTS = WIDTH, WIDTH + 1, WIDTH + 1 + COUNTED
+VECTORS = PRODUCTS + WIDTH * COUNTED
+"""Places of a part's weights behind those of the words."""
+START = 1.0
+"""The log-odds of a right answer of which nothing is known."""
+Variances = tuple[float, float, float, float]
+"""Of weights: for words and embeddings, bias, counts and products; 0 where a part does not look at them."""
+VARIANCES: Mapping[str, Variances] = {
+    "base": (1.0, 1.0, 0.5, 4.0), "main": (2.0, 0.5, 0.0, 0.0), "template": (0.0, 1.0, 0.1, 0.0),
+}  # fmt: skip
+"""Of a part's weights before any rating."""
+HELPER = (0.0, 0.3, 0.0, 0.0)
+"""The same for `plan:`, `check:` and whoever else helps."""
+READ, WRITTEN = 600, 300
+"""Tokens of a step for which no bill has been seen."""
+SUPPOSED = 2.0
+"""How many bills that supposition is worth."""
+
+Weight = tuple[float, float]
+"""Mean and variance."""
+
+
+@record(frozen=True, slots=True)
+class Posterior:
+    """Weights by part and place, and the bills of arms as (count, mean of micro-dollars); `ratio` is the same for what
+    bills are in parts of what was supposed. What is missing stands at its prior. `ratings` counts those learned."""
+
+    weights: Mapping[str, Mapping[int, Weight]] = field(default_factory=dict)
+    bills: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    ratio: tuple[float, float] = (0.0, 1.0)
+    ratings: int = 0
+    at: float = 0.0
+    """Until when it has faded, in seconds since 1970."""
+
+    def to_json(self) -> bytes:
+        """Canonical: equal posteriors are equal bytes."""
+        weights = {part: {str(n): list(one) for n, one in of.items()} for part, of in self.weights.items()}
+        plain = {
+            "version": VERSION,
+            "weights": weights,
+            "bills": {arm: list(one) for arm, one in self.bills.items()},
+            "ratio": list(self.ratio),
+            "ratings": self.ratings,
+            "at": self.at,
+        }
+        return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(body: bytes) -> Posterior:
+    """The inverse of `Posterior.to_json`; an empty posterior for one of another version."""
+    value: dict[str, Any] = json.loads(body)
+    if value.get("version") != VERSION:
+        return Posterior()
+    return Posterior(
+        {part: {int(n): (one[0], one[1]) for n, one in of.items()} for part, of in value["weights"].items()},
+        {arm: (one[0], one[1]) for arm, one in value["bills"].items()},
+        (value["ratio"][0], value["ratio"][1]),
+        value["ratings"],
+        value["at"],
+    )
+
+
+def digest(body: bytes) -> str:
+    """How a posterior is named in the journal, beside its number."""
+    return hashlib.sha256(body).hexdigest()[:16]
+
+
+def _prior(part: str) -> Variances:
+    return VARIANCES.get(part.partition(":")[0], HELPER)
+
+
+def _spread(prior: Variances, place: int) -> float:
+    if place < BIAS or place >= VECTORS:
+        return prior[0]
+    return prior[1] if place == BIAS else prior[2] if place < PRODUCTS else prior[3]
+
+
+def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
+    """Place, value and prior variance of each input that a part looks at."""
+    of_words, of_bias, of_counts, of_products = _prior(part)
+    yield BIAS, 1.0, of_bias
+    if of_words:
+        for place, value in seen.words:
+            yield place, value, of_words
+        for place, value in seen.vector:
+            yield VECTORS + place, value, of_words
+    if of_counts:
+        for n, value in enumerate(seen.counts):
+            yield COUNTS + n, value, of_counts
+    if of_products:
+        for place, value in seen.words:
+            first = PRODUCTS + place * COUNTED
+            for n, count in enumerate(seen.counts):
+                yield first + n, value * count, of_products
+
+
+def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
+    """Mean and variance of what a part adds to the log-odds of this request."""
+    known = posterior.weights.get(part, {})
+    mean = variance = 0.0
+    for place, value, prior in _inputs(part, seen):
+        weight, spread = known.get(place, (0.0, prior))
+        mean += value * weight
+        variance += value * value * spread
+    return mean, variance
+
+
+def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
+    """What cards let expect of each worker, in log-odds, before any rating: the dearer somewhat more, and more of whom
+    a strength is named in the request."""
+    cheapest = min((one.price.output for one in workers if one.price.output), default=1)
+    asked = dict(seen.words)
+    found = {}
+    for one in workers:
+        fits = sum([value * asked.get(place, 0.0) for place, value in _told(one.card.strengths)])
+        found[one.name] = 0.1 * math.log2(max(one.price.output / cheapest, 1.0)) + fits
+    return found
+
+
+@lru_cache(512)
+def _told(strengths: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
+    return words(" ".join(strengths))
+
+
+@record(frozen=True, slots=True)
+class Estimate:
+    """An arm's log-odds of a right answer (mean and deviation), and what of its worth the costs leave."""
+
+    arm: Arm
+    mean: float
+    deviation: float
+    left: float
+
+    @property
+    def worth(self) -> float:
+        """The expected worth at the mean."""
+        return self.left * logistic(self.mean)
+
+
+def estimates(
+    posterior: Posterior, spec: SelectorSpec, arms: Sequence[Arm], workers: Sequence[Worker], seen: Features
+) -> tuple[Estimate, ...]:
+    """Every arm's. The deviation is without what all arms share."""
+    parts = {part: believed(posterior, part, seen) for part in {part for arm in arms for part in arm.parts}}
+    base = START + believed(posterior, "base", seen)[0]
+    cards, prices = expected(workers, seen), {one.name: one.price for one in workers}
+    found = []
+    for arm in arms:
+        own = [parts[part] for part in arm.parts]
+        mean = base + cards.get(arm.main, 0.0) + sum([one[0] for one in own])
+        deviation = math.sqrt(sum([one[1] for one in own]))
+        found.append(Estimate(arm, mean, deviation, _left(spec, bill(posterior, arm, prices))))
+    return tuple(found)
+
+
+def _left(spec: SelectorSpec, usd: float) -> float:
+    return 1 - spec.cost * min(1.0, usd / spec.full_usd) if spec.full_usd else 1.0
+
+
+def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price]) -> float:
+    """What an arm costs, in micro-dollars: its bills' mean, drawn towards what its workers' prices let suppose."""
+    count, mean = posterior.bills.get(arm.name, (0.0, 0.0))
+    guess = supposed(arm, prices) * posterior.ratio[1]
+    return (count * mean + SUPPOSED * guess) / (count + SUPPOSED)
+
+
+def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
+    """What an arm would cost if every step had the usual number of tokens; micro-dollars."""
+    known = [prices[step.worker] for step in arm.steps if step.worker in prices]
+    return sum([one.input * READ + one.output * WRITTEN for one in known]) / 1e6
+
+
+@record(frozen=True, slots=True)
+class Rating:
+    """What is learned from one run: what was played on which request, what it cost, and what it was worth.
+
+    `before` is what the run was held to be worth until now, None if nobody had said; a change of mind moves the means
+    by the difference, and makes nothing surer.
+    """
+
+    arm: Arm
+    seen: Features
+    score: float
+    usd: int
+    at: float
+    before: float | None = None
+
+
+def learned(posterior: Posterior, spec: SelectorSpec, workers: Sequence[Worker], rating: Rating) -> Posterior:
+    """The posterior after one more rating."""
+    posterior = faded(posterior, spec.decay, rating.at)
+    terms = [(part, *one) for part in ("base", *rating.arm.parts) for one in _inputs(part, rating.seen)]
+    weights = [posterior.weights.get(part, {}).get(place, (0.0, prior)) for part, place, _, prior in terms]
+    mean = START + expected(workers, rating.seen).get(rating.arm.main, 0.0)
+    mean += sum([term[2] * one[0] for term, one in zip(terms, weights, strict=True)])
+    spread = sum([term[2] * term[2] * one[1] for term, one in zip(terms, weights, strict=True)])
+    chance = logistic(mean / math.sqrt(1 + math.pi * spread / 8))
+    sure = chance * (1 - chance)
+    surprise = rating.score - (chance if rating.before is None else rating.before)
+    moved = {part: dict(posterior.weights.get(part, {})) for part in ("base", *rating.arm.parts)}
+    for (part, place, value, _), (known, variance) in zip(terms, weights, strict=True):
+        gain = value * variance / (1 + spread * sure)
+        left = variance * (1 - value * gain * sure) if rating.before is None else variance
+        moved[part][place] = (known + gain * surprise, left)
+    told = {**posterior.weights, **moved}
+    if rating.before is not None:
+        return Posterior(told, posterior.bills, posterior.ratio, posterior.ratings, posterior.at)
+    bills, ratio = _billed(posterior, workers, rating)
+    return Posterior(told, bills, ratio, posterior.ratings + 1, posterior.at)
+
+
+def _billed(
+    posterior: Posterior, workers: Sequence[Worker], rating: Rating
+) -> tuple[Mapping[str, tuple[float, float]], tuple[float, float]]:
+    """The bills with one more."""
+    bills = {**posterior.bills, rating.arm.name: _mean(posterior.bills.get(rating.arm.name, (0.0, 0.0)), rating.usd)}
+    guess = supposed(rating.arm, {one.name: one.price for one in workers})
+    return bills, _mean(posterior.ratio, rating.usd / guess) if guess else posterior.ratio
+
+
+def _mean(known: tuple[float, float], value: float) -> tuple[float, float]:
+    count, mean = known
+    return count + 1, mean + (value - mean) / (count + 1)
+
+
+FADES = 3_600.0
+"""Seconds after which a posterior is made to fade; less is not worth the work."""
+
+
+def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
+    """The posterior with what it knows counting less, by the days since it last faded."""
+    if not posterior.at:
+        return Posterior(posterior.weights, posterior.bills, posterior.ratio, posterior.ratings, now)
+    if now - posterior.at < FADES:
+        return posterior
+    share = decay ** ((now - posterior.at) / 86_400)
+    weights = {
+        part: {place: _faded(one, _spread(_prior(part), place), share) for place, one in of.items()}
+        for part, of in posterior.weights.items()
+    }
+    bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
+    ratio = (posterior.ratio[0] * share, posterior.ratio[1])
+    return Posterior(weights, bills, ratio, posterior.ratings, now)
+
+
+def _faded(weight: Weight, prior: float, share: float) -> Weight:
+    """Precisions add up, and so do the means in their measure: what the ratings added counts by `share`."""
+    mean, variance = weight
+    precision = 1 / prior + share * (1 / variance - 1 / prior)
+    return share * mean / variance / precision, 1 / precision
+
+
+def logistic(value: float) -> float:
+    """The chance that log-odds stand for."""
+    return 1 / (1 + math.exp(-value)) if value > -500 else 0.0

@@ -1,0 +1,119 @@
+"""Notices: word to the operator's webhook that a background response is over, without anything of its content.
+
+A webhook follows the Standard Webhooks specification, as OpenAI's do: three headers, and an HMAC over id, time and
+exact body, so that whoever holds the secret can tell a true delivery from a forged, changed or replayed one.
+"""
+
+import base64
+import binascii
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from app.core.records import record
+from app.core.run.events import TERMINAL, Kind
+
+PREFIX = "whsec_"
+SECRET_BYTES = range(24, 65)
+"""How long the specification wants a secret to be."""
+CUT_SHORT = frozenset({"length", "content_filter"})
+"""Why a worker stops before its answer is complete."""
+KEEP = 3 * 86_400.0
+"""Seconds for which a delivery is tried."""
+SHORTEST, LONGEST = 5.0, 4 * 3_600.0
+"""Seconds between two tries, on the average: at first, and at last."""
+
+
+@record(frozen=True, slots=True)
+class Notice:
+    """The end of one turn. `word` is the response's last status, `at` when it ended; `tries` counts from 1 once it has
+    been taken."""
+
+    run: str
+    turn: int
+    word: str
+    at: float
+    tries: int = 0
+
+    @property
+    def id(self) -> str:
+        """The event's id, which is the same at every try: a receiver knows by it what it has seen."""
+        return _of_turn(f"evt_{self.run.removeprefix('run_')}", self.turn)
+
+
+def response_id(run: str, turn: int) -> str:
+    """The id of a turn's response."""
+    return _of_turn(f"resp_{run}", turn)
+
+
+def _of_turn(name: str, turn: int) -> str:
+    return f"{name}_{turn}" if turn else name
+
+
+def wanted(wire: Mapping[str, Any]) -> bool:
+    """Whether the end of a turn of that wire format is told: nobody waits for it on a connection."""
+    return wire.get("format") == "responses" and bool(wire.get("background"))
+
+
+def word(kind: Kind, body: Mapping[str, Any]) -> str | None:
+    """The status that this event leaves the response in; None if it is not the end of a turn."""
+    if kind is Kind.AWAITING:
+        return "completed"
+    if kind is Kind.SUCCEEDED:
+        return "incomplete" if body.get("finish") in CUT_SHORT else "completed"
+    if kind is Kind.CANCELLED:
+        return "cancelled"
+    return "failed" if kind in TERMINAL else None
+
+
+def payload(notice: Notice) -> bytes:
+    """The body of a delivery: the same bytes at every try."""
+    event = {
+        "id": notice.id,
+        "object": "event",
+        "created_at": int(notice.at),
+        "type": f"response.{notice.word}",
+        "data": {"id": response_id(notice.run, notice.turn)},
+    }
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def read_secrets(text: str) -> tuple[bytes, ...]:
+    """Secrets that are separated by spaces; raises ValueError in words that follow the setting's name."""
+    secrets = tuple(map(_read_secret, text.split()))
+    if not secrets:
+        raise ValueError("is empty; write whsec_ and the base64 form of 24 to 64 random bytes")
+    return secrets
+
+
+def _read_secret(text: str) -> bytes:
+    try:
+        secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
+    except binascii.Error:
+        secret = b""
+    if not text.startswith(PREFIX) or len(secret) not in SECRET_BYTES:
+        raise ValueError("is no secret; write whsec_ and the base64 form of 24 to 64 random bytes")
+    return secret
+
+
+def headers(secrets: Iterable[bytes], name: str, body: bytes, now: int) -> dict[str, str]:
+    """The three headers of a delivery, signed with each secret: while they change, a receiver knows one of them."""
+    signed = b"%s.%d.%s" % (name.encode(), now, body)
+    signatures = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
+    return {
+        "webhook-id": name,
+        "webhook-timestamp": str(now),
+        "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
+    }
+
+
+def next_try(notice: Notice, now: float, chance: float, asked: float = 0.0) -> float | None:
+    """When a delivery that has failed is tried again, or None if that would be too late.
+
+    The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
+    step; `asked` is how many seconds the receiver asks for (at most the longest pause is heard).
+    """
+    pause = min(SHORTEST * 2.0 ** min(notice.tries - 1, 30), LONGEST) * (0.5 + chance)
+    again = now + max(pause, min(asked, LONGEST))
+    return again if again <= notice.at + KEEP else None

@@ -1,0 +1,366 @@
+"""What a run has come to: the records that `progress.py` folds a journal into.
+
+They hold refs, ids and figures, never text. A state is a value: whoever has one may keep it, and it stays true of the
+prefix of the journal that it was folded from.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any, Literal
+
+from app.core.message.chat import Usage
+from app.core.plan.workflow import CONDUCTOR, Access
+from app.core.pool.catalog import Limits
+from app.core.records import record
+from app.core.run.events import ENDED
+
+Mode = Literal["first", "repair", "fallback"]
+OnDisconnect = Literal["cancel", "finish"]
+"""What becomes of a run that nobody hears any more."""
+FALLBACK = "fallback"
+"""The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
+CALLER = "caller"
+"""The conductor's name where the request brought its own plan."""
+NO_TIME = "no_time"
+"""The error of a step that was not begun because no worker could have answered in what was left of the run."""
+NO_RESULTS = "tool_results_missing"
+"""The error of a run whose caller did not come back with tool results in time."""
+RUN_ENDED = "run_ended"
+"""Why steps that were not settled are skipped at the end of their run."""
+ROUND_OVER = "round_over"
+"""The same at the end of a round, whose answer did not need them."""
+DRIVER_LOST = "the driver was lost while the plan was made"
+"""The reason of a proposal that is made again because nobody is left to finish it."""
+
+
+@record(frozen=True, slots=True)
+class Call:
+    """One attempt, or one planning call (`step` is None). `outcome` is None while it is only intended."""
+
+    id: str
+    step: int | None
+    worker: str
+    sees_user: bool
+    usd_held: int
+    tokens_held: int
+    outcome: str | None = None
+    usage: Usage = Usage()
+    usd: int = 0
+    seconds: float = 0.0
+    turn: int = 0
+    """The turn in which it was intended."""
+
+
+@record(frozen=True, slots=True)
+class Exchange:
+    """One use of the caller's tools by a step: the worker's message with its calls, and the results."""
+
+    call: str
+    worker: str
+    said: str
+    """Ref of the message, with the ids that the worker knows its calls by."""
+    ids: tuple[str, ...]
+    """The ids that the caller knows them by, in the same order."""
+    turn: int
+    """The turn that ended with them."""
+    chars: int = 0
+    """Of the text beside the calls."""
+    results: str = ""
+    """Ref of what came back; empty while it is awaited."""
+
+
+@record(frozen=True, slots=True)
+class Turn:
+    """The caller's latest request to this run: the admission (number 0), or one that brought tool results."""
+
+    number: int = 0
+    deadline: float = 0.0
+    streams: bool = False
+    """Whether deltas of the answer are told as they come; then a step that has begun to answer is not tried again."""
+    request: str = ""
+    """Ref of its sampling and tools; empty: those of the task."""
+    at: float = 0.0
+    """When, in seconds since 1970."""
+    on_disconnect: OnDisconnect = "cancel"
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    """What the reply is written with, beside the journal: the wire format and the request's options for it."""
+    until: float = 0.0
+    """When the wait for tool results is over; 0 before there is any."""
+
+
+@record(frozen=True, slots=True)
+class StepState:
+    """A step of some proposal. `output` is the ref of its answer; `subtask` and `logprobs` are refs too, or empty."""
+
+    n: int
+    proposal: int
+    worker: str
+    subtask: str
+    access: Access
+    answers: bool
+    state: str = "waiting"
+    output: str = ""
+    chars: int = 0
+    finish: str = ""
+    call: str = ""
+    error: str = ""
+    logprobs: str = ""
+    refusal: bool = False
+    """Whether its output is what the model said instead of an answer."""
+    tools: bool = False
+    """Whether it may call the caller's tools."""
+    exchanges: tuple[Exchange, ...] = ()
+    inherits: bool = False
+    """Whether it sees, of what its access list holds, its parent's part as the parent's task."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether it is for the conductor itself, which opens a workflow for it."""
+        return self.worker == CONDUCTOR
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ("done", "failed", "skipped")
+
+
+@record(frozen=True, slots=True)
+class Proposal:
+    """One answer of a conductor. Its steps are numbered from `base`."""
+
+    number: int
+    base: int
+    mode: Mode
+    conductor: str
+    state: Literal["open", "accepted", "rejected"] = "open"
+    outage: bool = False
+    reasons: tuple[str, ...] = ()
+    call: str = ""
+    topology: str = ""
+    """Empty until it is accepted, and for the empty plan that takes the answer before it for final."""
+    round: int = 1
+    """Which of the run's workflows it is to become, or is nested in."""
+    parent: int | None = None
+    """The step that it is nested in."""
+    room: int = 0
+    """How many steps it may have; 0: as many as the limits say."""
+
+
+@record(frozen=True, slots=True)
+class Answer:
+    """What a round came to: the step whose output is its answer. `fell_back`: that is not its last one, which said
+    nothing."""
+
+    step: StepState
+    fell_back: bool
+
+
+@record(frozen=True, slots=True)
+class Admitted:
+    """The parts of `run.admitted` that decisions need; the whole body stays in the journal."""
+
+    task: str
+    tier: str
+    limits: Limits
+    pool: tuple[str, ...]
+    conductor: str
+    model: str = ""
+    """What the caller asked for: the tier, an alias of it, or an arm."""
+    preview: bool = False
+    """Whether the run ends with its plan, and nothing of it is executed."""
+    rehearsal: bool = False
+    labels: frozenset[str] = frozenset()
+    """What whoever sees any of the run must be cleared for."""
+    explore: bool = True
+    """Whether its plan may be left to chance."""
+
+
+@record(frozen=True, slots=True)
+class RunState:
+    """What a run has come to."""
+
+    run: str
+    admitted: Admitted
+    turn: Turn
+    seq: int = 0
+    state: str = "admitted"
+    proposals: tuple[Proposal, ...] = ()
+    """Those of the run's own workflows."""
+    steps: Mapping[int, StepState] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    cancel_asked: bool = False
+    end: Mapping[str, Any] = field(default_factory=dict)
+    """The body of the terminal event."""
+    replied_at: float = 0.0
+    """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
+    nested: Mapping[int, tuple[Proposal, ...]] = field(default_factory=dict)
+    """The proposals for each step that the conductor itself has taken. What reads `steps` alone sees all of them."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has reached its terminal state."""
+        return self.state in ENDED
+
+    @property
+    def replied(self) -> bool:
+        """Whether the caller has all of the present turn's reply: the run has ended, or waits for it."""
+        return self.ended or self.state == "awaiting_tool"
+
+    @property
+    def deadline(self) -> float:
+        """When the present turn is over at the latest, in seconds since 1970."""
+        return self.turn.deadline
+
+    @property
+    def streams(self) -> bool:
+        """Whether deltas of the present turn's answer are told as they come."""
+        return self.turn.streams
+
+    @property
+    def awaited(self) -> Mapping[str, int]:
+        """The ids of tool calls that a caller was given and has not answered yet, each with its step."""
+        waiting = [step for step in self.steps.values() if step.state == "awaiting_tool"]
+        return {id_: step.n for step in waiting for id_ in step.exchanges[-1].ids}
+
+    @property
+    def proposal(self) -> Proposal | None:
+        """The latest proposal for a workflow of the run's own."""
+        return self.proposals[-1] if self.proposals else None
+
+    @property
+    def current(self) -> tuple[StepState, ...]:
+        """The steps of the latest proposal for a workflow of the run's own, in order."""
+        if len(self.proposals) == 1 and not self.nested:
+            return tuple(self.steps.values())
+        last = self.proposals[-1].number if self.proposals else None
+        return tuple([step for step in self.steps.values() if step.proposal == last])
+
+    def steps_of(self, proposal: Proposal) -> tuple[StepState, ...]:
+        """The steps of a proposal, in order."""
+        return tuple(step for step in self.steps.values() if step.proposal == proposal.number)
+
+    @property
+    def unmade(self) -> Proposal | None:
+        """The one proposal that is being made, if there is one."""
+        last = self.proposal
+        if last is not None and last.state == "open":
+            return last
+        return next((tries[-1] for tries in self.nested.values() if tries[-1].state == "open"), None)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether there is a workflow to execute."""
+        return self.proposal is not None and self.proposal.state == "accepted"
+
+    @property
+    def answering(self) -> StepState | None:
+        """The step whose output is the present round's answer; known once a proposal is accepted, and none if it is
+        the empty plan."""
+        current = self.current if self.accepted else ()
+        return current[-1] if current else None
+
+    @property
+    def round(self) -> int:
+        """The number of the present round."""
+        return self.proposal.round if self.proposal is not None else 1
+
+    @property
+    def is_last_round(self) -> bool:
+        """Whether what the present round answers is the run's answer, because no other round may follow."""
+        last = self.proposal
+        return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
+
+    def workflow(self, number: int) -> tuple[StepState, ...]:
+        """The steps of a round's workflow; none before it is accepted."""
+        chosen = [one.number for one in self.proposals if one.round == number and one.state == "accepted"]
+        return tuple(step for step in self.steps.values() if step.proposal in chosen)
+
+    def answer(self, number: int) -> Answer | None:
+        """What a round answered; None if its answering step is not done."""
+        return answer_of(self.workflow(number))
+
+    @property
+    def previous(self) -> Answer | None:
+        """The answer of the round before the present one."""
+        return self.answer(self.round - 1) if self.round > 1 else None
+
+    @property
+    def rounds(self) -> int:
+        """How many workflows there were."""
+        return sum(bool(one.topology) for one in self.proposals)
+
+    @property
+    def topology(self) -> str:
+        """That of the latest workflow; empty before there is one."""
+        return next((one.topology for one in reversed(self.proposals) if one.topology), "")
+
+    @property
+    def planned(self) -> tuple[StepState, ...]:
+        """The steps of all rounds, and of what is nested in them; not those of proposals that were replaced."""
+        if self.round == 1 and not self.nested:
+            return self.current
+        kept = {one.number for one in self.proposals if one.state == "accepted" or one is self.proposals[-1]}
+        kept |= {tries[-1].number for tries in self.nested.values()}
+        return tuple(step for step in self.steps.values() if step.proposal in kept)
+
+    @property
+    def open_calls(self) -> tuple[Call, ...]:
+        """Calls that are intended and have no outcome."""
+        return tuple(call for call in self.calls.values() if call.outcome is None)
+
+    @property
+    def planning(self) -> tuple[Call, ...]:
+        """Open calls that were made for a plan."""
+        return tuple(call for call in self.open_calls if call.step is None)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a fallback decided, a step that others counted on was lost, or the last round came to nothing; not:
+        never run, because the run was a preview or ended early."""
+        last = self.proposal
+        if self.end.get("stopped") or (last is not None and FALLBACK in (last.mode, last.conductor)):
+            return True
+        if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
+            return True
+        spared = (RUN_ENDED, ROUND_OVER)
+        return any(step.state in ("failed", "skipped") and step.error not in spared for step in self.planned)
+
+    @property
+    def usd(self) -> int:
+        """Micro-dollars of all finished calls."""
+        return sum(call.usd for call in self.calls.values())
+
+    # -- what is nested
+
+    @property
+    def opened(self) -> int:
+        """How many proposals there were, in all."""
+        return len(self.proposals) + sum(map(len, self.nested.values()))
+
+    @property
+    def live(self) -> tuple[StepState, ...]:
+        """The steps of the present round, and of what is nested in them."""
+        found = inner = self.current
+        while inner and self.nested:
+            openers = [step.n for step in inner if step.n in self.nested]
+            inner = tuple(step for n in openers for step in self.steps_of(self.nested[n][-1]))
+            found += inner
+        return found
+
+    @property
+    def all_proposals(self) -> tuple[Proposal, ...]:
+        """All of them, in the order of their numbers."""
+        inner = (one for tries in self.nested.values() for one in tries)
+        return tuple(sorted((*self.proposals, *inner), key=lambda one: one.number)) if self.nested else self.proposals
+
+
+def answer_of(steps: Sequence[StepState]) -> Answer | None:
+    """What a workflow answered; None if its answering step is not done.
+
+    Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed has
+    none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.
+    """
+    if not steps or steps[-1].state != "done":
+        return None
+    spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
+    return Answer(spoken[-1], spoken[-1] is not steps[-1])
