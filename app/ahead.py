@@ -24,8 +24,8 @@ from app.core.run.progress import advance
 from app.core.run.state import RunState
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
-from app.store.dossiers import BRIEF, Dossier
 from app.store.protocol import Appended, Entry, Outbox
+from app.store.step_input import BRIEF, Dossier
 from app.view import NOTHING
 from app.waiting import Waiting
 

@@ -40,8 +40,8 @@ from app.health import Health
 from app.providers.protocol import Provider, Request
 from app.reply import FORM_FAULT, TOOL_FAULT, Reply
 from app.stepqueue.protocol import StepQueue
-from app.store.content import address
 from app.store.protocol import Ledger, Store
+from app.store.rows.content import address
 from app.telemetry import SPAN_CALL, Telemetry
 
 VERDICTS: Mapping[type, Verdict] = {

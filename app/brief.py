@@ -14,8 +14,8 @@ from app.core.run.commands import Propose
 from app.core.run.nesting import may_nest
 from app.core.run.state import RunState
 from app.outage import Left, patiently
-from app.store.content import address
 from app.store.protocol import Store
+from app.store.rows.content import address
 from app.view import look, texts_of
 
 

@@ -52,8 +52,8 @@ from app.outage import Patient
 from app.outcomes import given_up
 from app.planner import Contents, Planned, Planner, faults
 from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop
-from app.store.content import address
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
+from app.store.rows.content import address
 
 QUIESCE = 1.5
 """Seconds that running calls get to write their outcome before the run's end is written."""

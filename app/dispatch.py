@@ -40,8 +40,8 @@ from app.health import Choice
 from app.outcomes import Outcomes, lost
 from app.relay import Relay
 from app.stepqueue.protocol import AGAIN, Live
-from app.store.content import address
 from app.store.protocol import Due, Entry, Ledger, Move
+from app.store.rows.content import address
 from app.view import NOTHING, View, look
 from app.work import Work
 

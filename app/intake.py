@@ -17,8 +17,8 @@ from app.core.run.events import Draft
 from app.core.run.state import CALLER, FALLBACK
 from app.errors import InvalidRequest, PlanRejected
 from app.order import Order
-from app.store.content import address
 from app.store.protocol import Entry, Ledger, NewRun
+from app.store.rows.content import address
 
 
 def choose(means: Means, order: Order) -> Eligible:

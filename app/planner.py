@@ -35,8 +35,8 @@ from app.core.run.state import Proposal, RunState, StepState
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
 from app.outage import patiently
 from app.providers.protocol import Request
-from app.store.content import address
 from app.store.protocol import Ledger
+from app.store.rows.content import address
 from app.telemetry import SPAN_PLAN
 
 NOT_CLEARED = "not_cleared"

@@ -22,8 +22,8 @@ from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
 from app.errors import InvalidRequest, NotFound
 from app.order import Order, Owner
-from app.store.content import address
 from app.store.protocol import Entry, Lease
+from app.store.rows.content import address
 from app.waiting import Waiting
 
 

@@ -1,6 +1,6 @@
 """Deliveries of notices to the operator's webhook, by every process that drives runs.
 
-A notice stands in the database from the moment its turn has ended (`store/commit.py`) until it was delivered. Whoever
+A notice stands in the database from the moment its turn has ended (`writing/commit.py`) until it was delivered. Whoever
 takes it tries it once; a process that dies over it lets its claim lapse, and another one tries again under the same
 `webhook-id`. So a delivery may come twice and is never lost for less than three days' silence of the receiver.
 

@@ -7,14 +7,14 @@ from sqlalchemy import URL, Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from app.store.engines import parse_url, sqlite_engine
-from app.store.tables import METADATA
+from app.store.sqlkit.engines import parse_url, sqlite_engine
+from app.store.sqlkit.tables import METADATA
 
 MIGRATION_LOCK = 0x6261746F6E  # "baton"; any number that no other program on the database uses
 
 
 def database() -> URL:
-    """From `app.store.migrate`, or from `-x url=...` on the command line."""
+    """From `app.store.sqlkit.migrate`, or from `-x url=...` on the command line."""
     given = context.config.attributes.get("url")
     return given if given is not None else parse_url(context.get_x_argument(as_dictionary=True)["url"])
 

@@ -27,9 +27,9 @@ from sqlalchemy import Dialect
 from sqlalchemy.engine import URL, make_url
 
 from app.cli.terminal import NOISY
-from app.store.migrate import migrate
-from app.store.statements import Statements
-from app.store.tables import METADATA
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import METADATA
 from tests import servers
 
 

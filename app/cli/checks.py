@@ -19,7 +19,7 @@ from app.errors import (
 from app.process.config import Loaded, describe
 from app.process.wiring import House
 from app.providers.protocol import Request
-from app.store.migrate import is_current
+from app.store.sqlkit.migrate import is_current
 
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
 PATIENCE = 30.0

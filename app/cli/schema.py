@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from app.cli import terminal
 from app.process.config import read
-from app.store.migrate import migrate
+from app.store.sqlkit.migrate import migrate
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:

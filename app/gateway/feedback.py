@@ -1,7 +1,7 @@
 """`POST /v1/runs/{id}/feedback`: what the caller says a run's answer was worth.
 
 A rating is added and never altered; where one source rates a run again, its latest rating counts. It may come whenever
-the run has ended, and as often as somebody changes their mind, up to the bound of `store/feedback.py`.
+the run has ended, and as often as somebody changes their mind, up to the bound of `rows/feedback.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -30,7 +30,7 @@ from app.core.records import record
 from app.core.run.events import Draft, Event, Kind
 from app.core.run.notices import Notice
 from app.store.bodies import Bodies
-from app.store.dossiers import Dossiers
+from app.store.step_input import Dossiers
 from app.store.versions import Versions
 
 

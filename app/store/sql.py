@@ -16,18 +16,18 @@ from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
-from app.store import changes, claims, content, feedback, keys, notices, rated, runs, trials
 from app.store.bodies import Reader
-from app.store.desk import pack
-from app.store.dossiers import Dossier
-from app.store.engines import AWAY, Fault, Runner, open_runner
-from app.store.guesses import Guesses
-from app.store.lanes import Lane
-from app.store.migrate import migrate
 from app.store.protocol import Appended, Due, Entry, Held, Journal, KeyRow, Lapsed, Once, RunQuery, RunRow
-from app.store.recent import RecentJournals
-from app.store.statements import Statements
-from app.store.vigil import Vigil
+from app.store.rows import conductor_changes, content, feedback, idempotency, keys, notices, rated_runs, runs, trials
+from app.store.rows.optimistic import Guesses
+from app.store.sqlkit.availability import Vigil
+from app.store.sqlkit.engines import AWAY, Fault, Runner, open_runner
+from app.store.sqlkit.migrate import migrate
+from app.store.sqlkit.statements import Statements
+from app.store.step_input import Dossier
+from app.store.writing.batch import pack
+from app.store.writing.group_commit import Lane
+from app.store.writing.journal_cache import RecentJournals
 
 T = TypeVar("T")
 
@@ -205,16 +205,16 @@ class SqlStore:
         return await self._write(partial(runs.ring, now=now, grace=grace, limit=limit))
 
     async def once(self, claim: str, now: float) -> Once | None:
-        return await self._read(partial(claims.find, claim=claim, now=now))
+        return await self._read(partial(idempotency.find, claim=claim, now=now))
 
     async def remember(self, once: Once, now: float) -> Once:
-        return await self._write(partial(claims.remember, once=once, now=now))
+        return await self._write(partial(idempotency.remember, once=once, now=now))
 
     async def forget_claims(self, now: float, limit: int) -> int:
         # Nearly always there are none, so look before taking the write lock.
-        if not await self._read(partial(claims.lapsed, now=now)):
+        if not await self._read(partial(idempotency.lapsed, now=now)):
             return 0
-        return await self._write(partial(claims.forget, now=now, limit=limit))
+        return await self._write(partial(idempotency.forget, now=now, limit=limit))
 
     async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
         # As with overdue tickets: look before taking the write lock.
@@ -254,19 +254,19 @@ class SqlStore:
     async def rated(
         self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
     ) -> tuple[Rated, ...]:
-        return await self._read(partial(rated.of, given=given, kinds=kinds, looked_at=looked_at))
+        return await self._read(partial(rated_runs.of, given=given, kinds=kinds, looked_at=looked_at))
 
     async def learned(self, policy: str, after: int) -> Learned | None:
-        return await self._read(partial(rated.known, policy=policy, after=after))
+        return await self._read(partial(rated_runs.known, policy=policy, after=after))
 
     async def learn(self, policy: str, learned: Learned, at: float) -> bool:
-        return await self._write(partial(rated.learn, policy=policy, learned=learned, at=at))
+        return await self._write(partial(rated_runs.learn, policy=policy, learned=learned, at=at))
 
     async def change(self, made: Change) -> None:
-        await self._write(partial(changes.add, change=made))
+        await self._write(partial(conductor_changes.add, change=made))
 
     async def changes(self) -> tuple[Change, ...]:
-        return await self._read(changes.every)
+        return await self._read(conductor_changes.every)
 
     async def key(self, public_id: str) -> KeyRow | None:
         if not self.vigil.sound:

@@ -17,8 +17,8 @@ from app.ahead import Ahead
 from app.core.run.events import Draft, Kind
 from app.process.wiring import House
 from app.stepqueue.protocol import Committed
-from app.store.dossiers import Dossier
 from app.store.protocol import Appended, Entry
+from app.store.step_input import Dossier
 from tests.api.house import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
 from tests.api.talks import Talk, calling, look
 from tests.stubs import ProviderStub, Reply

@@ -17,9 +17,9 @@ from app.errors import StoreUnavailable
 from app.order import Driven
 from app.outcomes import Outcomes
 from app.process.wiring import House
-from app.store.engines import Fault
 from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
+from app.store.sqlkit.engines import Fault
 from app.telemetry import Telemetry
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Fail, ProviderStub, Reply

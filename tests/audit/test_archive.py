@@ -14,7 +14,7 @@ from app.process.wiring import House
 from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
-from app.store.migrate import migrate
+from app.store.sqlkit.migrate import migrate
 from tests.api.house import finish, open_house, order, plan, pool_text
 from tests.audit.scenes import Journal
 from tests.stubs import ProviderStub

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.core.run.events import Draft, Kind
-from app.store.content import address
-from app.store.migrate import migrate
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
+from app.store.rows.content import address
 from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.migrate import migrate
 
 SALT = b"0123456789abcdef"
 TEXT = b"A question of a few lines, or an answer to it. " * 20

@@ -8,8 +8,6 @@ import pytest
 
 from app.core.run.events import TERMINAL, Draft, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
-from app.store import lanes
-from app.store.content import address
 from app.store.protocol import (
     MOVED,
     Appended,
@@ -20,6 +18,8 @@ from app.store.protocol import (
     RunQuery,
     Store,
 )
+from app.store.rows.content import address
+from app.store.writing import group_commit
 from tests.conformance.entries import SALT, Opener, admitted, moved, note, queued, settled, take
 
 # Events
@@ -253,7 +253,7 @@ async def test_a_caller_who_goes_away_disturbs_nobody(store: Store) -> None:
 
 async def test_a_full_queue_refuses_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.append(admitted("run"))
-    monkeypatch.setattr(lanes, "ROOM", 10)
+    monkeypatch.setattr(group_commit, "ROOM", 10)
     answers = await settled(store.append(note("run")) for _ in range(30))
     assert [type(answer) for answer in answers] == [Appended] * 10 + [StoreUnavailable] * 20
 

@@ -8,8 +8,8 @@ from app.core.rating.evidence import Learned
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Draft, Kind
 from app.errors import Conflict, NotFound
-from app.store.feedback import MOST
 from app.store.protocol import Entry, Store
+from app.store.rows.feedback import MOST
 from tests.conformance.entries import admitted
 
 GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.25, "too_long", "It rambles.")

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from app.core.run.events import Event, Kind
-from app.store.content import address
+from app.store.rows.content import address
 from tests.audited import audited
 from tests.faults.scene import Scene, execute
 from tests.processes import Unexpected, within

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy.engine import make_url
 
-from app.store.migrate import migrate
+from app.store.sqlkit.migrate import migrate
 from tests.integration.installation import execute
 from tests.stubs.control import StubControl, stub_process
 

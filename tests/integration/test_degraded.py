@@ -15,8 +15,8 @@ import httpx
 import pytest
 from redis import Redis
 
-from app.store.lanes import DECIDE_SECONDS
-from app.store.migrate import migrate
+from app.store.sqlkit.migrate import migrate
+from app.store.writing.group_commit import DECIDE_SECONDS
 from tests import servers
 from tests.integration.installation import WORKERS, House, launched, settings
 from tests.processes import KEY, Caller, Process, calling, within

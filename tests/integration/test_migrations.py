@@ -1,4 +1,4 @@
-"""The migrations and `app/store/tables.py` agree, both ways, on both databases."""
+"""The migrations and `app/store/sqlkit/tables.py` agree, both ways, on both databases."""
 
 import asyncio
 import subprocess
@@ -16,9 +16,9 @@ from sqlalchemy import Connection, create_engine, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
-from app.store.engines import parse_url
-from app.store.migrate import MIGRATIONS, alembic_config, migrate
-from app.store.tables import METADATA
+from app.store.sqlkit.engines import parse_url
+from app.store.sqlkit.migrate import MIGRATIONS, alembic_config, migrate
+from app.store.sqlkit.tables import METADATA
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -103,7 +103,7 @@ def test_migrating_twice_changes_nothing(database: str) -> None:
 
 
 def test_several_processes_may_migrate_at_once(database: str) -> None:
-    program = "import sys; from app.store.migrate import migrate; migrate(sys.argv[1])"
+    program = "import sys; from app.store.sqlkit.migrate import migrate; migrate(sys.argv[1])"
     racing = [subprocess.Popen([sys.executable, "-c", program, database], cwd=MIGRATIONS.parent) for _ in range(3)]
     assert [process.wait(20) for process in racing] == [0, 0, 0]
     assert ask(database, differences) == []

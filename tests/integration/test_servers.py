@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.store.engines import parse_url
+from app.store.sqlkit.engines import parse_url
 from tests import servers
 from tests.conftest import NetworkBlocked
 

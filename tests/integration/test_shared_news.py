@@ -9,7 +9,7 @@ import pytest
 from app.core.pool.breaker import IN_A_ROW
 from app.process.config import configure
 from app.process.wiring import House, house
-from app.store.migrate import migrate
+from app.store.sqlkit.migrate import migrate
 from tests.api.house import events, finish, order, pool_text
 from tests.stubs import Fail, ProviderStub
 

@@ -18,9 +18,10 @@ from sqlalchemy.engine import make_url
 
 from app.core.run.events import Draft, Kind
 from app.errors import Conflict, StoreUnavailable
-from app.store import engines, lanes
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
+from app.store.sqlkit import engines
+from app.store.writing import group_commit
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -210,7 +211,7 @@ async def test_what_is_told_as_written_after_a_freeze_can_be_seen_by_others(
 ) -> None:
     """What was given up, or its BEGIN, reaches the database later, on a connection that is in use again."""
     monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (1.5,))
-    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.5)
+    monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.5)
     async with behind(proxy, postgres_url, connections=1) as store:
         await store.append(admitted("run"))
         proxy.freeze()
@@ -229,7 +230,7 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
 ) -> None:
     monkeypatch.setattr(engines, "CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(engines.Postgres.__init__, "__defaults__", (0.6,))
-    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.6)
+    monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.6)
     async with behind(proxy, postgres_url, patience=0.3) as store:
         await store.append(admitted("run"))
         proxy.freeze()
@@ -315,7 +316,7 @@ async def test_a_commit_that_comes_late_is_not_made_twice(proxy: Proxy, postgres
 async def test_a_database_that_stays_away_after_a_commit_leaves_it_undecided(
     proxy: Proxy, postgres_url: str, mood: Mood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "DECIDE_SECONDS", 0.4)
+    monkeypatch.setattr(group_commit, "DECIDE_SECONDS", 0.4)
     async with behind(proxy, postgres_url) as store:
         await store.append(admitted("run"))
         proxy.mood, proxy.for_good = mood, True

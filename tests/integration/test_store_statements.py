@@ -11,11 +11,11 @@ from sqlalchemy import Connection, event
 
 from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost
-from app.store.engines import BY_KEY
-from app.store.prepared import Prepared, Row, Rows, Writes
 from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
-from app.store.wires import Wire
+from app.store.sqlkit.connections import Wire
+from app.store.sqlkit.engines import BY_KEY
+from app.store.sqlkit.prepared import Prepared, Row, Rows, Writes
 from tests.conformance.entries import admitted, note, queued, take
 
 pytestmark = pytest.mark.integration

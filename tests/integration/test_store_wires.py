@@ -15,11 +15,12 @@ import pytest
 from sqlalchemy import Connection, literal_column, select, text
 
 from app.errors import StoreUnavailable
-from app.store import lanes, wires
-from app.store.engines import Fault, Postgres, parse_url
-from app.store.prepared import Ask, Prepared
 from app.store.protocol import RunQuery
 from app.store.sql import open_store
+from app.store.sqlkit import connections as wires
+from app.store.sqlkit.engines import Fault, Postgres, parse_url
+from app.store.sqlkit.prepared import Ask, Prepared
+from app.store.writing import group_commit
 from tests.conformance.entries import admitted, note
 
 pytestmark = pytest.mark.integration
@@ -191,7 +192,7 @@ async def test_what_the_server_has_refused_is_not_looked_for(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is it tried again: it was not written, and the next time would be no better."""
-    monkeypatch.setattr(lanes, "landed", None)
+    monkeypatch.setattr(group_commit, "landed", None)
     async with open_store(migrated_postgres_url) as store:
         with pytest.raises(StoreUnavailable) as refused:
             await store.append(replace(admitted("run"), tags=(("name", "a\0b"),)))

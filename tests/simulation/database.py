@@ -15,12 +15,12 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from app.store.engines import Fault, Runner, _reason
-from app.store.guesses import Guesses
-from app.store.runs import clock
+from app.store.rows.optimistic import Guesses
+from app.store.rows.runs import clock
 from app.store.sql import SqlStore
-from app.store.statements import Statements
-from app.store.tables import METADATA
+from app.store.sqlkit.engines import Fault, Runner, _reason
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import METADATA
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
 from tests.simulation.witness import TRIGGERS, Witness

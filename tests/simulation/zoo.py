@@ -27,12 +27,13 @@ from app.dispatcher import Dispatcher
 from app.errors import LeaseLost, RunOverBudget
 from app.orphans import Orphans
 from app.outcomes import Outcomes
-from app.store import content, desk, lanes, runs
-from app.store.desk import pack
 from app.store.protocol import Appended, Entry, Ledger, Move
+from app.store.rows import content, runs
 from app.store.sql import SqlStore
-from app.store.statements import Statements
-from app.store.tables import CONTENTS, RUNS
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import CONTENTS, RUNS
+from app.store.writing import batch, group_commit
+from app.store.writing.batch import pack
 from app.webhooks import Heard, Webhooks
 from tests.simulation import handing
 
@@ -77,22 +78,22 @@ class Bug:
 
 
 def no_epoch_fence(patch: Patch) -> None:
-    check = desk._check_order
+    check = batch._check_order
 
     def lax(run: Any, entry: Entry) -> None:
         check(run, replace(entry, epoch=run.epoch) if entry.epoch is not None else entry)
 
-    patch.setattr(desk, "_check_order", lax)
+    patch.setattr(batch, "_check_order", lax)
 
 
 def no_claim_fence(patch: Patch) -> None:
     def anybodys(desk: Any, run: str, move: Move, _at: float) -> Any:
-        ticket = desk._tickets.get((run, move.step))
+        ticket = batch._tickets.get((run, move.step))
         if ticket is None or ticket.gone:
             raise LeaseLost
         return ticket
 
-    patch.setattr(desk.Desk, "_ticket", anybodys)
+    patch.setattr(batch.Desk, "_ticket", anybodys)
 
 
 def acknowledge_before_the_commit(patch: Patch) -> None:
@@ -111,11 +112,11 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
 
 
 def believe_an_unanswered_commit(patch: Patch) -> None:
-    patch.setattr(lanes, "landed", lambda conn, outcomes: True)
+    patch.setattr(group_commit, "landed", lambda conn, outcomes: True)
 
 
 def repeat_an_unanswered_commit(patch: Patch) -> None:
-    patch.setattr(lanes, "landed", lambda conn, outcomes: False)
+    patch.setattr(group_commit, "landed", lambda conn, outcomes: False)
 
 
 def believe_a_guess(patch: Patch) -> None:
@@ -142,8 +143,8 @@ def take_over_without_raising_the_epoch(patch: Patch) -> None:
 
 
 def ring_without_an_outbox_row(patch: Patch) -> None:
-    file = desk.Desk._file
-    patch.setattr(desk.Desk, "_file", lambda desk, run, entry: file(desk, run, replace(entry, outbox=())))
+    file = batch.Desk._file
+    patch.setattr(batch.Desk, "_file", lambda desk, run, entry: file(batch, run, replace(entry, outbox=())))
 
 
 def write_after_the_end(patch: Patch) -> None:
@@ -151,7 +152,7 @@ def write_after_the_end(patch: Patch) -> None:
         if entry.epoch is not None and entry.epoch != run.epoch:
             raise LeaseLost
 
-    patch.setattr(desk, "_check_order", lax)
+    patch.setattr(batch, "_check_order", lax)
 
 
 def end_twice(patch: Patch) -> None:
@@ -161,7 +162,7 @@ def end_twice(patch: Patch) -> None:
 
 
 def overspend(patch: Patch) -> None:
-    balance = desk._balance
+    balance = batch._balance
 
     def rich(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         try:
@@ -171,36 +172,36 @@ def overspend(patch: Patch) -> None:
             spent = run.spent_usd + entry.spent.usd, run.spent_tokens + entry.spent.tokens
             return run.held_usd + usd, run.held_tokens + tokens, *spent
 
-    patch.setattr(desk, "_balance", rich)
+    patch.setattr(batch, "_balance", rich)
 
 
 def release_the_budget_early(patch: Patch) -> None:
-    balance = desk._balance
+    balance = batch._balance
 
     def holds_nothing(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         return balance(run, replace(entry, hold=Ledger(), release=Ledger()))
 
-    patch.setattr(desk, "_balance", holds_nothing)
+    patch.setattr(batch, "_balance", holds_nothing)
 
 
 def refund_twice(patch: Patch) -> None:
-    balance = desk._balance
+    balance = batch._balance
 
     def generous(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         usd, tokens, *spent = balance(run, entry)
         return max(usd - entry.release.usd, 0), max(tokens - entry.release.tokens, 0), spent[0], spent[1]
 
-    patch.setattr(desk, "_balance", generous)
+    patch.setattr(batch, "_balance", generous)
 
 
 def bill_twice(patch: Patch) -> None:
-    balance = desk._balance
+    balance = batch._balance
 
     def greedy(run: Any, entry: Entry) -> tuple[int, int, int, int]:
         held_usd, held_tokens, usd, tokens = balance(run, entry)
         return held_usd, held_tokens, usd + entry.spent.usd, tokens + entry.spent.tokens
 
-    patch.setattr(desk, "_balance", greedy)
+    patch.setattr(batch, "_balance", greedy)
 
 
 # -- a step
@@ -227,12 +228,12 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 
 
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
-    move = desk.Desk._move
+    move = batch.Desk._move
 
     def kept(desk: Any, run: Any, ticket: Any, given: Move) -> None:
-        move(desk, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
+        move(batch, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
 
-    patch.setattr(desk.Desk, "_move", kept)
+    patch.setattr(batch.Desk, "_move", kept)
     patch.setattr(Execution, "_idle", lambda _self, state: state.ended)
 
 
@@ -371,7 +372,7 @@ def nest_without_end(patch: Patch) -> None:
 
 
 def end_without_a_notice(patch: Patch) -> None:
-    patch.setattr(desk.Desk, "_watch", lambda *_: None)
+    patch.setattr(batch.Desk, "_watch", lambda *_: None)
 
 
 def forget_a_notice_with_its_process(patch: Patch) -> None:
@@ -402,13 +403,13 @@ def erase_the_words_and_not_the_salt(patch: Patch) -> None:
 
 
 def write_after_the_erasure(patch: Patch) -> None:
-    file = desk.Desk._file
+    file = batch.Desk._file
 
     def late(desk: Any, run: Any, entry: Entry) -> Any:
         run.salt = b""
-        return file(desk, run, entry)
+        return file(batch, run, entry)
 
-    patch.setattr(desk.Desk, "_file", late)
+    patch.setattr(batch.Desk, "_file", late)
 
 
 def log_in_vain(patch: Patch) -> None:

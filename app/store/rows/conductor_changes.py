@@ -5,7 +5,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, insert, select
 
 from app.core.pool.conductor_versions import Change
-from app.store.tables import CONDUCTOR_CHANGES
+from app.store.sqlkit.tables import CONDUCTOR_CHANGES
 
 MOST = 10_000
 """That are read; a conductor is moved some times a day at the most."""

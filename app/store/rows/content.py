@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store import feedback
-from app.store.prepared import Ask, Row
-from app.store.statements import Statements
-from app.store.tables import CATALOGS, CONTENTS, RUNS
+from app.store.rows import feedback
+from app.store.sqlkit.prepared import Ask, Row
+from app.store.sqlkit.statements import Statements
+from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS
 
 
 def address(salt: bytes, body: bytes) -> str:

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, NotFound
-from app.store.tables import FEEDBACK, RUNS
+from app.store.sqlkit.tables import FEEDBACK, RUNS
 
 MOST = 200
 """Ratings of one run; whoever sends more has a loop somewhere."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 from sqlalchemy import Connection, delete, insert, select, update
 
 from app.errors import Conflict
-from app.store.prepared import Row, Rows
 from app.store.protocol import TAKEN, Once
-from app.store.statements import CLAIM, Statements
-from app.store.tables import ONCE
+from app.store.sqlkit.prepared import Row, Rows
+from app.store.sqlkit.statements import CLAIM, Statements
+from app.store.sqlkit.tables import ONCE
 
 
 class Claims:

@@ -3,7 +3,7 @@
 from sqlalchemy import Connection, Select, delete, func, literal, select, tuple_, update
 
 from app.core.run.notices import Notice
-from app.store.tables import NOTICES
+from app.store.sqlkit.tables import NOTICES
 
 
 def due(now: float, limit: int) -> Select[tuple[str, int, str, float, int]]:

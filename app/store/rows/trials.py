@@ -6,7 +6,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.rating.calibration import Trial
-from app.store.tables import TRIALS
+from app.store.sqlkit.tables import TRIALS
 
 
 def note(conn: Connection, trial: Trial) -> None:

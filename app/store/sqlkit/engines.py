@@ -20,8 +20,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
-from app.store.prepared import Ask, Row
-from app.store.wires import Taken, Wires
+from app.store.sqlkit.connections import Taken, Wires
+from app.store.sqlkit.prepared import Ask, Row
 
 T = TypeVar("T")
 Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]

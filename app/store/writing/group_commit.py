@@ -15,13 +15,13 @@ from functools import partial
 from typing import cast
 
 from app.errors import Conflict, StoreUnavailable
-from app.store.commit import Done, commit, if_so, landed, settle
-from app.store.desk import Outcome, Packed
-from app.store.engines import AWAY, Fault, Runner
-from app.store.guesses import Guesses
 from app.store.protocol import UNDECIDED, Appended
-from app.store.statements import Statements
-from app.store.vigil import Vigil
+from app.store.rows.optimistic import Guesses
+from app.store.sqlkit.availability import Vigil
+from app.store.sqlkit.engines import AWAY, Fault, Runner
+from app.store.sqlkit.statements import Statements
+from app.store.writing.batch import Outcome, Packed
+from app.store.writing.commit import Done, commit, if_so, landed, settle
 
 logger = logging.getLogger(__name__)
 

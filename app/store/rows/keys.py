@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.protocol import KeyRow
-from app.store.tables import KEYS
+from app.store.sqlkit.tables import KEYS
 
 _SETS = ("scopes", "tiers", "labels")
 

@@ -14,9 +14,9 @@ from types import NoneType
 from typing import Any
 
 from app.core.records import record
-from app.store.prepared import Row
-from app.store.statements import SEEN, TICKET
-from app.store.tables import RUNS, TICKETS
+from app.store.sqlkit.prepared import Row
+from app.store.sqlkit.statements import SEEN, TICKET
+from app.store.sqlkit.tables import RUNS, TICKETS
 
 RUNS_KEPT = 8192
 LARGEST = 2**63

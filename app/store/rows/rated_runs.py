@@ -9,8 +9,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
-from app.store import feedback
-from app.store.tables import CONTENTS, EVENTS, POLICIES, RUNS
+from app.store.rows import feedback
+from app.store.sqlkit.tables import CONTENTS, EVENTS, POLICIES, RUNS
 
 LookedAt = Callable[[Sequence[Event]], str]
 

@@ -29,8 +29,8 @@ from sqlalchemy import (
     update,
 )
 
-from app.store.prepared import Ask, Condition, Prepared, Row, Rows, Writes, columns_of, unnested
-from app.store.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
+from app.store.sqlkit.prepared import Ask, Condition, Prepared, Row, Rows, Writes, columns_of, unnested
+from app.store.sqlkit.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ anew: a quarter of the statement's time and a page of the log."""
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
-"""The same of a run whose content is there: all that a guess is about (see `guesses.py`)."""
+"""The same of a run whose content is there: all that a guess is about (see `optimistic.py`)."""
 TICKET = tuple(column.name for column in TICKETS.columns)
 COMPARED = ("epoch", *[name for name in ENDLESS if name != "error"])
 """Columns of a run by which a guess is judged. The others follow from its events, whose number is among these."""

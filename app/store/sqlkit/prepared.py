@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Line(Protocol):
-    """The short way to a server: see `wires.py`."""
+    """The short way to a server: see `connections.py`."""
 
     def fetch(self, text: str, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
         """The rows of a statement."""

@@ -15,8 +15,8 @@ import orjson
 from app.core.buffers import fitted
 from app.core.run.events import TERMINAL, Event, Kind
 from app.store.bodies import Reader
-from app.store.desk import Packed
 from app.store.protocol import Appended, Journal
+from app.store.writing.batch import Packed
 
 RUNS = 8192
 BYTES = 64 * 2**20

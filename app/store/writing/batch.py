@@ -16,11 +16,11 @@ from app.core.records import record
 from app.core.run import notices
 from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
-from app.store.claims import Claims
-from app.store.guesses import Guess
-from app.store.prepared import Row, Rows
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
-from app.store.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
+from app.store.rows.idempotency import Claims
+from app.store.rows.optimistic import Guess
+from app.store.sqlkit.prepared import Row, Rows
+from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
 
 Outcome = Appended | Exception
 

@@ -1,8 +1,8 @@
 """One transaction of the journal: many entries in, one outcome each out.
 
 The rows of the runs (and of the tickets, if any entry moves one) are read under lock, the entries applied to them (see
-`desk.py`), and what came of it is written at the end. Where the rows are taken to be known (`guesses.py`) the same is
-done without asking for them: `settle` applies a batch to guesses, and `if_so` writes it if they are right.
+`batch.py`), and what came of it is written at the end. Where the rows are taken to be known (`optimistic.py`) the same
+is done without asking for them: `settle` applies a batch to guesses, and `if_so` writes it if they are right.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +12,12 @@ import orjson
 from sqlalchemy import Connection, select
 
 from app.core.records import record
-from app.store.claims import Claims
-from app.store.desk import Desk, Outcome, Packed, fenced
-from app.store.guesses import Guess, Guesses
 from app.store.protocol import Appended, Entry
-from app.store.statements import TICKET, Statements
-from app.store.tables import EVENTS, RUNS
+from app.store.rows.idempotency import Claims
+from app.store.rows.optimistic import Guess, Guesses
+from app.store.sqlkit.statements import TICKET, Statements
+from app.store.sqlkit.tables import EVENTS, RUNS
+from app.store.writing.batch import Desk, Outcome, Packed, fenced
 
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 

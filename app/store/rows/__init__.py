@@ -1,0 +1,1 @@
+"""The rows of each table: the statements that read and write them."""

@@ -1,0 +1,1 @@
+"""The write path: entries are gathered into a batch, applied in memory, and committed as a group."""
