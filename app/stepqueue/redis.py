@@ -1,8 +1,8 @@
 """The queue between processes: tickets on Redis Streams, live messages over publish and subscribe.
 
 Needs Redis 6.2 (XAUTOCLAIM) and the policy `noeviction`. Redis may be emptied, restarted, frozen or replaced at any
-time: then the first calls raise `QueueUnavailable` within `GIVE_UP_SECONDS` and later ones at once (`fuse.py`), and the
-same object works again within half a second of Redis doing so.
+time: then the first calls raise `QueueUnavailable` within `GIVE_UP_SECONDS` and later ones at once
+(`circuit_breaker.py`), and the same object works again within half a second of Redis doing so.
 Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and `ring`
 refuses above a bound. All names are in `keys`.
 """
@@ -24,14 +24,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
 
 from app.errors import QueueUnavailable
-from app.stepqueue.broken import FAULTS
-from app.stepqueue.ear import Ear
-from app.stepqueue.fuse import Fuse
+from app.stepqueue.circuit_breaker import Fuse
+from app.stepqueue.connection_errors import FAULTS
+from app.stepqueue.connections import Lines
 from app.stepqueue.keys import Keys
-from app.stepqueue.lines import Lines
 from app.stepqueue.protocol import Live, Ticket
+from app.stepqueue.publisher import Voice
 from app.stepqueue.streams import Streams
-from app.stepqueue.voice import Voice
+from app.stepqueue.subscriber import Ear
 
 log = logging.getLogger(__name__)
 

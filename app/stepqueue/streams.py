@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from app.errors import QueueUnavailable
+from app.stepqueue.codec import Undecodable, pack_ticket, unpack_ticket
+from app.stepqueue.connections import Lines, Words
 from app.stepqueue.keys import CONSUMER_SECONDS, FIELD, GROUP
-from app.stepqueue.lines import Lines, Words
 from app.stepqueue.protocol import AGAIN, Ticket
-from app.stepqueue.wire import Undecodable, pack_ticket, unpack_ticket
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from app.stepqueue.protocol import Live, Stop, Ticket
+from app.stepqueue.publisher import FREELY, PACE
 from app.stepqueue.redis import RedisQueue
-from app.stepqueue.voice import FREELY, PACE
 from tests import servers
 
 pytestmark = pytest.mark.integration

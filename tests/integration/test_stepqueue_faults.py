@@ -17,13 +17,13 @@ from redis.asyncio.connection import AbstractConnection
 
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
-from app.stepqueue.ear import PAUSE_SECONDS, PROBE_SECONDS
-from app.stepqueue.fuse import WATCH_SECONDS
+from app.stepqueue.circuit_breaker import WATCH_SECONDS
+from app.stepqueue.codec import pack_live, sealed
 from app.stepqueue.keys import GROUP, Keys
 from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
+from app.stepqueue.publisher import BREATH
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
-from app.stepqueue.voice import BREATH
-from app.stepqueue.wire import pack_live, sealed
+from app.stepqueue.subscriber import PAUSE_SECONDS, PROBE_SECONDS
 from tests import servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]

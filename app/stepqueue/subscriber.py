@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from app.stepqueue.broken import FAULTS
+from app.stepqueue.codec import Forged, Undecodable, unpack_live, unsealed
+from app.stepqueue.connection_errors import FAULTS
 from app.stepqueue.protocol import Live
-from app.stepqueue.wire import Forged, Undecodable, unpack_live, unsealed
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from app.errors import QueueUnavailable
-from app.stepqueue.lines import Lines, Words
+from app.stepqueue.codec import pack_live, sealed
+from app.stepqueue.connections import Lines, Words
 from app.stepqueue.protocol import Live
-from app.stepqueue.wire import pack_live, sealed
 
 BREATH: Final = 20_000
 """Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import hiredis
 from redis.exceptions import ResponseError
 
-from app.stepqueue.broken import FAULTS
+from app.stepqueue.connection_errors import FAULTS
 
 Words = tuple[str | int | bytes, ...]
 """A command as it is sent."""

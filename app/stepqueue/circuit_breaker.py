@@ -17,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from app.errors import QueueUnavailable
-from app.stepqueue.broken import FAULTS
+from app.stepqueue.connection_errors import FAULTS
 
 log = logging.getLogger(__name__)
 
