@@ -26,7 +26,7 @@ from app.__main__ import main
 from app.cli import startup_message
 from app.cli.parser import parser
 from app.errors import ConfigInvalid
-from app.gateway.auth import SCOPES
+from app.gateway.http.auth import SCOPES
 from app.process.serve import Started
 from tests import processes
 from tests.processes import KEY, ROOT

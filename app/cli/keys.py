@@ -10,7 +10,7 @@ from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
 from app.errors import ConfigInvalid, NotFound
-from app.gateway.auth import mint
+from app.gateway.http.auth import mint
 from app.process.config import Loaded, Settings, configure, pepper, read
 from app.store.protocol import KeyRow, Store
 

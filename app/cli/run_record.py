@@ -7,7 +7,7 @@ import orjson
 from app.core.message.chat import task_from_json
 from app.core.run.progress import fold
 from app.core.run.state import RunState
-from app.gateway import audit
+from app.gateway.runs import audit
 from app.store.protocol import RunRow, Store
 
 

@@ -8,7 +8,7 @@ from app.cli.terminal import dollars, excerpt
 from app.core.pool.catalog import MILLION
 
 Record = Mapping[str, Any]
-"""A run, step, proposal or attempt in the form of the audit trail (`gateway/audit.py`)."""
+"""A run, step, proposal or attempt in the form of the audit trail (`runs/audit.py`)."""
 CONDUCTORS: Mapping[str, str] = {
     "model": "a model planned it",
     "fixed": "a fixed shape; no model was asked",

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
 from app.core.run.events import TERMINAL, Event, Kind
-from app.gateway import audit, cancel
+from app.gateway.runs import audit, cancel
 from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow
 

@@ -20,25 +20,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import BatonError
-from app.gateway import (
-    anthropic_reply,
-    chat,
-    completions,
-    description,
-    elsewhere,
-    fault,
-    health,
-    messages,
-    models,
-    responses,
-    runs,
-)
-from app.gateway.admission import Admission
-from app.gateway.auth import Keys
-from app.gateway.browser import PREFLIGHT, Crossing
-from app.gateway.direct import Direct
-from app.gateway.gate import Gate
-from app.gateway.once import OnceOnly
+from app.gateway.anthropic import reply as anthropic_reply
+from app.gateway.anthropic import route as messages
+from app.gateway.chat import completions
+from app.gateway.chat import route as chat
+from app.gateway.http import fault, health
+from app.gateway.http.admission import Admission
+from app.gateway.http.auth import Keys
+from app.gateway.http.browser import PREFLIGHT, Crossing
+from app.gateway.http.context import Gate
+from app.gateway.http.direct import Direct
+from app.gateway.http.idempotency import OnceOnly
+from app.gateway.openapi import description
+from app.gateway.responses import route as responses
+from app.gateway.runs import models
+from app.gateway.runs import route as runs
+from app.gateway.wire import unsupported_routes
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
@@ -101,7 +98,7 @@ class _Application(FastAPI):
 def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
     """What the framework refuses."""
     if error.status_code == 404:
-        return fault.refuse(404, elsewhere.advice(scope["path"]), "unknown_url")
+        return fault.refuse(404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
         fitting = [route for route in routes if route.path_regex.match(scope["path"])]
         allow = {"allow": ", ".join(sorted({"OPTIONS"}.union(*(route.methods or () for route in fitting))))}

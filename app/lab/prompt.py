@@ -1,8 +1,8 @@
 """What the small conductor reads: the task's words, and the pool as cards with shuffled ordinals; one token a word.
 
-The ids of plan tokens (of its form, `forms.py`) come first, then those of the prompt. A worker's card ends with the
-same token that chooses it in a plan; names are never shown. Words that training does not know are one token, digits
-single.
+The ids of plan tokens (of its form, `response_formats.py`) come first, then those of the prompt. A worker's card ends
+with the same token that chooses it in a plan; names are never shown. Words that training does not know are one token,
+digits single.
 """
 
 import re

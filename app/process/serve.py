@@ -21,8 +21,8 @@ import uvicorn
 
 from app.errors import OursError
 from app.gateway.app import create_app, create_probes
-from app.gateway.auth import SCOPES, adopt, mint
-from app.gateway.connection import connection
+from app.gateway.http.auth import SCOPES, adopt, mint
+from app.gateway.http.connection import connection
 from app.process import gc_policy
 from app.process.config import Loaded, reload
 from app.process.wiring import DRAIN_SECONDS, House, check_roles, house

@@ -35,8 +35,8 @@ from app.core.run.notices import read_secrets
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
 from app.errors import ConfigInvalid, WorkerMisconfigured
-from app.gateway.gate import Gate, Rates
-from app.gateway.ingress import Bounds
+from app.gateway.http.context import Gate, Rates
+from app.gateway.http.ingress import Bounds
 from app.health import Health
 from app.lab.provider import WorldProvider
 from app.learner import Learner, Standings

@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from app.gateway.app import create_app
-from app.gateway.auth import mint
+from app.gateway.http.auth import mint
 from app.process.wiring import House
 from tests.api.stand_ins import serving
 

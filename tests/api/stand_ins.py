@@ -24,9 +24,9 @@ from app.core.run.state import RunState
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
-from app.gateway.auth import adopt
-from app.gateway.connection import connection
-from app.gateway.gate import Gate
+from app.gateway.http.auth import adopt
+from app.gateway.http.connection import connection
+from app.gateway.http.context import Gate
 from app.mailbox import Mailbox
 from app.order import Driven, Ended, Order, Said, Told
 from app.stepqueue.protocol import StepQueue

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.message.chat import Usage
 from app.errors import StoreUnavailable
-from app.gateway.gate import Rates
+from app.gateway.http.context import Rates
 from app.mailbox import Mailbox
 from app.order import Order, Told
 from tests.api.stand_ins import House, ask, ended

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.core.plan.arms import tier_for
-from app.gateway.auth import mint
+from app.gateway.http.auth import mint
 from app.process.wiring import House
 from tests.api.house import calling, open_house, order, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply

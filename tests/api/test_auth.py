@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.gateway.auth import adopt, digest, mint
+from app.gateway.http.auth import adopt, digest, mint
 from tests.api.stand_ins import CALLER, PEPPER, SECRET, House, api_routes, ask
 
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.gateway.ingress import Bounds
+from app.gateway.http.ingress import Bounds
 from tests.api.stand_ins import House, ask
 from tests.bad_bodies import CANARY, LIMIT, RAW
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.ahead import Aheads
 from app.core.run.events import Draft, Kind
-from app.gateway import cancel
+from app.gateway.runs import cancel
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow
 from tests.api.callers import body, calling, key_of, post

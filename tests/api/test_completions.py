@@ -13,8 +13,8 @@ from openai.resources.beta.beta import Beta
 from openai.types import Completion
 
 from app.core.message.chat import Message, Text
-from app.gateway.elsewhere import NOT_OFFERED
-from app.gateway.parameters import COMPLETIONS
+from app.gateway.wire.parameters import COMPLETIONS
+from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from tests.api.stand_ins import House
 from tests.bad_bodies import CANARY, RAW
 from tests.exact import exactly

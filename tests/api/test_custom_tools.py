@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.message.chat import Message, Text, Tool, Toolbox, ToolCall
 from app.core.message.tools import TOKEN_BYTES, mint
-from app.gateway import free_text
+from app.gateway.wire import custom_tools
 from tests.api import callers
 from tests.api.callers import listening, post
 from tests.api.stand_ins import House, ask
@@ -92,7 +92,7 @@ async def test_a_tool_of_free_text_whole_and_streamed(stub: ProviderStub, client
         {"index": 0, "custom": {"input": TEXT}},
     ], "the text is told before the next call begins"
     patch, look = (tool["function"] for tool in stub.of("alpha")[0].json["tools"])
-    assert (patch["parameters"], look["name"]) == (free_text.PARAMETERS, "look")
+    assert (patch["parameters"], look["name"]) == (custom_tools.PARAMETERS, "look")
     assert patch["description"] == f"Patches.\n\n{SPOKEN} It must follow this lark grammar:\nstart: WORD"
 
 
@@ -132,7 +132,7 @@ async def test_what_a_worker_writes_is_told_the_same_on_both_ways(
         stub.always("alpha", calling(Wanted("patch", arguments, "c1")))
         (whole,) = (await post(client, asked())).json()["choices"][0]["message"]["tool_calls"]
         message, _ = await streamed(client, asked())
-        text = free_text.text_of(arguments)
+        text = custom_tools.text_of(arguments)
         assert whole["custom"] == message["tool_calls"][0]["custom"] == {"name": "patch", "input": text}
 
 
@@ -162,7 +162,7 @@ async def test_a_stream_broken_within_a_text_goes_on_with_all_of_it(
 
 
 FREE = {"name": "note", "said": "", "format": None}
-NOTES = Tool("note", SPOKEN, free_text.PARAMETERS, spelling=FREE)
+NOTES = Tool("note", SPOKEN, custom_tools.PARAMETERS, spelling=FREE)
 LOOKS = Tool("look", "", {"type": "object"})
 
 

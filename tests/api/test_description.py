@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 from jsonschema import Draft202012Validator
 
-from app.gateway.description import OPERATIONS
-from app.gateway.parameters import COMPLETIONS, PARAMETERS
+from app.gateway.openapi.description import OPERATIONS
+from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS
 from tests.api.house import plan
 from tests.api.stand_ins import House, api_routes
 from tests.stubs import Fail, ProviderStub, Reply
@@ -27,7 +27,7 @@ async def test_every_public_route_is_described(gateway: House) -> None:
         document = await described(client)
     assert document["openapi"] == "3.1.0"
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert found == set(OPERATIONS), "name the operation in app/gateway/description.py"
+    assert found == set(OPERATIONS), "name the operation in app/gateway/openapi/description.py"
     routes = [*api_routes(list(gateway.app.routes))]
     served = {(m, r.path.replace(":path}", "}")) for r in routes for m in r.methods or () if m != "HEAD"}
     assert served == found

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.gateway.direct import Direct
+from app.gateway.http.direct import Direct
 
 
 async def plain() -> str:

@@ -10,7 +10,7 @@ from openai.types.responses.response_item_list import ResponseItemList
 
 from app.ended import without
 from app.errors import LeaseLost
-from app.gateway.responses_reply import Events, Subject
+from app.gateway.responses.reply import Events, Subject
 from tests.api.stand_ins import TASK, state_of
 from tests.exact import OURS, exactly, published
 from tests.stubs import Fail, ProviderStub, Reply, Truncate

@@ -18,7 +18,7 @@ import pytest
 
 from app.attempt import Attempt
 from app.gateway.app import create_app
-from app.gateway.connection import Connection
+from app.gateway.http.connection import Connection
 from app.mailbox import Mailbox
 from app.process.wiring import House
 from app.store.protocol import Held

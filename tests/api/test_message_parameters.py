@@ -11,8 +11,8 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from pydantic import BaseModel
 
-from app.gateway import anthropic_request as ours
-from app.gateway import anthropic_tools as tools
+from app.gateway.anthropic import request as ours
+from app.gateway.anthropic import tools as tools
 from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.stubs import ProviderStub, Reply

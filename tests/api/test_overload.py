@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from app.errors import StoreUnavailable
-from app.gateway.auth import LOOKUPS
-from app.gateway.gate import Rates
-from app.gateway.ingress import Bounds
+from app.gateway.http.auth import LOOKUPS
+from app.gateway.http.context import Rates
+from app.gateway.http.ingress import Bounds
 from app.mailbox import Mailbox
 from app.order import Order, Told
 from app.store.protocol import KeyRow

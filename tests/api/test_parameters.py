@@ -14,9 +14,9 @@ from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 from pydantic import BaseModel
 
 from app.core.message.chat import Form, Tool, Toolbox
-from app.gateway import openai_tools as tools
-from app.gateway.openai_chat import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
-from app.gateway.parameters import PARAMETERS, document
+from app.gateway.chat import tools as tools
+from app.gateway.chat.request import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
+from app.gateway.wire.parameters import PARAMETERS, document
 from app.order import Order
 from tests.api.stand_ins import House, ask
 from tests.exact import CUT
@@ -115,7 +115,7 @@ def test_what_is_read_is_what_is_not_refused() -> None:
 
 def test_the_page_says_what_the_code_does() -> None:
     page = (ROOT / "deploy" / "parameters.md").read_text()
-    assert page == document() + "\n", "run: python -m app.gateway.parameters > deploy/parameters.md"
+    assert page == document() + "\n", "run: python -m app.gateway.wire.parameters > deploy/parameters.md"
 
 
 async def post(gateway: House, key: str, body: dict[str, Any]) -> Any:

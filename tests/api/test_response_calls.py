@@ -8,7 +8,7 @@ import pytest
 from app.core.message.chat import Message, Text, ToolCall
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.errors import InvalidRequest
-from app.gateway.responses_calls import paired
+from app.gateway.responses.calls import paired
 from tests.api.test_response_tools import SPAWN, asked, calling
 from tests.stubs import ProviderStub, Reply
 

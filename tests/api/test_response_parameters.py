@@ -13,10 +13,10 @@ from openai.types.responses import response_create_params, response_input_item_p
 from openai.types.shared_params import Reasoning
 from pydantic import BaseModel
 
-from app.gateway import responses_input as items
-from app.gateway import responses_request as ours
-from app.gateway import responses_tools as tools
-from app.gateway.parameters import RESPONSES
+from app.gateway.responses import input as items
+from app.gateway.responses import request as ours
+from app.gateway.responses import tools as tools
+from app.gateway.wire.parameters import RESPONSES
 from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.exact import CUT

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from app.gateway import free_text
-from app.gateway import responses_tools as ours
+from app.gateway.responses import tools as ours
+from app.gateway.wire import custom_tools
 from tests.api.test_exact_responses import exact_events
 from tests.exact import exactly
 from tests.stubs import ProviderStub, Reply
@@ -153,4 +153,4 @@ async def test_names_stay_apart_and_short(client: httpx.AsyncClient) -> None:
     "arguments", ['{"input": 5}', '{"text": "x"}', '"x"', "x", "", '{"input": "\\ud800"}', "[" * 9999]
 )
 def test_what_a_worker_writes_otherwise_is_passed_on(arguments: str) -> None:
-    assert free_text.text_of(arguments) == arguments
+    assert custom_tools.text_of(arguments) == arguments

@@ -19,7 +19,7 @@ from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import Propose, fold
 from app.core.run.state import DRIVER_LOST
-from app.gateway.openai_reply import extension
+from app.gateway.chat.reply import extension
 from app.planner import Planned, faults
 from app.process.wiring import House
 from app.stepqueue.memory import MemoryQueue

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from app.cli import run_record, run_tree
 from app.core.run.progress import fold
-from app.gateway import audit, shapes
+from app.gateway.openapi import shapes
+from app.gateway.runs import audit
 from app.process.wiring import House
 from tests.api.house import open_house, pool_text
 from tests.api.talks import Talk, calling, look

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.message.chat import Message, Text, ToolCall, Usage, summed
-from app.gateway.cancel import settled
+from app.gateway.runs.cancel import settled
 from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text
 from tests.api.talks import ASK, Talk, calling, look

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
 from app.core.message.tools import mint
 from app.core.run.tool_results import returned
-from app.gateway.conversation import Conversation
+from app.gateway.wire.lazy_conversation import Conversation
 from app.mailbox import Mailbox
 from app.order import Ended, Order, Said, Told
 from tests.api.stand_ins import House, ask, ended

@@ -8,8 +8,8 @@ import pytest
 from openai.types.responses import ResponseToolSearchCall, ResponseToolSearchOutputItem
 
 from app.core.message.chat import Tool
-from app.gateway import tool_search
-from app.gateway.responses_tools import flat
+from app.gateway.responses import tool_search
+from app.gateway.responses.tools import flat
 from tests.api.test_exact_responses import exact_events
 from tests.api.test_response_tools import AGENTS, ASKED, SPAWN, WAYS, asked, calling
 from tests.exact import exactly, published

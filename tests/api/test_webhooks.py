@@ -16,7 +16,7 @@ from openai import OpenAI
 from app import webhooks
 from app.core.run import notices
 from app.errors import StoreUnavailable
-from app.gateway import responses_reply
+from app.gateway.responses import reply
 from app.process.wiring import House
 from app.store.sql import SqlStore
 from tests.api.house import finish, open_house, order, pool_text
@@ -383,4 +383,4 @@ async def test_proxies_of_the_environment_are_not_used(
 
 
 def test_a_notice_and_the_response_agree_on_what_is_incomplete() -> None:
-    assert set(responses_reply.INCOMPLETE) == notices.CUT_SHORT
+    assert set(reply.INCOMPLETE) == notices.CUT_SHORT

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from app.gateway.app import create_app
-from app.gateway.auth import mint
+from app.gateway.http.auth import mint
 from tests.api.house import open_house, pool_text
 from tests.api.stand_ins import serving
 from tests.clients import async_drives, sync_drives

@@ -12,7 +12,7 @@ from anthropic.types import Message
 
 from app.core.message.chat import Image
 from app.core.message.chat import ToolCall as ToolUse
-from app.gateway.anthropic_request import read_count, task_of
+from app.gateway.anthropic.request import read_count, task_of
 from tests.clients.conftest import Address
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall

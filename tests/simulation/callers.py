@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits
 from app.errors import BatonError, Conflict
-from app.gateway.cancel import ask
+from app.gateway.runs.cancel import ask
 from app.order import Driven, Ended, Order, Said, Told
 from app.store.protocol import TAKEN, Once, RunRow
 from tests.simulation.faults import Faults
@@ -125,7 +125,7 @@ class Visit:
             self.calls(self, hearing)
 
     async def _begin(self, process: "Process", order: Order) -> Driven:
-        """As `gateway/once.py` does it."""
+        """As `http/idempotency.py` does it."""
         once, store, drivers = order.once, process.store, process.running
         if once is None:
             return await drivers.start(order)

@@ -23,8 +23,8 @@ from app.core.pool.snapshot import sealed
 from app.dispatcher import Dispatcher
 from app.drivers import Drivers
 from app.errors import BatonError, NotFound
-from app.gateway import cancel
-from app.gateway.gate import Gate
+from app.gateway.http.context import Gate
+from app.gateway.runs import cancel
 from app.health import Health
 from app.order import Order
 from app.process.clock import Clock

@@ -1,0 +1,175 @@
+"""The replies of `POST /v1/messages`: the message object, the events of its stream, errors and token counts.
+
+`input_tokens` are those that no cache served, as Anthropic counts them; with the cached ones beside them they are what
+`usage` of a chat completion says. What Baton adds stands in `baton`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+from starlette.responses import Response
+
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.state import RunState
+from app.errors import BatonError
+from app.gateway.anthropic.request import UNTHREADED
+from app.gateway.chat.reply import extension
+from app.gateway.http import fault
+from app.order import Ended, Noted, Said
+
+STOPS: Final[Mapping[str, str]] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "content_filter": "refusal",
+    "tool_calls": "tool_use",
+}
+TYPES: Final[Mapping[int, str]] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; any other is an `api_error`, or the request's own fault."""
+
+
+def message(ended: Ended) -> bytes:
+    """A whole message."""
+    content: list[dict[str, Any]] = []
+    if ended.answer:
+        content.append({"type": "text", "text": ended.answer})
+    content += [_tool_use(call.id, call.name) | {"input": orjson.loads(call.arguments)} for call in ended.calls]
+    return orjson.dumps(
+        _head(ended.state)
+        | {"content": content, "usage": usage_of(ended.bill), "baton": extension(ended)}
+        | _stopped(ended)
+    )
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """The visible tokens; the orchestration's are in `baton`."""
+    seen = bill.visible
+    return {
+        "input_tokens": seen.input - seen.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": seen.cached,
+        "output_tokens": seen.output,
+        "service_tier": "standard",
+    }
+
+
+def failure(error: BatonError, request_id: str) -> Response:
+    """The reply to a request that failed before its first byte."""
+    body = orjson.dumps(described(error, request_id))
+    return Response(body, error.status, fault.headers_of(error), media_type="application/json")
+
+
+def described(error: BatonError, request_id: str) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
+    kind = TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
+    told: dict[str, Any] = {"type": kind, "message": fault.describe(error)["error"]["message"]}
+    if error.public_code == UNTHREADED:
+        told["details"] = {"error_code": UNTHREADED, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def _head(state: RunState) -> dict[str, Any]:
+    return {
+        "id": f"msg_{state.run}" + (f"_{state.turn.number}" if state.turn.number else ""),
+        "type": "message",
+        "role": "assistant",
+        "model": state.admitted.tier,
+        "container": None,
+    }
+
+
+def _tool_use(call: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call, "name": name, "input": {}, "caller": {"type": "direct"}}
+
+
+def _stopped(ended: Ended) -> dict[str, Any]:
+    return {"stop_reason": STOPS.get(ended.finish, "end_turn"), "stop_sequence": None, "stop_details": None}
+
+
+class Events:
+    """The frames of one stream: one message, whose blocks come one after the other.
+
+    The `id:` of a frame is its event number (`run/position.py`); those up to `after` are left out. A block's borders
+    and tool calls have none: they are told again.
+    """
+
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+    def __init__(self, state: RunState, request_id: str, after: int | None = None) -> None:
+        self._state = state
+        self._request_id = request_id
+        self._after = -1 if after is None else after
+        self._block = -1
+        self._open = ""
+        """`text`, or the place of a tool call: what the open block is for."""
+        if self._after > 0:
+            self._block, self._open = 0, "text"
+
+    def role(self) -> bytes:
+        """The empty message."""
+        nothing = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
+        usage = nothing | {"output_tokens": 0, "service_tier": "standard"}
+        return self._numbered(0, _event("message_start", message=_head(self._state) | empty | {"usage": usage}))
+
+    def said(self, said: Said) -> bytes:
+        """More of the text, or of the tool calls behind it."""
+        frames = b""
+        if said.text:
+            if self._open != "text":
+                frames += self._start("text", {"type": "text", "text": ""})
+            frames += self._numbered(said.at, self._delta({"type": "text_delta", "text": said.text}))
+        for delta in said.calls:
+            if self._open != str(delta.index):
+                frames += self._start(str(delta.index), _tool_use(delta.id, delta.name))
+            if delta.arguments:
+                frames += self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
+        return frames
+
+    def noted(self, noted: Noted) -> bytes:
+        """A step's event, on a ping: clients that do not know `baton` see nothing new in it."""
+        return _event("ping", baton={"event": noted.kind, **noted.body})
+
+    def ended(self, ended: Ended) -> bytes:
+        """The last block's end, why the message stopped, and the terminal marker."""
+        delta = {name: value for name, value in _stopped(ended).items()} | {"container": None}
+        usage = {name: value for name, value in usage_of(ended.bill).items() if name != "service_tier"}
+        last = _event("message_delta", delta=delta, usage=usage, baton=extension(ended))
+        behind = position.end_of(ended.state).number
+        border = self._stop() if behind + position.FINISH > self._after else b""
+        finish = self._numbered(behind + position.FINISH, last)
+        return border + finish + self._numbered(behind + position.DONE, _event("message_stop"))
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """What ends a stream that went wrong."""
+        return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
+
+    def _numbered(self, number: int, frame: bytes) -> bytes:
+        return b"id: %d\n" % number + frame if number > self._after else b""
+
+    def _start(self, what: str, block: Mapping[str, Any]) -> bytes:
+        before = self._stop()
+        self._block += 1
+        self._open = what
+        return before + _event("content_block_start", index=self._block, content_block=block)
+
+    def _delta(self, delta: Mapping[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._block, delta=delta)
+
+    def _stop(self) -> bytes:
+        was, self._open = self._open, ""
+        return _event("content_block_stop", index=self._block) if was else b""
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))

@@ -1,0 +1,321 @@
+"""The request of `POST /v1/messages`: Anthropic's wire format to a `Task` and what else an order needs.
+
+Every field of the published format is read, noted as ignored, or refused with a 400 that names it; unknown fields are
+errors. Values never occur in an error.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, Discriminator, Field, StringConstraints, ValidationError
+
+from app.core.message.chat import Form, Image, Message, Part, Sampling, Task, Text, ToolCall
+from app.core.message.response_format import is_closed
+from app.errors import InvalidRequest
+from app.gateway.anthropic.tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
+from app.gateway.wire.baton_options import Extension, Wire
+from app.gateway.wire.response_formats import check
+from app.gateway.wire.validation_errors import check_kinds, refusal
+
+IGNORED: Final = (
+    *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),
+    *("user_profile_id", "context_management"),
+)
+"""Checked and noted; without effect. Cache marks inside the conversation are not noted: providers cache by prefix."""
+REFUSED: Final[Mapping[str, str]] = {
+    "container": "there are no containers",
+    "mcp_servers": "no worker calls servers of yours; offer functions in `tools`",
+    "thread": "no conversation is kept; send all of it with each request",
+}
+UNTHREADED: Final = "thread_unsupported_request"
+"""By this word Anthropic's clients know that they are to go on without a thread; their tool runners begin with one."""
+THOUGHTFUL: Final = "high"
+"""The effort that thinking stands for, where the request does not say one itself."""
+
+Read = TypeVar("Read", bound=BaseModel)
+CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
+
+
+class TextBlock(Wire):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheMark | None = None
+    citations: list[Any] | None = None
+
+
+class Base64Source(Wire):
+    """An image inline."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=_-]+$")]
+
+
+class UrlSource(Wire):
+    """An image by reference."""
+
+    type: Literal["url"]
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]
+
+
+class ImageBlock(Wire):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Discriminator("type")]
+    cache_control: CacheMark | None = None
+    transformations: None = None
+
+
+class ToolUseBlock(Wire):
+    """A call of a tool, in an assistant's turn."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheMark | None = None
+    caller: dict[str, Any] | None = None
+    toolset_name: None = None
+
+
+class ToolReferenceBlock(Wire):
+    """A deferred tool that a search of the caller's has found: from here on it is on offer."""
+
+    type: Literal["tool_reference"]
+    tool_name: Name
+    cache_control: CacheMark | None = None
+
+
+class ToolResultBlock(Wire):
+    """What came of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: str | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, Discriminator("type")]] | None = None
+    is_error: bool | None = None
+    cache_control: CacheMark | None = None
+    toolset_name: None = None
+
+
+class ThinkingBlock(Wire):
+    """An earlier turn's thinking, which only the model that thought it could use; it is left out."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(Wire):
+    """The same, sealed."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+Block = Annotated[
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    Discriminator("type"),
+]
+
+
+class Turn(Wire):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(max_length=1_024, fail_fast=True)]
+
+
+class Thinking(Wire):
+    """How much the model is to think first."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Wire):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    form: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Wire):
+    """Form and effort."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ClearThinking(Wire):
+    """Earlier thinking is to be left out, which it always is."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(Wire):
+    """What of the conversation is to be left out: nothing but earlier thinking."""
+
+    edits: Annotated[list[ClearThinking], Field(max_length=16)] = []
+
+
+class Metadata(Wire):
+    """Who the end user is."""
+
+    user_id: Annotated[str, StringConstraints(max_length=512)] | None = None
+
+
+class Asked(Wire):
+    """What counting and creating have in common."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=2_048, fail_fast=True)]
+    system: str | Annotated[list[TextBlock], Field(max_length=512, fail_fast=True)] | None = None
+    tools: Annotated[list[WireTool], Field(max_length=128, fail_fast=True)] = []
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheMark | None = None
+    context_management: ContextManagement | None = None
+    speed: Literal["standard", "fast"] | None = None
+    workspace_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    user_profile_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+
+
+class MessagesRequest(Asked):
+    """The fields that are read."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
+    stop_sequences: Annotated[
+        list[Annotated[str, StringConstraints(min_length=1, max_length=1024)]], Field(max_length=16, fail_fast=True)
+    ] = []
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: str | None = None
+    diagnostics: dict[str, Any] | None = None
+    baton: Extension | None = None
+
+
+def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, ...]]:
+    """The request, and the names of fields that are ignored; raises `InvalidRequest` naming the field at fault."""
+    given = _given(body)
+    request = _checked(MessagesRequest, given)
+    return request, tuple(sorted(name for name in IGNORED if name in given))
+
+
+def read_count(body: Mapping[str, Any]) -> Asked:
+    """The request of `count_tokens`."""
+    return _checked(Asked, _given(body))
+
+
+def _given(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, why in REFUSED.items():
+        if given.pop(name, None):
+            code = UNTHREADED if name == "thread" else "unsupported_parameter"
+            raise InvalidRequest(f"'{name}' is not supported: {why}.", param=name, code=code)
+    return given
+
+
+def _checked(model: type[Read], given: dict[str, Any]) -> Read:
+    check_kinds(given.get("tools"), "custom")
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise refusal(error, given) from None
+
+
+def task_of(asked: Asked) -> Task:
+    """The conversation, the tools and the form of the answer; how to decode is not in it."""
+    system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
+    first = _spoken("system", (Text(system),) if isinstance(system, str) else tuple(map(Text, system)))
+    messages = (message for place, turn in enumerate(asked.messages) for message in _messages(turn, place))
+    return Task(
+        (*first, *messages),
+        toolbox=toolbox_of(asked.tools, asked.tool_choice, _referred(asked.messages)),
+        form=_form(asked),
+    )
+
+
+def whole_task(request: MessagesRequest) -> Task:
+    """The same with how to decode the answer, and for whom it is."""
+    stop = tuple(request.stop_sequences)
+    sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_tokens, stop=stop)
+    return replace(task_of(request), sampling=sampling, user=request.metadata.user_id if request.metadata else None)
+
+
+def effort_of(request: MessagesRequest) -> str | None:
+    """The effort that is asked for, if any."""
+    if request.output_config is not None and request.output_config.effort is not None:
+        return request.output_config.effort
+    return THOUGHTFUL if request.thinking is not None and request.thinking.type == "enabled" else None
+
+
+def _messages(turn: Turn, place: int) -> Iterator[Message]:
+    """A turn as messages: results of tools first, each a message of its own, then what was said along with them."""
+    if isinstance(turn.content, str):
+        yield Message(turn.role, (Text(turn.content),))
+        return
+    calls: list[ToolCall] = []
+    parts: list[Part] = []
+    for at, block in enumerate(turn.content):
+        where = f"messages.{place}.content.{at}"
+        if isinstance(block, ToolResultBlock):
+            allow(turn.role == "user" and not parts, where, "results of tools come first in a user's turn")
+            yield Message("tool", _result(block), call_id=block.tool_use_id, failed=bool(block.is_error))
+        elif isinstance(block, ToolUseBlock):
+            allow(turn.role == "assistant", where, "only an assistant's turn calls tools")
+            calls.append(ToolCall(block.id, block.name, orjson.dumps(block.input).decode()))
+        elif isinstance(block, TextBlock | ImageBlock):
+            allow(isinstance(block, TextBlock) or turn.role == "user", where, "only a user's turn holds images")
+            parts.append(_part(block))
+    if calls:
+        yield Message("assistant", tuple(parts), calls=tuple(calls))
+    else:
+        yield from _spoken(turn.role, tuple(parts))
+
+
+def _spoken(role: Literal["user", "assistant", "system"], parts: tuple[Part, ...]) -> tuple[Message, ...]:
+    return (Message(role, parts),) if parts else ()
+
+
+def _result(block: ToolResultBlock) -> tuple[Part, ...]:
+    if isinstance(block.content, str):
+        return (Text(block.content),)
+    return tuple(_part(part) for part in block.content or ())
+
+
+def _part(block: TextBlock | ImageBlock | ToolReferenceBlock) -> Part:
+    if isinstance(block, TextBlock):
+        return Text(block.text)
+    if isinstance(block, ToolReferenceBlock):
+        return Text(f"The tool {block.tool_name} can be called now.")
+    source = block.source
+    return Image(source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}")
+
+
+def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
+    """The tools that results refer to, each with its place."""
+    for place, turn in enumerate(turns):
+        for at, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                where = f"messages.{place}.content.{at}.content"
+                yield from ((one.tool_name, where) for one in block.content if isinstance(one, ToolReferenceBlock))
+
+
+def _form(asked: Asked) -> Form | None:
+    if asked.output_config is None or asked.output_config.format is None:
+        return None
+    schema = asked.output_config.format.form
+    check(schema, "output_config.format.schema")
+    return Form(schema, strict=is_closed(schema))

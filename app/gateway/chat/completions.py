@@ -1,0 +1,116 @@
+"""`POST /v1/completions`, OpenAI's legacy route: the prompt is a user's message, and the rest is as for chat."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.run.state import RunState
+from app.errors import InvalidRequest
+from app.gateway.chat.reply import Chunks, extension, usage_of
+from app.gateway.chat.request import ChatRequest, read_request, to_order
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.context import Gate
+from app.gateway.http.direct import Direct
+from app.gateway.http.idempotency import OnceOnly
+from app.gateway.http.ingress import read_json
+from app.gateway.http.sse import EventStream, collect
+from app.gateway.wire.baton_options import resolve_tier
+from app.gateway.wire.parameters import COMPLETIONS, is_ignored
+from app.gateway.wire.validation_errors import NAME, unknown
+from app.order import Ended, Order, Said
+
+
+def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
+    """The legacy route."""
+    router = APIRouter(route_class=Direct)
+    writer = keys.needs("runs:write")
+
+    @router.post("/v1/completions", dependencies=[once.room])
+    async def completions(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
+        body = await read_json(request, gate.bounds)
+
+        def order() -> Order:
+            asked, ignored = read_prompt(body)
+            return to_order(asked, ignored, resolve_tier(gate.catalog(), caller.key, asked.model), caller.key)
+
+        begun = await once.begin(request, caller, body, order)
+        if begun.driven.state.streams:
+            chunks = TextChunks(begun.driven.state, begun.after)
+            return EventStream(gate, begun.driven, chunks, begun.permit, begun.seconds)
+        return Response(text_completion(await collect(gate, begun, request.receive)), media_type="application/json")
+
+    return router
+
+
+def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
+    """The request as one for chat, and the names of what is ignored; raises `InvalidRequest` naming the field."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given:
+        if name not in COMPLETIONS:
+            raise unknown(name if NAME.fullmatch(name) else None)
+    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, COMPLETIONS)))
+    message = {"role": "user", "content": _prompt(given.pop("prompt", None))}
+    asked = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}
+    request, _ = read_request(asked | {"messages": [message]})
+    return request, ignored
+
+
+def _prompt(value: object) -> str:
+    if value is None:
+        raise InvalidRequest("Missing required parameter: 'prompt'.", param="prompt", code="missing_required_parameter")
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            "The prompt must be one text: no tokens, and no list of several.", param="prompt", code="invalid_type"
+        )
+    return value
+
+
+def text_completion(ended: Ended) -> bytes:
+    """A whole `text_completion`."""
+    choice = _choice(ended.answer, ended.finish or "stop")
+    return orjson.dumps(
+        _head(ended.state) | {"choices": [choice], "usage": usage_of(ended.bill), "baton": extension(ended)}
+    )
+
+
+def _head(state: RunState) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{state.run}",
+        "object": "text_completion",
+        "created": int(state.turn.at),
+        "model": state.admitted.tier,
+        "system_fingerprint": None,
+    }
+
+
+def _choice(text: str, finish: str | None) -> dict[str, Any]:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+class TextChunks(Chunks):
+    """The frames of a stream: `text_completion` objects with more of the text."""
+
+    def __init__(self, state: RunState, after: int | None = None) -> None:
+        super().__init__(state, after)
+        self._head = b"data: " + orjson.dumps(_head(state))[:-1]
+
+    def role(self) -> bytes:
+        """Nobody speaks in this format."""
+        return b""
+
+    def said(self, said: Said) -> bytes:
+        """More of the answer."""
+        self._at = said.at
+        return b"id: %d\n" % said.at + self._frame(_choice(said.text, None), b"")
+
+    def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
+        return self._frame(_choice("", finish), more)
+
+    def _frame(self, choice: Mapping[str, object], more: bytes) -> bytes:
+        return self._head + b',"choices":' + orjson.dumps([choice]) + self._null + more + b"}\n\n"

@@ -1,0 +1,264 @@
+"""The replies of `POST /v1/chat/completions`: the completion object, its chunks, and the `baton` field of both.
+
+`usage` keeps OpenAI's identity over what the caller can see of this turn; the orchestration stands beside it (DESIGN
+§6). A run that calls the caller's tools has several turns: `baton.turn` is this one's, `baton.usage` the run's so far.
+Chunks of a stream are cut from one template, so that a delta costs the encoding of its text and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import ToolDelta, Usage, gather, summed
+from app.core.message.logprobs import Decoded
+from app.core.pool.catalog import MILLION
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.nesting import parent_of
+from app.core.run.state import RunState, StepState
+from app.errors import BatonError
+from app.gateway.chat.tools import wire_calls
+from app.gateway.http import fault
+from app.gateway.wire import custom_tools
+from app.order import Ended, Noted, Said
+
+
+def dollars(micro: int) -> float:
+    """Micro-dollars as a decimal number of dollars."""
+    return micro / MILLION
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """OpenAI's `usage`: total = prompt + completion, and visible + orchestration = the journal's sum."""
+    visible, rest = bill.visible, bill.orchestration
+    return {
+        "prompt_tokens": visible.input,
+        "completion_tokens": visible.output,
+        "total_tokens": visible.input + visible.output,
+        "prompt_tokens_details": {
+            "cached_tokens": visible.cached,
+            "orchestration_input_tokens": rest.input,
+            "orchestration_input_cached_tokens": rest.cached,
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": visible.reasoning,
+            "orchestration_output_tokens": rest.output,
+        },
+    }
+
+
+def figures(usage: Usage) -> dict[str, int | bool]:
+    """A `Usage` as it stands in `baton`."""
+    return {
+        "input": usage.input,
+        "cached": usage.cached,
+        "output": usage.output,
+        "reasoning": usage.reasoning,
+        "estimated": usage.estimated,
+    }
+
+
+def extension(ended: Ended) -> dict[str, Any]:
+    """The `baton` field of a reply."""
+    state = ended.state
+    proposal = state.proposal
+    field: dict[str, Any] = {
+        "run": state.run,
+        "tier": state.admitted.tier,
+        "state": state.state,
+        "topology": state.topology if proposal else None,
+        "conductor": proposal.conductor if proposal else state.admitted.conductor,
+        "degraded": state.degraded,
+        "rounds": state.rounds,
+        "proposals": proposals(state),
+        "steps": [step_figures(state, step) for step in state.steps.values()],
+        "usage": figures(ended.bill.total),
+        "cost_usd": dollars(ended.bill.usd),
+        "turn": {
+            "number": state.turn.number,
+            "usage": figures(ended.bill.turn),
+            "cost_usd": dollars(ended.bill.turn_usd),
+        },
+        "audit": f"/v1/runs/{state.run}",
+    }
+    if state.admitted.rehearsal:
+        field["rehearsal"] = True
+    return field
+
+
+def proposals(state: RunState) -> list[dict[str, Any]]:
+    """What was proposed, and what became of it."""
+    return [
+        {
+            "mode": one.mode,
+            "round": one.round,
+            "conductor": one.conductor,
+            "state": one.state,
+            "reasons": list(one.reasons),
+        }
+        | _within(one.parent)
+        for one in state.all_proposals
+    ]
+
+
+def _within(parent: int | None) -> dict[str, Any]:
+    """Of what is nested: in which step."""
+    return {"parent": parent} if parent is not None else {}
+
+
+def step_figures(state: RunState, step: StepState) -> dict[str, Any]:
+    """One step with the sum over its attempts."""
+    calls = [call for call in state.calls.values() if call.step == step.n]
+    return {
+        "n": step.n,
+        "worker": step.worker,
+        "access": step.access.as_list(),
+        "state": step.state,
+        "usage": figures(summed(call.usage for call in calls)),
+        "cost_usd": dollars(sum(call.usd for call in calls)),
+        "seconds": sum(call.seconds for call in calls),
+    } | _within(parent.n if (parent := parent_of(state, step)) is not None else None)
+
+
+def reply_id(state: RunState) -> str:
+    """The id of one reply; of the replies of one run, each has its own."""
+    return f"chatcmpl-{state.run}" + (f"-{state.turn.number}" if state.turn.number else "")
+
+
+def custom_of(state: RunState) -> frozenset[str]:
+    """The turn's tools that take free text, by name."""
+    return frozenset(state.turn.wire.get("custom", ()))
+
+
+def completion(ended: Ended) -> bytes:
+    """A whole `chat.completion`: the same bytes whenever it is made, since all of it is in the journal."""
+    state = ended.state
+    message: dict[str, Any] = {"role": "assistant", "content": ended.answer, "refusal": None}
+    if ended.calls:
+        message |= {"content": ended.answer or None, "tool_calls": wire_calls(ended.calls, custom_of(state))}
+    elif ended.refusal:
+        message |= {"content": None, "refusal": ended.answer}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": ended.finish or "stop"}
+    if ended.logprobs is not None:
+        choice["logprobs"] = _told(ended.logprobs, ended.refusal)
+    return orjson.dumps(
+        {
+            "id": reply_id(state),
+            "object": "chat.completion",
+            "created": int(state.turn.at),
+            "model": state.admitted.tier,
+            "choices": [choice],
+            "usage": usage_of(ended.bill),
+            "service_tier": "default",
+            "system_fingerprint": None,
+            "baton": extension(ended),
+        }
+    )
+
+
+def _told(logprobs: Sequence[Decoded], refusal: bool) -> dict[str, Any]:
+    return {"content": None, "refusal": logprobs} if refusal else {"content": logprobs, "refusal": None}
+
+
+class Chunks:
+    """The frames of one stream. With `usage` every chunk but the last says `usage: null`, as OpenAI's do.
+
+    Each frame's `id:` is its event number (`run/position.py`); those up to `after` are left out.
+    """
+
+    ping = b": ping\n"
+
+    def __init__(self, state: RunState, after: int | None = None) -> None:
+        start = {
+            "id": reply_id(state),
+            "object": "chat.completion.chunk",
+            "created": int(state.turn.at),
+            "model": state.admitted.tier,
+            "service_tier": "default",
+            "system_fingerprint": None,
+        }
+        self._after = -1 if after is None else after
+        self._at = max(self._after, 0)
+        self._head = b"data: " + orjson.dumps(start)[:-1]
+        self._usage = bool(state.turn.wire.get("usage"))
+        self._null = b',"usage":null' if self._usage else b""
+        self._said = self._head + b',"choices":[{"index":0,"delta":{"content":'
+        self._refused = self._head + b',"choices":[{"index":0,"delta":{"refusal":'
+        self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
+        self._custom = custom_of(state)
+        self._written: dict[int, list[str] | None] = {}
+        """The arguments of calls of free text, by the call's place; None once the text was told."""
+
+    def role(self) -> bytes:
+        """The first chunk."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return b"" if self._after >= 0 else b"id: 0\n" + self._chunk(delta, None, b"")
+
+    def said(self, said: Said) -> bytes:
+        """More of the answer, with what its decoder told of its tokens if it was asked to; then more of tool calls,
+        which have no event number of their own."""
+        self._at = said.at
+        calls = b"".join(map(self._called, said.calls))
+        if calls and not said.text:
+            return calls
+        told = orjson.dumps(_told(said.logprobs, said.refusal)) if said.logprobs else b"null"
+        head = self._refused if said.refusal else self._said
+        words = head + orjson.dumps(said.text) + b'},"logprobs":' + told + self._said_end
+        return b"id: %d\n" % said.at + words + calls
+
+    def _called(self, more: ToolDelta) -> bytes:
+        named = {"name": more.name} if more.name else {}
+        head = {"id": more.id} if more.name else {}
+        if more.name not in self._custom and more.index not in self._written:
+            return self._call(more.index, "function", head, named | {"arguments": more.arguments})
+        if more.name:
+            self._written[more.index] = []
+            return self._call(more.index, "custom", head, named | {"input": ""}) + self._more_text(more)
+        return self._more_text(more)
+
+    def _more_text(self, more: ToolDelta) -> bytes:
+        """A text inside of JSON is told when it is whole."""
+        if (pieces := self._written[more.index]) is None:
+            return b""
+        gather(pieces, more.arguments)
+        text = custom_tools.whole("".join(pieces)) if more.arguments.rstrip().endswith("}") else None
+        return self._tell(more.index, text) if text is not None else b""
+
+    def _tell(self, index: int, text: str) -> bytes:
+        self._written[index] = None
+        return self._call(index, "custom", {}, {"input": text})
+
+    def _call(self, index: int, kind: str, head: Mapping[str, object], body: Mapping[str, object]) -> bytes:
+        typed = {"type": kind} if head else {}
+        return self._chunk({"tool_calls": [{"index": index, **head, **typed, kind: body}]}, None, b"")
+
+    def noted(self, noted: Noted) -> bytes:
+        """A step's event, on a chunk whose delta is empty: clients that do not know `baton` see nothing new in it."""
+        return b"id: %d\n" % self._at + self._chunk({}, None, _baton({"event": noted.kind, **noted.body}))
+
+    def ended(self, ended: Ended) -> bytes:
+        """The chunk with the finish reason, the usage chunk if asked for, and the terminal marker."""
+        late = [at for at, pieces in self._written.items() if pieces is not None and at < len(ended.calls)]
+        texts = b"".join(self._tell(at, custom_tools.text_of(ended.calls[at].arguments)) for at in late)
+        finish = self._chunk({}, ended.finish or "stop", _baton(extension(ended)))
+        usage = self._head + b',"choices":[],"usage":' + orjson.dumps(usage_of(ended.bill)) + b"}\n\n"
+        behind = position.end_of(ended.state).number
+        last = ((position.FINISH, finish), (position.USAGE, usage), (position.DONE, b"data: [DONE]\n\n"))
+        return texts + b"".join(
+            b"id: %d\n" % (behind + place) + frame
+            for place, frame in last
+            if behind + place > self._after and (place != position.USAGE or self._usage)
+        )
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """An error event; no terminal marker follows."""
+        return b"data: " + orjson.dumps(fault.describe(error)) + b"\n\n"
+
+    def _chunk(self, delta: Mapping[str, object], finish: str | None, more: bytes) -> bytes:
+        choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]
+        return self._head + b',"choices":' + orjson.dumps(choices) + self._null + more + b"}\n\n"
+
+
+def _baton(field: Mapping[str, object]) -> bytes:
+    return b',"baton":' + orjson.dumps(field)

@@ -1,0 +1,268 @@
+"""The request of `POST /v1/chat/completions`: from checked JSON values to an `Order`.
+
+`parameters.py` decides what becomes of every top-level field; nothing is dropped silently. A null stands for an absent
+field. Values never occur in an error; names do, if they look like a name.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, StringConstraints, ValidationError
+
+from app.core.message.chat import Image, Message, Part, Sampling, Task, Text
+from app.core.pool.catalog import Tier
+from app.errors import InvalidRequest
+from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
+from app.gateway.wire import custom_tools
+from app.gateway.wire.baton_options import Extension, Wire, order_of
+from app.gateway.wire.lazy_conversation import Conversation
+from app.gateway.wire.parameters import PARAMETERS, is_ignored
+from app.gateway.wire.response_formats import ResponseFormat, form_of
+from app.gateway.wire.validation_errors import NAME, check_kinds, refusal, unknown
+from app.order import Order
+from app.store.protocol import KeyRow
+
+IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
+
+MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
+"""Fields of parts that are noted as ignored."""
+HOLDERS: Final[Mapping[str, Container[str]]] = {
+    "text": ("system", "developer", "user", "assistant", "tool"),
+    "image_url": ("user", "tool"),
+    "refusal": ("assistant",),
+}
+"""The roles whose messages can hold a part, by its type."""
+TokenCap = Annotated[int, Field(ge=1, le=10_000_000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class CacheBreakpoint(Wire):
+    """Where a prefix ends that a provider might cache; noted as ignored."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheMark(Wire):
+    """The same as Anthropic's clients write it; some send it to any server."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextPart(Wire):
+    """A text part."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: CacheMark | None = None
+    # The reply that it came in: OpenAI's Agents SDK for JavaScript writes the rest of that beside the text. It has no
+    # effect; calls that are to be answered stand in the message.
+    role: Literal["assistant"] | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=512)] | None = None
+    tool_calls: Any = None
+
+
+class RefusalPart(Wire):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImageUrl(Wire):
+    """A picture inline or by reference."""
+
+    url: Annotated[str, StringConstraints(pattern=IMAGE)]
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImagePart(Wire):
+    """An image part."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+    cache_control: CacheMark | None = None
+
+
+AnyPart = Annotated[TextPart | ImagePart | RefusalPart, Discriminator("type")]
+
+
+class WireMessage(Wire):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[AnyPart], Field(min_length=1, max_length=512, fail_fast=True)] | None = None
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    refusal: str | None = None
+    tool_calls: CallsOfTurn | None = None
+    tool_call_id: CallId | None = None
+    # Of replies that are sent back as they came; `parsed` is what the official clients' helpers have read in them.
+    annotations: Annotated[list[Any], Field(max_length=512)] | None = None
+    audio: None = None
+    function_call: None = None
+    parsed: Any = None
+    # Earlier thinking, as other servers tell it: only the model that thought it could use it, so it is left out.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    # What LiteLLM has found in a reply beside OpenAI's own fields, and whoever builds on it sends back.
+    provider_specific_fields: Any = None
+
+
+class StreamOptions(Wire):
+    """`include_obfuscation` is accepted and not needed."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+
+
+class ChatRequest(Wire):
+    """The fields that are read. Defaults are plain values: pydantic would copy a record for each request."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    messages: Annotated[list[WireMessage], Field(min_length=1, max_length=2_048, fail_fast=True)]
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: TokenCap | None = None
+    max_completion_tokens: TokenCap | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4, fail_fast=True)] | None = None
+    seed: int | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1_024)] = {}
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, StringConstraints(max_length=512)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    baton: Extension | None = None
+    # Checked and noted; see parameters.py.
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
+    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+    given = {name: value for name, value in body.items() if value is not None}
+    _check_names(given)
+    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value)))
+    given = {name: value for name, value in given.items() if PARAMETERS[name].decision != "refused"}
+    check_kinds(given.get("tools"), "function", "custom")
+    try:
+        request = ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise refusal(error, given) from None
+    if request.stream_options and not request.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
+    if None not in (request.max_tokens, request.max_completion_tokens):
+        raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")
+    parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
+    marks = [name for name in MARKS if any(getattr(part, name, None) is not None for part in parts)]
+    return request, (*ignored, *marks)
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+    for name in given:
+        if name not in PARAMETERS:
+            raise unknown(name if NAME.fullmatch(name) else None)
+
+
+def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
+    """What the request asks of a run."""
+    task = _task(request)
+    usage = request.stream_options is not None and request.stream_options.include_usage
+    custom = custom_tools.names(task.toolbox)
+    return order_of(
+        task,
+        tier,
+        key,
+        model=request.model,
+        effort=request.reasoning_effort,
+        extension=request.baton,
+        streams=request.stream,
+        ignored=ignored,
+        wire={"format": "chat"} | ({"usage": True} if usage else {}) | ({"custom": custom} if custom else {}),
+    )
+
+
+def _task(request: ChatRequest) -> Task:
+    stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+    sampling = Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        stop=stop,
+        seed=request.seed,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=tuple(request.logit_bias.items()),
+    )
+    for place, message in enumerate(request.messages):
+        _check(message, place)
+    check_conversation(request.messages)
+    toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    form = form_of(request.response_format)
+    messages = Conversation(request.messages, _message)
+    return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
+
+
+def _check(message: WireMessage, place: int) -> None:
+    """Raise `InvalidRequest` for what a message of its role cannot have: `_message` then finds nothing wrong."""
+    role, content = message.role, message.content
+    if message.tool_calls and role != "assistant":
+        raise _bad_content(f"messages[{place}].tool_calls", "only an assistant calls tools")
+    if bool(message.tool_call_id) != (role == "tool"):
+        raise _bad_content(f"messages[{place}].tool_call_id", "a tool's message has one, and no other")
+    if content is None and (role != "assistant" or (message.refusal is None and message.tool_calls is None)):
+        raise _bad_content(f"messages[{place}].content", "must be a text or a list of parts")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if role not in HOLDERS[part.type]:
+            param = f"messages[{place}].content[{number}]"
+            raise _bad_content(param, "a message of this role cannot hold such a part")
+
+
+def _message(message: WireMessage) -> Message:
+    calls = calls_of(message.tool_calls) if message.tool_calls else ()
+    return Message(message.role, _parts(message), message.name, calls, message.tool_call_id or "")
+
+
+def _parts(message: WireMessage) -> tuple[Part, ...]:
+    content = message.content
+    if isinstance(content, str):
+        return (Text(content),) if content or not message.tool_calls else ()
+    if content is None:
+        return (Text(message.refusal),) if message.refusal is not None else ()
+    return tuple(map(_part, content))
+
+
+def _part(part: TextPart | ImagePart | RefusalPart) -> Part:
+    if isinstance(part, ImagePart):
+        return Image(part.image_url.url, part.image_url.detail)
+    return Text(part.text if isinstance(part, TextPart) else part.refusal)
+
+
+def _bad_content(param: str, said: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code="invalid_value")

@@ -1,0 +1,185 @@
+"""Who is calling: API keys, their scopes, and the one function that reads them from a request.
+
+A key is `bt_<public id>_<secret>`. It is found by its public id and compared, in constant time, by the HMAC-SHA-256
+of its secret under the service's pepper. Whatever is wrong with a key, the answer is the same 401 and the same work
+is done for it. A store that cannot be asked is a 503: an infrastructure fault never looks like a bad key. Lookups,
+good and bad, are remembered for at most `Gate.key_ttl` seconds under the hash of the whole key, so a revocation takes
+effect within them.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal
+
+from starlette.requests import HTTPConnection, Request
+
+from app.core.records import record
+from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
+from app.gateway.http.context import Gate
+from app.store.protocol import KeyRow
+
+SCOPES = frozenset({"runs:write", "runs:read", "audit:read", "admin"})
+FORM = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
+ABSENT = hashlib.sha256(b"no such key").digest()
+"""Compared against when there is no key of that id, so that both cases take the same path."""
+REMEMBERED = 10_000
+LEFT: Literal["left"] = "left"
+Answer = KeyRow | BatonError | Literal["left"] | None
+"""What a lookup came to; `LEFT` if whoever began it has gone away in the middle."""
+LOOKUPS = 64
+"""Keys that are looked up at the same time: more is a flood of keys, most of which are none."""
+PATIENCE = 3.0
+"""Seconds that a key lookup in the store may take."""
+
+
+@record(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller."""
+
+    key: KeyRow
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose runs this caller may see; None means all of them."""
+        return None if "admin" in self.key.scopes else self.key.tenant
+
+    def may(self, scope: str) -> bool:
+        """Whether the key carries `scope`; `admin` carries every one."""
+        return scope in self.key.scopes or "admin" in self.key.scopes
+
+
+def digest(secret: str, pepper: bytes) -> bytes:
+    """What is stored of a key's secret."""
+    return hmac.digest(pepper, secret.encode(), "sha256")
+
+
+def mint(
+    pepper: bytes, *, tenant: str, name: str, scopes: Iterable[str], now: float, expires_at: float | None = None
+) -> tuple[str, KeyRow]:
+    """A new key: the string that is shown once, and the row that is stored. `ConfigInvalid` for an unknown scope."""
+    public = secrets.token_hex(8)
+    key = f"bt_{public}_{secrets.token_urlsafe(32)}"
+    return key, adopt(key, pepper, tenant=tenant, name=name, scopes=scopes, now=now, expires_at=expires_at)
+
+
+def adopt(
+    key: str,
+    pepper: bytes,
+    *,
+    tenant: str,
+    name: str,
+    scopes: Iterable[str],
+    now: float,
+    expires_at: float | None = None,
+) -> KeyRow:
+    """The row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
+    found = FORM.fullmatch(key)
+    faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
+    if unknown := sorted(set(scopes) - SCOPES):
+        faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(sorted(SCOPES))}")
+    if found is None or faults:
+        raise ConfigInvalid(faults)
+    return KeyRow(
+        id=found[1],
+        tenant=tenant,
+        name=name,
+        digest=digest(found[2], pepper),
+        scopes=frozenset(scopes),
+        created_at=now,
+        expires_at=expires_at,
+    )
+
+
+def presented(connection: HTTPConnection) -> str | None:
+    """The key in a request's headers, whichever spelling it uses; None if there is none or if two disagree."""
+    found: set[str] = set()
+    for name, value in connection.scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").strip().partition(" ")
+            found.add(token.strip() if scheme.lower() == "bearer" else "")
+        elif name == b"x-api-key":
+            found.add(value.decode("latin-1").strip())
+    return found.pop() if len(found) == 1 else None
+
+
+class Keys:
+    """Finds the caller of a request; one for each gateway."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._known: dict[bytes, tuple[float, KeyRow | None]] = {}
+        self._asked: dict[bytes, asyncio.Future[Answer]] = {}
+        """Lookups under way: whoever comes with the same key waits for the one that there is."""
+
+    def needs(self, *scopes: str) -> Callable[[Request], Awaitable[Caller]]:
+        """A route's dependency: its caller, who has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+
+        async def caller(request: Request) -> Caller:
+            found = Caller(await self._row(presented(request)))
+            if not all(found.may(scope) for scope in scopes):
+                raise Forbidden()
+            return found
+
+        return caller
+
+    async def _row(self, key: str | None) -> KeyRow:
+        """A key's row, if it may be used now."""
+        parts = FORM.fullmatch(key or "")
+        public, secret = (parts[1], parts[2]) if parts else ("", "")
+        mark = hashlib.sha256((key or "").encode()).digest()
+        until, row = self._known.get(mark, (0.0, None))
+        if until <= self._gate.tick():
+            row = await self._look_up(mark, public, secret)
+        now = self._gate.now()
+        if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
+            raise Unauthorized()
+        return row
+
+    async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
+        """The row of a key, if that is the key: asked of the store once, however many requests bring it meanwhile."""
+        while (asked := self._asked.get(mark)) is not None:
+            told = await asyncio.shield(asked)
+            if isinstance(told, BatonError):
+                raise told
+            if told != LEFT:
+                return told
+        if len(self._asked) >= LOOKUPS:
+            raise Overloaded(retry_after=1.0)
+        self._asked[mark] = asked = asyncio.get_running_loop().create_future()
+        answer: Answer = LEFT
+        try:
+            answer = row = self._check(await self._find(public), secret)
+            self._remember(mark, row)
+            return row
+        except BatonError as error:
+            answer = error
+            raise
+        finally:
+            del self._asked[mark]
+            asked.set_result(answer)
+
+    async def _find(self, public: str) -> KeyRow | None:
+        if not public:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._gate.store.key(public)
+        except BatonError:
+            raise
+        except (OSError, TimeoutError):
+            raise StoreUnavailable(retry_after=1) from None
+
+    def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
+        asked = digest(secret, self._gate.pepper)
+        same = hmac.compare_digest(asked, row.digest if row else ABSENT)
+        return row if row is not None and same else None
+
+    def _remember(self, mark: bytes, row: KeyRow | None) -> None:
+        self._known.pop(mark, None)
+        while len(self._known) >= REMEMBERED:
+            del self._known[next(iter(self._known))]
+        self._known[mark] = (self._gate.tick() + min(self._gate.key_ttl, 5.0), row)

@@ -1,0 +1,56 @@
+"""What the gateway works with: one record, made in `wiring.py` and handed to every route."""
+
+from collections.abc import Callable
+from dataclasses import field
+
+from app.core.pool.catalog import Catalog
+from app.core.records import record
+from app.drivers import Drivers
+from app.gateway.http.ingress import Bounds
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import Store
+from app.telemetry import Telemetry
+
+
+@record(frozen=True, slots=True)
+class Rates:
+    """Admission limits. A key's own `rpm`, `tpm` and `concurrency` take the place of these defaults; None: no limit."""
+
+    running: int = 1_000
+    """Chat requests that this process serves at one time, over all keys."""
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrency: int | None = None
+
+
+@record(frozen=True, slots=True)
+class Gate:
+    """Dependencies of the gateway.
+
+    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `pepper` is the
+    secret under which API keys are hashed.
+    """
+
+    store: Store
+    queue: StepQueue
+    drivers: Drivers
+    catalog: Callable[[], Catalog]
+    telemetry: Telemetry
+    pepper: bytes = field(repr=False)
+    now: Callable[[], float]
+    tick: Callable[[], float]
+    name: Callable[[str], str]
+    bounds: Bounds = field(default_factory=Bounds)
+    rates: Rates = field(default_factory=Rates)
+    key_ttl: float = 5.0
+    """Seconds for which a key lookup is remembered: a revocation takes effect within them."""
+    ping: float = 10.0
+    """Longest silence of a stream, in seconds."""
+    origins: frozenset[str] = frozenset()
+    """Origins whose pages may read replies; see `browser.py`."""
+    remembered: float = 86_400.0
+    """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
+    conducts: Callable[[], bool | None] = lambda: None
+    """Whether the models that conduct are fit to; None if there are none."""
+    grace: float = 30.0
+    """Seconds beyond its time limit after which a run that has not ended is given up on."""

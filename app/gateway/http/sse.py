@@ -1,0 +1,189 @@
+"""The answer on its way to the caller: as server-sent events, or collected into one reply.
+
+A stream's first frame goes out at once, a comment follows whenever there was nothing to say for `Gate.ping` seconds,
+and a batch from the run's line becomes one write. Once bytes are out, an error is an `error` event and there is no
+`[DONE]`. When the client goes away its run is told so at once; whether that ends it is the run's own policy. Who began
+the run awaits what is left of it in silence: a place that `admission.py` gave is not free before the run has ended.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.ended import without
+from app.errors import BatonError, RunExpired
+from app.gateway.http.admission import Permit
+from app.gateway.http.context import Gate
+from app.gateway.http.idempotency import Begun
+from app.order import Driven, Ended, Noted, Said, Told
+
+UNWATCHED = 0.1
+"""Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""
+LINGER = 5.0
+"""Seconds for the last write to a client that reads slowly."""
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def collect(gate: Gate, begun: Begun, receive: Receive) -> Ended:
+    """The end of a turn that nobody streams, with its permit given back.
+
+    Raises the error that it ended with, or `RunExpired` if it has no end `Gate.grace` after its time limit.
+    """
+    try:
+        ended = await _end(gate, begun.driven, receive, begun.seconds)
+        begun.permit.used(ended.bill.turn.total)
+    finally:
+        begun.permit.release()
+    if ended.error is not None:
+        raise ended.error
+    return ended
+
+
+async def _end(gate: Gate, driven: Driven, receive: Receive, seconds: float) -> Ended:
+    ended: Ended | None = None
+    try:
+        ended = _end_in(await driven.line.take(UNWATCHED))
+        if ended is None:
+            ended = await _watching(gate, driven, receive, lambda: _until_end(driven, seconds + gate.grace))
+        return ended
+    finally:
+        if ended is None:
+            gate.drivers.leave(driven)
+
+
+async def _until_end(driven: Driven, seconds: float) -> Ended | None:
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                if ended := _end_in(await driven.line.take(seconds)):
+                    return ended
+    except TimeoutError:
+        return None
+
+
+def _end_in(batch: Sequence[Told]) -> Ended | None:
+    return batch[-1] if batch and isinstance(batch[-1], Ended) else None
+
+
+async def _watching(gate: Gate, driven: Driven, receive: Receive, work: Callable[[], Awaitable[Ended | None]]) -> Ended:
+    """Do `work` with an eye on the connection; when the client goes away the line has an end before long."""
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(_watch(gate, driven, receive))
+        try:
+            ended = await work()
+        finally:
+            watcher.cancel()
+    if ended is None:
+        raise RunExpired()
+    return ended
+
+
+async def _watch(gate: Gate, driven: Driven, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    gate.drivers.leave(driven)
+
+
+class Frames(Protocol):
+    """A wire format's events: bytes ready to be written."""
+
+    ping: bytes
+    """What is said when there was nothing to say. Where that is a comment it does not end with a blank line: OpenAI's
+    Python client takes each one for an event, of no data, once it has seen an `id:`."""
+
+    def role(self) -> bytes:
+        """The opening event."""
+        ...
+
+    def said(self, said: Said) -> bytes:
+        """More of the answer."""
+        ...
+
+    def noted(self, noted: Noted) -> bytes:
+        """An event of the run, for a caller who asked for them."""
+        ...
+
+    def ended(self, ended: Ended) -> bytes:
+        """Everything behind the answer."""
+        ...
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """What ends a stream that went wrong after its first byte."""
+        ...
+
+
+class EventStream(Response):
+    """A run as server-sent events."""
+
+    def __init__(self, gate: Gate, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
+        """`seconds` is the run's time limit. The stream owns `permit` and gives it back when it is over."""
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = list(STREAM_HEADERS)
+        self._gate = gate
+        self._driven = driven
+        self._wire = frames
+        self._permit = permit
+        self._seconds = seconds
+        self._ended: Ended | None = None
+        self._complete = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the stream."""
+        last = b""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await _write(send, self._wire.role(), more=True)
+            await _watching(self._gate, self._driven, receive, lambda: self._relay(send))
+        except RunExpired as error:
+            last = self._wire.failed(error, without(self._driven.state, error))
+        finally:
+            if self._ended is None:
+                self._gate.drivers.leave(self._driven)
+            self._permit.release()
+        if not self._complete:
+            with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
+                async with asyncio.timeout(LINGER):
+                    await _write(send, last, more=False)
+
+    async def _relay(self, send: Send) -> Ended | None:
+        try:
+            async with asyncio.timeout(self._seconds + self._gate.grace):
+                while self._ended is None:
+                    batch = await self._driven.line.take(self._gate.ping)
+                    frames = self._frames(batch) if batch else self._wire.ping
+                    await _write(send, frames, more=self._ended is None)
+            self._complete = True
+        except TimeoutError:
+            return None
+        return self._ended
+
+    def _frames(self, batch: Sequence[Told]) -> bytes:
+        wire = self._wire
+        frames: list[bytes] = []
+        for told in batch:
+            if isinstance(told, Said):
+                frames.append(wire.said(told))
+            elif isinstance(told, Noted):
+                frames.append(wire.noted(told))
+            else:
+                self._ended = told
+                self._permit.used(told.bill.turn.total)
+                self._permit.release()  # before the caller can know that there is room for another request
+                frames.append(self._last(told))
+        return b"".join(frames)
+
+    def _last(self, ended: Ended) -> bytes:
+        return self._wire.ended(ended) if ended.error is None else self._wire.failed(ended.error, ended)
+
+
+async def _write(send: Send, frames: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": frames, "more_body": more})

@@ -1,0 +1,70 @@
+"""What a response was made of and what it leaves behind: read from the store, for replies and for what follows."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import orjson
+
+from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
+from app.core.records import record
+from app.core.run.state import Exchange, RunState
+from app.gateway.responses.reply import Subject
+from app.order import Ended
+from app.store.protocol import Store
+from app.view import texts_of
+
+
+@record(frozen=True, slots=True)
+class Told:
+    """A response as it stands: `ended` is None while it is under way; `messages` is the conversation up to its end,
+    where that was asked for."""
+
+    subject: Subject
+    ended: Ended | None
+    messages: tuple[Message, ...] = ()
+
+
+async def subject(store: Store, state: RunState) -> Subject:
+    """What the state's present turn is written from. `NotFound` if content was erased."""
+    texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
+    task = task_from_json(orjson.loads(texts[state.admitted.task]))
+    asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
+    return Subject(state, task, asked)
+
+
+async def conversation(store: Store, told: Told) -> tuple[Message, ...]:
+    """The visible messages up to the end of a response: without its instructions, which are not carried over."""
+    state, task = told.subject.state, told.subject.task
+    messages = list(task.messages[1:] if task.messages and state.turn.wire.get("instructions") else task.messages)
+    for turn in range(state.turn.number):
+        messages += await exchanged(store, state, turn)
+    if told.ended is not None and (told.ended.answer or told.ended.calls):
+        parts = (Text(told.ended.answer),) if told.ended.answer else ()
+        messages.append(Message("assistant", parts, calls=told.ended.calls))
+    return tuple(messages)
+
+
+async def exchanged(store: Store, state: RunState, turn: int) -> list[Message]:
+    """A turn's calls of the caller's tools, as one message, and what came back, under the caller's ids."""
+    parts = [(step.answers, use) for step in state.steps.values() for use in step.exchanges if use.turn == turn]
+    parts.sort(key=lambda part: not part[0])
+    texts = await texts_of(store, state.run, {ref for _, use in parts for ref in (use.said, use.results)})
+    said = [(answers, use, message_from_json(orjson.loads(texts[use.said]))) for answers, use in parts]
+    words = tuple(part for answers, _, message in said if answers for part in message.parts)
+    calls = tuple(call for _, use, message in said for call in _renamed(use, message))
+    return [Message("assistant", words, calls=calls), *_returned(texts[use.results] for _, use in parts)]
+
+
+def _renamed(use: Exchange, message: Message) -> list[ToolCall]:
+    return [replace(call, id=ours) for call, ours in zip(message.calls, use.ids, strict=True)]
+
+
+def _returned(results: Iterable[str]) -> list[Message]:
+    """Results by step; what the user said along with them stands in every share and once here."""
+    messages = [message_from_json(one) for text in results if text for one in orjson.loads(text)]
+    tools = [message for message in messages if message.call_id]
+    spoken: list[Message] = []
+    for message in messages:
+        if not message.call_id and message not in spoken:
+            spoken.append(message)
+    return [*tools, *spoken]

@@ -1,0 +1,281 @@
+"""The input items of `POST /v1/responses`, and the conversation that they come to.
+
+Calls of functions stand with the assistant's words before them, outputs of functions are messages of their own.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
+from app.core.message.chat import Image, Message, Part, Text, Tool, ToolCall
+from app.errors import InvalidRequest
+from app.gateway.chat.request import IMAGE
+from app.gateway.responses import tool_search
+from app.gateway.responses.tool_search import Execution, ToolSearch
+from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
+from app.gateway.wire import custom_tools
+from app.gateway.wire.baton_options import Wire
+
+CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
+ItemId = Annotated[str, StringConstraints(max_length=256)] | None
+Status = Literal["in_progress", "completed", "incomplete"] | None
+Role = Literal["user", "assistant", "system", "developer"]
+
+
+class Caller(Wire):
+    """Who called a function: the model itself."""
+
+    type: Literal["direct"]
+
+
+class InputText(Wire):
+    """Words of the caller's."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class InputImage(Wire):
+    """An image inline or by reference."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, StringConstraints(pattern=IMAGE)]
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    file_id: None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class OutputText(Wire):
+    """Words of an earlier answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[Any] | None = None
+
+
+class Refused(Wire):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+AnyPart = Annotated[InputText | InputImage | OutputText | Refused, Discriminator("type")]
+
+
+class MessageItem(Wire):
+    """A message of the conversation, with or without its type."""
+
+    type: Literal["message"] | None = None
+    role: Role
+    content: str | Annotated[list[AnyPart], Field(max_length=512, fail_fast=True)]
+    id: ItemId = None
+    status: Status = None
+    phase: str | None = None
+
+
+class AnyCall(Wire):
+    """An earlier answer's wish to call a tool."""
+
+    call_id: CallId
+    name: FunctionName
+    id: ItemId = None
+    status: Status = None
+    caller: Caller | None = None
+    namespace: FunctionName | None = None
+    is_async: Annotated[Literal[False], Field(alias="async")] = False
+
+
+class CallItem(AnyCall):
+    """An earlier answer's wish to call a function."""
+
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomCallItem(AnyCall):
+    """An earlier answer's wish to call a tool of free text."""
+
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class OutputItem(Wire):
+    """What came of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: CallId
+    output: str | list[Annotated[InputText | InputImage, Discriminator("type")]]
+    id: ItemId = None
+    status: Status = None
+    name: str | None = None
+    caller: Caller | None = None
+    namespace: FunctionName | None = None
+
+
+class SearchCallItem(Wire):
+    """An earlier answer's search for tools."""
+
+    type: Literal["tool_search_call"]
+    arguments: Any
+    call_id: CallId | None = None
+    execution: Execution | None = None
+    id: ItemId = None
+    status: Status = None
+    created_by: str | None = None
+
+
+class SearchOutputItem(Wire):
+    """What such a search has found: tools that are on offer from here on."""
+
+    type: Literal["tool_search_output"]
+    tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
+    call_id: CallId | None = None
+    execution: Execution | None = None
+    id: ItemId = None
+    status: Status = None
+    created_by: str | None = None
+
+
+class MoreTools(Wire):
+    """Tools that are on offer from here on."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: Annotated[list[AnyTool], Field(max_length=MOST, fail_fast=True)]
+    id: ItemId = None
+
+
+class ReasoningItem(Wire):
+    """An earlier answer's thinking, which only the model that thought it could use; it is left out."""
+
+    type: Literal["reasoning"]
+    id: ItemId = None
+    summary: list[Any] = []
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+    status: Status = None
+
+
+class ItemReference(Wire):
+    """An item of an earlier response's output, by its id; `references.py` puts the item in its place."""
+
+    type: Literal["item_reference"] | None = None
+    id: Annotated[str, StringConstraints(max_length=256)]
+
+
+def _kind(value: Any) -> str | None:
+    """Messages and references may come without their type."""
+    if not isinstance(value, dict):
+        given = getattr(value, "type", None)
+    elif (given := value.get("type")) is None:
+        given = "item_reference" if value.keys() <= {"id", "type"} else "message"
+    return given if isinstance(given, str) else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[OutputItem, Tag("custom_tool_call_output")]
+    | Annotated[SearchCallItem, Tag("tool_search_call")]
+    | Annotated[SearchOutputItem, Tag("tool_search_output")]
+    | Annotated[MoreTools, Tag("additional_tools")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+
+AnyItem = (
+    MessageItem
+    | CallItem
+    | CustomCallItem
+    | OutputItem
+    | SearchCallItem
+    | SearchOutputItem
+    | MoreTools
+    | ReasoningItem
+    | ItemReference
+)
+
+
+def conversation(items: Iterable[AnyItem]) -> tuple[Message, ...]:
+    """The messages that input items come to; references are resolved before. Raises `InvalidRequest`."""
+    return tuple(_joined(_messages(items)))
+
+
+def _messages(items: Iterable[AnyItem]) -> Iterator[Message]:
+    for place, item in enumerate(items):
+        if isinstance(item, MessageItem):
+            yield Message(item.role, _parts(item, place))
+        elif isinstance(item, CallItem):
+            call = ToolCall(item.call_id, flat(item.namespace, item.name), item.arguments)
+            yield Message("assistant", (), calls=(call,))
+        elif isinstance(item, CustomCallItem):
+            call = ToolCall(item.call_id, flat(item.namespace, item.name), custom_tools.arguments_of(item.input))
+            yield Message("assistant", (), calls=(call,))
+        elif isinstance(item, OutputItem):
+            output = item.output
+            parts = (Text(output),) if isinstance(output, str) else tuple(map(_part, output))
+            yield Message("tool", parts, call_id=item.call_id)
+        elif isinstance(item, SearchCallItem | SearchOutputItem):
+            yield from _searched(item)
+
+
+def _searched(item: SearchCallItem | SearchOutputItem) -> Iterator[Message]:
+    """A search by the caller's side. One that a server ran is over, and is left out; what it found is on offer."""
+    if item.call_id is None or item.execution == "server":
+        return
+    if isinstance(item, SearchCallItem):
+        call = ToolCall(item.call_id, tool_search.NAME, tool_search.arguments_of(item.arguments))
+        yield Message("assistant", (), calls=(call,))
+    else:
+        told = tool_search.outcome(names_of(item.tools))
+        yield Message("tool", (Text(told),), call_id=item.call_id)
+
+
+def loaded(items: Iterable[AnyItem]) -> Iterator[Tool]:
+    """The tools that input items put on offer. Raises `InvalidRequest`."""
+    for place, item in enumerate(items):
+        if isinstance(item, SearchOutputItem | MoreTools):
+            by = item.call_id if isinstance(item, SearchOutputItem) else None
+            searches = [tool for tool in item.tools if isinstance(tool, ToolSearch) and tool.execution == "client"]
+            made = functions(item.tools, f"input[{place}].tools")
+            for tool in (*made, *(tool_search.as_function(search, ()) for search in searches)):
+                yield tool_search.load(tool, by or "")
+
+
+def _joined(messages: Iterable[Message]) -> Iterator[Message]:
+    """Calls join the assistant's turn that they follow."""
+    last: Message | None = None
+    for message in messages:
+        if last is not None and last.role == "assistant" == message.role and message.calls and not message.parts:
+            last = replace(last, calls=(*last.calls, *message.calls))
+            continue
+        if last is not None:
+            yield last
+        last = message
+    if last is not None:
+        yield last
+
+
+def _parts(item: MessageItem, place: int) -> tuple[Part, ...]:
+    if isinstance(item.content, str):
+        return (Text(item.content),)
+    for at, part in enumerate(item.content):
+        if isinstance(part, InputImage) and item.role != "user":
+            param = f"input[{place}].content[{at}]"
+            raise InvalidRequest(f"Invalid value for '{param}': only a user's message holds images.", param=param)
+    return tuple(map(_part, item.content))
+
+
+def _part(part: InputText | InputImage | OutputText | Refused) -> Part:
+    if isinstance(part, InputImage):
+        return Image(part.image_url, part.detail)
+    return Text(part.refusal if isinstance(part, Refused) else part.text)

@@ -1,0 +1,78 @@
+"""`GET /v1/responses/{id}/input_items`: what a request added to its conversation, as items, in pages."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.core.message.chat import Image, Message
+from app.errors import InvalidRequest
+from app.gateway.responses.history import exchanged
+from app.gateway.responses.reply import Subject
+from app.gateway.responses.tool_search import loaded_by
+from app.gateway.responses.tools import Kind, call_item, kind_of, spelled
+from app.gateway.wire import query
+from app.store.protocol import Store
+
+MOST = 100
+
+
+async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
+    """A list object; newest first unless `order=asc`."""
+    texts = dict.fromkeys(("after", "order", "include", "include[]"), query.text)
+    asked = query.read(params, {"limit": query.limit, **texts})
+    order = asked.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
+    given = await _given(store, of)
+    box = of.asked.toolbox
+    kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
+    given = given[1:] if of.state.turn.number else given  # the calls before are the reply's, not the request's
+    found = [item for message in enumerate(given) for item in _items(of, *message, kinds)]
+    if order == "desc":
+        found.reverse()
+    after = asked.get("after")
+    if after is not None:
+        ids = [item["id"] for item in found]
+        if after not in ids:
+            raise InvalidRequest("after must be the id of an item of this list.", param="after", code="invalid_value")
+        found = found[ids.index(after) + 1 :]
+    shown = found[: min(asked.get("limit", 20), MOST)]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
+
+
+async def _given(store: Store, of: Subject) -> list[Message]:
+    """What the request added; of results, behind the message that called for them."""
+    turn = of.state.turn.number
+    if turn:
+        return await exchanged(store, of.state, turn - 1)
+    return list(of.task.messages[-of.state.turn.wire["given"] :])
+
+
+def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind]) -> Iterator[dict[str, Any]]:
+    name = f"{of.id.removeprefix('resp_')}_in{place}"
+    if message.call_id:
+        yield _output(of, name, message, kinds.get(message.call_id, "function"))
+        return
+    if message.parts:
+        head = {"id": f"msg_{name}", "type": "message", "status": "completed", "role": message.role}
+        yield head | {"content": [_part(part, message.role) for part in message.parts]}
+    for call in message.calls:
+        yield call_item(of.asked.toolbox, call, "completed")
+
+
+def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
+    """What came of a call; of a search, the tools that it put on offer first."""
+    told = {"call_id": message.call_id, "status": "completed"}
+    if kind == "search":
+        found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)
+        return {"id": f"tso_{name}", "type": "tool_search_output", **told, "execution": "client", "tools": found}
+    prefix, type_ = ("ctco", "custom_tool_call_output") if kind == "custom" else ("fco", "function_call_output")
+    return {"id": f"{prefix}_{name}", "type": type_, **told, "output": message.text}
+
+
+def _part(part: Any, role: str) -> dict[str, Any]:
+    if isinstance(part, Image):
+        return {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto", "file_id": None}
+    if role == "assistant":
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": part.text}

@@ -1,0 +1,88 @@
+"""Items of earlier responses that a request names by their ids instead of repeating them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from app import ended as endings
+from app.core.message.chat import ToolCall
+from app.core.message.tools import run_of
+from app.core.run.notices import response_id
+from app.errors import InvalidRequest, NotFound
+from app.gateway.responses.history import Told
+from app.gateway.responses.input import (
+    AnyItem,
+    CallItem,
+    ItemReference,
+    MessageItem,
+    OutputText,
+    SearchCallItem,
+    SearchOutputItem,
+)
+from app.gateway.responses.request import ResponsesRequest
+from app.gateway.responses.tools import searched
+from app.store.protocol import Store
+
+MOST = 128
+CALLS: Final = ("fc_", "ctc_", "tsc_", "tso_")
+"""Beginnings of the ids of items that go by a call's id."""
+Look = Callable[[str], Awaitable[Told]]
+"""From a response's id to the response, if the caller may see it; `NotFound`."""
+
+
+async def resolved(store: Store, request: ResponsesRequest, look: Look) -> ResponsesRequest:
+    """The request with each reference replaced by what it names; `NotFound` or `InvalidRequest`."""
+    if isinstance(request.input, str) or not any(isinstance(item, ItemReference) for item in request.input):
+        return request
+    if sum(isinstance(item, ItemReference) for item in request.input) > MOST:
+        raise InvalidRequest(f"At most {MOST} items may be references.", param="input", code="array_above_max_length")
+    found: dict[str, Told] = {}
+    items = [
+        await _named(store, item.id, place, found, look) if isinstance(item, ItemReference) else item
+        for place, item in enumerate(request.input)
+    ]
+    return request.model_copy(update={"input": items})
+
+
+async def _named(store: Store, name: str, place: int, found: dict[str, Told], look: Look) -> AnyItem:
+    """A message of an output, a call of one, or the search before it."""
+    try:
+        call = name.partition("_")[2] if name.startswith(CALLS) else None
+        response = await _caller(store, call) if call is not None else name.replace("msg_", "resp_", 1)
+        if response not in found:
+            found[response] = await look(response)
+        told = found[response].ended
+        if told is not None and call is None and told.answer:
+            part = OutputText(type="output_text", text=told.answer)
+            return MessageItem(type="message", role="assistant", content=[part])
+        for one in told.calls if told is not None else ():
+            if one.id == call:
+                return _again(name, one, searched(found[response].subject.asked.toolbox, one, ()))
+        raise NotFound()
+    except NotFound:
+        raise NotFound(
+            f"There is no stored item of the id in input[{place}], or this key may not see it; send the item itself.",
+            param=f"input[{place}].id",
+            code="item_not_found",
+        ) from None
+
+
+def _again(name: str, call: ToolCall, search: list[dict[str, Any]]) -> AnyItem:
+    """A call, or a part of the hosted search before it."""
+    for item in search:
+        if item["id"] == name:
+            kind = SearchCallItem if item["type"] == "tool_search_call" else SearchOutputItem
+            return kind.model_validate(item)
+    return CallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
+
+
+async def _caller(store: Store, call: str) -> str:
+    """The response that made a call; `NotFound`."""
+    run = run_of(call)
+    if run is None:
+        raise NotFound()
+    state = endings.until_end((await store.journal(run)).events)
+    for step in state.steps.values():
+        for exchange in step.exchanges:
+            if call in exchange.ids:
+                return response_id(run, exchange.turn)
+    raise NotFound()

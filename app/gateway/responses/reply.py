@@ -1,0 +1,328 @@
+"""The replies of `/v1/responses`: the response object and the events of its stream.
+
+Both are written from the journal and the stored task alone, so that any process can give them again. A response is one
+turn of a run: `resp_<run>` is the first, `resp_<run>_<n>` the one that began with the n-th tool results.
+
+Sequence numbers never fall and never change: they say how far the reply has been told (`run/position.py`).
+
+    0, 1                       response.created, response.in_progress
+    2, 3                       the message's item and its part are there
+    3 + n                      its first n characters have been told
+    3 + length + 1, 2, 3       text, part and item are done
+    + 1, + 1, + 1, + 1         of a hosted search before a call: search added, done; its output added, done
+    + 1, + m, + 1, + 1         of each function call: added, m characters of arguments, arguments done, item done
+    + 1                        the response is over
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+
+from app.core.message.chat import Form, Task, ToolCall
+from app.core.records import record
+from app.core.run import position
+from app.core.run.bill import Bill
+from app.core.run.notices import response_id
+from app.core.run.state import RunState
+from app.errors import BatonError
+from app.gateway.chat.reply import extension
+from app.gateway.http import fault
+from app.gateway.responses import tool_search
+from app.gateway.responses.tools import call_item, chosen, described, item_id, kind_of, searched
+from app.order import Ended, Noted, Said
+
+ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
+OPENING, TEXT = 2, 3
+"""Numbers before the message's first event, and before its first character."""
+INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+def parse_id(text: str) -> tuple[str, int] | None:
+    """Run and turn of a response's id; None if it is none."""
+    found = ID.fullmatch(text)
+    return (found[1], int(found[2] or 0)) if found else None
+
+
+@record(frozen=True, slots=True)
+class Subject:
+    """What a response is written from: the run's state, the task, and what the turn's request said of sampling and
+    tools (`asked`)."""
+
+    state: RunState
+    task: Task
+    asked: Task
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return response_id(self.state.run, self.state.turn.number)
+
+
+def whole(of: Subject, ended: Ended | None) -> bytes:
+    """The response object: as it ended, or, with None, under way."""
+    return orjson.dumps(document(of, ended))
+
+
+def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
+    """The same as JSON values."""
+    state, wire = of.state, of.state.turn.wire
+    status = status_of(of, ended)
+    turn = state.turn.number
+    body: dict[str, Any] = {
+        "id": of.id,
+        "object": "response",
+        "created_at": int(state.turn.at),
+        "status": status,
+        "background": bool(wire.get("background")),
+        "completed_at": int(state.replied_at) if status == "completed" else None,
+        "error": _error(ended),
+        "incomplete_details": _incomplete(ended, status),
+        "instructions": of.task.messages[0].text if wire.get("instructions") else None,
+        "max_output_tokens": of.asked.sampling.max_tokens,
+        "max_tool_calls": None,
+        "model": state.admitted.tier,
+        "output": items(of, ended, "incomplete" if status == "incomplete" else "completed") if ended else [],
+        "parallel_tool_calls": of.asked.toolbox.parallel,
+        "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
+        "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
+        "service_tier": "default",
+        "temperature": of.asked.sampling.temperature,
+        "text": {"format": _format(of.asked.form)},
+        "tool_choice": chosen(of.asked.toolbox),
+        "tools": described(of.asked.toolbox),
+        "top_logprobs": of.asked.logprobs or 0,
+        "top_p": of.asked.sampling.top_p,
+        "truncation": "disabled",
+        "usage": usage_of(ended.bill) if ended is not None else None,
+        "user": of.task.user,
+        "metadata": dict(of.task.metadata),
+    }
+    return body | ({"baton": extension(ended)} if ended is not None else {})
+
+
+def status_of(of: Subject, ended: Ended | None) -> str:
+    """OpenAI's word for what the turn has come to: a background one is queued until somebody works on it."""
+    if ended is None:
+        return "queued" if of.state.turn.wire.get("background") and not of.state.calls else "in_progress"
+    if ended.error is not None:
+        return "cancelled" if ended.state.state == "cancelled" else "failed"
+    return "incomplete" if ended.finish in INCOMPLETE else "completed"
+
+
+def items(of: Subject, ended: Ended, status: str) -> list[dict[str, Any]]:
+    """The output: the message, if anything was said, then the calls, behind what has found their tools."""
+    found: list[dict[str, Any]] = []
+    if ended.answer or not (ended.calls or ended.error):
+        found.append(message_item(of, [_part(ended.answer, ended.logprobs, ended.refusal)], status))
+    box = of.asked.toolbox
+    for at, call in enumerate(ended.calls):
+        found += [*searched(box, call, ended.calls[:at]), call_item(box, call, "completed")]
+    return found
+
+
+def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """The assistant's message."""
+    name = of.id.replace("resp_", "msg_", 1)
+    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def usage_of(bill: Bill) -> dict[str, Any]:
+    """The visible tokens, with the orchestration beside them (DESIGN §6)."""
+    seen, rest = bill.visible, bill.orchestration
+    return {
+        "input_tokens": seen.input,
+        "input_tokens_details": {
+            "cached_tokens": seen.cached,
+            "cache_write_tokens": 0,
+            "orchestration_input_tokens": rest.input,
+            "orchestration_input_cached_tokens": rest.cached,
+        },
+        "output_tokens": seen.output,
+        "output_tokens_details": {
+            "reasoning_tokens": seen.reasoning,
+            "orchestration_output_tokens": rest.output,
+        },
+        "total_tokens": seen.input + seen.output,
+    }
+
+
+def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
+    if refusal:
+        return {"type": "refusal", "refusal": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs or ())}
+
+
+def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
+    return [_bare(one) | {"top_logprobs": [_bare(top) for top in one["top_logprobs"]]} for one in logprobs]
+
+
+def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": one["token"], "logprob": one["logprob"]}
+
+
+def _error(ended: Ended | None) -> dict[str, Any] | None:
+    if ended is None or ended.error is None or ended.state.state == "cancelled":
+        return None
+    told = fault.describe(ended.error)["error"]
+    return {"code": "rate_limit_exceeded" if ended.error.status == 429 else "server_error", "message": told["message"]}
+
+
+def _incomplete(ended: Ended | None, status: str) -> dict[str, Any] | None:
+    return {"reason": INCOMPLETE[ended.finish]} if ended is not None and status == "incomplete" else None
+
+
+def _format(form: Form | None) -> dict[str, Any]:
+    if form is None:
+        return {"type": "text"}
+    if form.schema is None:
+        return {"type": "json_object"}
+    named = {"name": form.name, "description": form.description or None, "strict": form.strict}
+    return {"type": "json_schema", **named, "schema": form.schema}
+
+
+class Events:
+    """The frames of one stream; those up to the sequence number `after` are left out."""
+
+    ping = b": ping\n"
+
+    def __init__(self, of: Subject, after: int | None = None) -> None:
+        self._of = of
+        self._after = -1 if after is None else after
+        self._base = (self._after // position.ATTEMPT) * position.ATTEMPT if self._after >= 0 else 0
+        self._text = ""
+        self._at = 0
+        """The number of the latest event, within its attempt."""
+        self._spoken = self._message_done = self._open_call = self._refused = False
+        self._index = -1
+        self._calls: list[ToolCall] = []
+
+    def role(self) -> bytes:
+        """The response exists, and is being worked on."""
+        under_way = document(self._of, None)
+        created = self._event("response.created", 0, response=under_way | {"status": "in_progress"})
+        return created + self._event("response.in_progress", 1, response=under_way | {"status": "in_progress"})
+
+    def said(self, said: Said) -> bytes:
+        """More of the text, or of the calls behind it."""
+        self._base = said.at - said.at % position.ATTEMPT if said.at else self._base
+        self._refused |= said.refusal
+        frames = self._more_text(said) if said.text else b""
+        for delta in said.calls:
+            if delta.index >= len(self._calls):
+                frames += self._end_block() + self._begin_call(ToolCall(delta.id, delta.name, ""))
+            frames += self._more_arguments(delta.arguments) if delta.arguments else b""
+        return frames
+
+    def noted(self, noted: Noted) -> bytes:
+        """A step's event, as a comment: clients check the types of events."""
+        return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
+
+    def ended(self, ended: Ended) -> bytes:
+        """Whatever has not been told yet, and the end."""
+        frames, body = b"", document(self._of_end(ended), ended)
+        if not self._spoken and not ended.calls:
+            frames += self._begin_message()
+        for call in ended.calls[len(self._calls) :]:
+            frames += self._end_block() + self._begin_call(ToolCall(call.id, call.name, ""))
+            frames += self._more_arguments(call.arguments)
+        frames += self._end_block(ended.logprobs, body["status"])
+        return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
+
+    def failed(self, error: BatonError, ended: Ended) -> bytes:
+        """The end of a run that failed, or what ends a stream of which none can be told."""
+        if ended.state.ended and ended.state.state != "succeeded":
+            return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
+        told = fault.describe(error)["error"]  # the stream alone is broken: it can be taken up behind the event before
+        body = told | {"type": "error", "sequence_number": self._base + self._at}
+        return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
+
+    def _of_end(self, ended: Ended) -> Subject:
+        return Subject(ended.state, self._of.task, self._of.asked)
+
+    def _begin_message(self) -> bytes:
+        self._spoken, self._index = True, self._index + 1
+        item = message_item(self._of, [], "in_progress")
+        added = self._event("response.output_item.added", OPENING, output_index=self._index, item=item)
+        part = _part("", (), self._refused)
+        return added + self._event("response.content_part.added", TEXT, **self._place(), part=part)
+
+    def _more_text(self, said: Said) -> bytes:
+        frames = b"" if self._spoken else self._begin_message()
+        told = max(self._after - self._base - TEXT - len(self._text), 0)
+        self._text += said.text
+        kind, at, delta = self._kind(), TEXT + len(self._text), said.text[told:]
+        fields = {} if self._refused else {"logprobs": _streamed(said.logprobs)}
+        return frames + self._event(f"response.{kind}.delta", at, **self._place(), delta=delta, **fields)
+
+    def _kind(self) -> str:
+        return "refusal" if self._refused else "output_text"
+
+    def _place(self) -> dict[str, Any]:
+        """Where the message's part is; the message comes first."""
+        return {"item_id": message_item(self._of, [], "")["id"], "output_index": 0, "content_index": 0}
+
+    def _end_block(self, logprobs: Any = None, status: str = "completed") -> bytes:
+        """Close what is open: the message, or the latest call."""
+        if self._calls and self._open_call:
+            return self._end_call()
+        if not self._spoken or self._message_done:
+            return b""
+        self._message_done = True
+        part, at = _part(self._text, logprobs, self._refused), TEXT + len(self._text)
+        said = {"refusal": self._text} if self._refused else {"text": self._text, "logprobs": _streamed(logprobs or ())}
+        item = message_item(self._of, [part], status)
+        text = self._event(f"response.{self._kind()}.done", at + 1, **self._place(), **said)
+        closed = self._event("response.content_part.done", at + 2, **self._place(), part=part)
+        return text + closed + self._event("response.output_item.done", at + 3, output_index=self._index, item=item)
+
+    def _begin_call(self, call: ToolCall) -> bytes:
+        self._at = max(self._at, TEXT + len(self._text) + 3)
+        frames = b"".join(map(self._searched, searched(self._of.asked.toolbox, call, self._calls)))
+        self._calls.append(call)
+        self._open_call, self._index = True, self._index + 1
+        item = call_item(self._of.asked.toolbox, call, "in_progress")
+        return frames + self._event("response.output_item.added", self._at + 1, output_index=self._index, item=item)
+
+    def _searched(self, item: Mapping[str, Any]) -> bytes:
+        """Part of a hosted search, from its beginning to its end."""
+        self._index += 1
+        kind, place = "response.output_item", {"output_index": self._index}
+        added = self._event(f"{kind}.added", self._at + 1, **place, item=tool_search.begun(item))
+        return added + self._event(f"{kind}.done", self._at + 1, **place, item=item)
+
+    def _more_arguments(self, text: str) -> bytes:
+        call, box = self._calls[-1], self._of.asked.toolbox
+        told = max(self._after - self._base - self._at, 0)
+        self._calls[-1] = call = replace(call, arguments=call.arguments + text)
+        if kind_of(box, call.name) != "function":  # what stands inside of JSON is told when it is whole
+            self._at += len(text)
+            return b""
+        place = {"item_id": item_id(box, call), "output_index": self._index}
+        return self._event("response.function_call_arguments.delta", self._at + len(text), **place, delta=text[told:])
+
+    def _end_call(self) -> bytes:
+        call, self._open_call = self._calls[-1], False
+        box = self._of.asked.toolbox
+        place = {"item_id": item_id(box, call), "output_index": self._index}
+        item = call_item(box, call, "completed")
+        kind, done = kind_of(box, call.name), b""
+        if kind == "custom":
+            custom = "response.custom_tool_call_input"
+            done = self._event(f"{custom}.delta", self._at, **place, delta=item["input"])
+            done += self._event(f"{custom}.done", self._at + 1, **place, input=item["input"])
+        elif kind == "function":
+            told = {"arguments": call.arguments, "name": item["name"]}
+            done = self._event("response.function_call_arguments.done", self._at + 1, **place, **told)
+        return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
+
+    def _event(self, kind: str, number: int, **fields: object) -> bytes:
+        """One frame, unless it was heard before."""
+        self._at, at = number, self._base + number
+        if at <= self._after:
+            return b""
+        body = orjson.dumps({"type": kind, "sequence_number": at, **fields})
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (at, kind.encode(), body)

@@ -1,0 +1,149 @@
+"""The request of `POST /v1/responses`: from checked JSON values to a `Task` and what else an order needs.
+
+`parameters.py` decides what becomes of every top-level field, `input.py` reads the items. Values never occur
+in an error.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, StringConstraints, ValidationError
+
+from app.core.message.chat import Form, Message, Sampling, Task, Text, Tool
+from app.errors import InvalidRequest
+from app.gateway.chat.request import MetadataKey, MetadataValue
+from app.gateway.responses.calls import paired
+from app.gateway.responses.input import Item, conversation, loaded
+from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
+from app.gateway.wire.baton_options import Extension, Wire
+from app.gateway.wire.parameters import RESPONSES, is_ignored
+from app.gateway.wire.response_formats import NamedSchema, schema_form
+from app.gateway.wire.validation_errors import NAME, check_kinds, refusal, unknown
+
+
+class FreeText(Wire):
+    """No form."""
+
+    type: Literal["text"]
+
+
+class AnyObject(Wire):
+    """Some JSON object."""
+
+    type: Literal["json_object"]
+
+
+class BySchema(NamedSchema):
+    """JSON that validates."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Wire):
+    """The form of the answer."""
+
+    format: Annotated[FreeText | AnyObject | BySchema, Discriminator("type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Wire):
+    """How much to think."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class StreamOptions(Wire):
+    """Accepted and not needed."""
+
+    include_obfuscation: bool = False
+
+
+class ResponsesRequest(Wire):
+    """The fields that are read."""
+
+    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=2_048, fail_fast=True)]
+    instructions: str | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MOST_LISTED, fail_fast=True)] = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: Annotated[list[str], Field(max_length=16, fail_fast=True)] = []
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] = {}
+    user: Annotated[str, StringConstraints(max_length=512)] | None = None
+    previous_response_id: Annotated[str, StringConstraints(pattern=r"^resp_[A-Za-z0-9_]{1,120}$")] | None = None
+    store: bool = True
+    background: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    baton: Extension | None = None
+    # Checked and noted; see parameters.py.
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    client_metadata: Annotated[dict[str, str], Field(max_length=64)] = {}
+
+
+def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, ...]]:
+    """The request, and the names of parameters that are ignored; raises `InvalidRequest` naming the field at fault."""
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given:
+        if name not in RESPONSES:
+            raise unknown(name if NAME.fullmatch(name) else None)
+    ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
+    given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
+    check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", spared=is_cached)
+    try:
+        request = ResponsesRequest.model_validate(given)
+    except ValidationError as error:
+        raise refusal(error, given) from None
+    if request.background and not request.store:
+        raise InvalidRequest("A background response must be stored: leave store out.", param="store")
+    return request, (*ignored, *left_out(request.tools))
+
+
+def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_before: Iterable[Tool] = ()) -> Task:
+    """The task: instructions, the conversation before with the tools that it put on offer, and what this request adds.
+
+    Raises `InvalidRequest`.
+    """
+    first = (Message("developer", (Text(request.instructions),)),) if request.instructions else ()
+    sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_output_tokens)
+    on_offer = (*loaded_before, *loaded(request.input if not isinstance(request.input, str) else ()))
+    told = request.top_logprobs is not None or "message.output_text.logprobs" in request.include
+    return Task(
+        (*first, *paired((*before, *given(request)))),
+        sampling,
+        request.user,
+        request.metadata,
+        toolbox=toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls, on_offer),
+        logprobs=(request.top_logprobs or 0) if told else None,
+        form=_form(request),
+    )
+
+
+def given(request: ResponsesRequest) -> tuple[Message, ...]:
+    """What this request adds to the conversation."""
+    if isinstance(request.input, str):
+        return (Message("user", (Text(request.input),)),)
+    return conversation(request.input)
+
+
+def _form(request: ResponsesRequest) -> Form | None:
+    asked = request.text.format if request.text is not None else None
+    if isinstance(asked, BySchema):
+        return schema_form(asked, "text.format.schema")
+    return Form() if isinstance(asked, AnyObject) else None

@@ -1,0 +1,140 @@
+"""Deferred tools of `/v1/responses`, and the search that puts them on offer.
+
+A hosted search is no model's here: what it could find is offered at once, which costs the worker the definitions'
+tokens, and the first call of each tool stands behind a search that has found it, without which clients would not know
+the tool. A search by the caller's side is a function to workers. What its outputs bring is on offer from then on, in
+this request and in those that go on with its response.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import StringConstraints
+
+from app.core.message.chat import Tool
+from app.errors import InvalidRequest
+from app.gateway.wire.baton_options import Wire
+
+NAME: Final = "tool_search"
+"""What workers call it."""
+SHOWN: Final = 400
+"""Characters of a deferred tool's description that the search is told with."""
+OFFERS: Final = "Finds tools that are not offered yet. Those that it finds are offered from then on."
+Execution = Literal["server", "client"]
+
+
+class ToolSearch(Wire):
+    """A search for deferred tools."""
+
+    type: Literal["tool_search"]
+    execution: Execution | None = None
+    description: Annotated[str, StringConstraints(max_length=65_536)] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int) -> list[Tool]:
+    """What a worker is offered of a request's tools and of those that were `loaded`; a request's own definition counts.
+
+    Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
+    """
+    deferred = {tool.name for tool in tools if "deferred" in (tool.spelling or {})}
+    found: dict[str, Tool] = {}
+    for tool in loaded:
+        found.pop(tool.name, None)
+        found[tool.name] = tool
+    if len(searches) > 1 or (not searches and NAME not in found and deferred - found.keys()):
+        said = "one tool_search at most" if searches else "a deferred tool needs a tool_search beside it that finds it"
+        raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
+    mine = [search for search in searches if search.execution == "client"]
+    held = deferred if mine else set()
+    always = {tool.name for tool in tools} - held | ({NAME} if mine else set())
+    late = [name for name in found if name not in always]
+    late = late[max(len(late) + len(always) - most, 0) :]
+    own = [_marked(tool, found) for tool in tools if tool.name not in held or tool.name in late]
+    others = set(late) - {tool.name for tool in own}
+    functions = [as_function(search, [tool for tool in tools if tool.name in deferred]) for search in mine]
+    return [*own, *functions, *(found[name] for name in late if name in others)]
+
+
+def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:
+    """Of a deferred one, which search has found it."""
+    if tool.name not in found or "deferred" not in (tool.spelling or {}):
+        return tool
+    return replace(tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(found[tool.name]), "asked": True})
+
+
+def load(tool: Tool, call_id: str) -> Tool:
+    """A tool that was put on offer by the output of a call; or, without one, otherwise."""
+    return replace(tool, spelling={**(tool.spelling or {}), "loaded": call_id})
+
+
+def loaded_by(tool: Tool) -> str | None:
+    """The call whose output put it on offer; empty if none did, None for a tool that was not loaded."""
+    return (tool.spelling or {}).get("loaded")
+
+
+def is_hidden(tool: Tool) -> bool:
+    """Whether it is on offer though no search that the caller knows of has found it."""
+    return "deferred" in (tool.spelling or {}) and loaded_by(tool) is None
+
+
+def hosted(tool: Tool, call_id: str, spelled: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A search that has found a tool for a call, and its output, as items; `spelled` is the tool as the caller does."""
+    told = {"status": "completed", "execution": "server", "call_id": None}
+    called = {"id": f"tsc_{call_id}", "type": "tool_search_call", **told, "arguments": {"paths": [_surface(tool)[0]]}}
+    return [called, {"id": f"tso_{call_id}", "type": "tool_search_output", **told, "tools": spelled}]
+
+
+def begun(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Such an item before it is whole."""
+    empty: dict[str, Any] = {"arguments": {}} if "arguments" in item else {"tools": []}
+    return {**item, "status": "in_progress", **empty}
+
+
+def of_request(tool: Tool) -> bool:
+    """Whether it stands among the request's own tools."""
+    return loaded_by(tool) is None or "asked" in (tool.spelling or {})
+
+
+def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
+    """A search by the caller's side. Unless the request says what it takes, it takes names, as OpenAI's does."""
+    known = dict(_surface(tool) for tool in deferred)
+    listed = "".join(f"\n- {name}: {about[:SHOWN]}" for name, about in known.items())
+    told = (search.description or OFFERS) + (f"\n\nIt can find:{listed}" if listed else "")
+    spelled = search.model_dump(exclude_none=True)
+    return Tool(NAME, told, search.parameters or _paths(list(known)), spelling={"search": spelled})
+
+
+def _surface(tool: Tool) -> tuple[str, str]:
+    """What a deferred tool is found by: its own name, or that of its namespace; and what that is about."""
+    spelling = tool.spelling or {}
+    if "namespace" in spelling:
+        return spelling["namespace"], spelling["about"] or ""
+    return tool.name, spelling.get("said", tool.description)
+
+
+def _paths(known: list[str]) -> dict[str, Any]:
+    path = {"type": "string", "enum": known} if known else {"type": "string"}
+    properties = {"paths": {"type": "array", "items": path}}
+    return {"type": "object", "properties": properties, "required": ["paths"], "additionalProperties": False}
+
+
+def arguments_of(given: object) -> str:
+    """The arguments of an earlier call, as a worker would have written them."""
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def arguments_in(text: str) -> object:
+    """The arguments of a call as its item has them; of one that has only begun, none."""
+    try:
+        return orjson.loads(text) if text else {}
+    except ValueError:  # what replies cannot hold, such as half of a surrogate pair, is passed on as it was written
+        return {"arguments": text}
+
+
+def outcome(names: Sequence[str]) -> str:
+    """What a worker is told of an output: the definitions themselves stand among its tools."""
+    return f"These tools are on offer now: {', '.join(names)}." if names else "No tool was found."

@@ -1,0 +1,317 @@
+"""The tools of `/v1/responses` as functions that any worker can call, and their calls as the caller knows them.
+
+A worker is offered functions only. Those of a namespace get its name before theirs, and `custom_tools.py` makes one of
+a tool that takes free text. How the caller spelled a tool stands beside it in the task (`Tool.spelling`), so that every
+reply, of any process, spells it so again.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Field, StringConstraints
+
+from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall
+from app.core.message.response_format import is_closed
+from app.errors import InvalidRequest
+from app.gateway.responses.tool_search import (
+    ToolSearch,
+    arguments_in,
+    hosted,
+    is_hidden,
+    load,
+    loaded_by,
+    of_request,
+    on_offer,
+)
+from app.gateway.wire import custom_tools
+from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.response_formats import check
+
+MOST: Final = 128
+"""Tools on offer at once."""
+MOST_LISTED: Final = 1_024
+"""Entries of `tools`, deferred ones among them."""
+NAME_LENGTH: Final = 64
+Kind = Literal["function", "custom", "search"]
+TYPES: Final[Mapping[Kind, str]] = {
+    "function": "function_call",
+    "custom": "custom_tool_call",
+    "search": "tool_search_call",
+}
+PREFIXES: Final[Mapping[Kind, str]] = {"function": "fc", "custom": "ctc", "search": "tsc"}
+"""Of the ids of items."""
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Description = Annotated[str, StringConstraints(max_length=65_536)] | None
+Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
+"""Who may call a function: the model itself, and no program of its."""
+
+
+class FunctionTool(Wire):
+    """A function of the caller's."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Description = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: Direct = None
+    defer_loading: bool | None = None
+    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class AnyText(Wire):
+    """Whatever text."""
+
+    type: Literal["text"]
+
+
+class Grammar(Wire):
+    """Text by a grammar."""
+
+    type: Literal["grammar"]
+    syntax: custom_tools.Syntax
+    definition: Annotated[str, StringConstraints(max_length=65_536)]
+
+
+class CustomTool(Wire):
+    """A tool of the caller's that takes free text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Description = None
+    format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
+    allowed_callers: Direct = None
+    defer_loading: bool | None = None
+    is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
+
+
+class Namespace(Wire):
+    """Tools that belong together."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: Description = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Discriminator("type")]], Field(max_length=MOST, fail_fast=True)
+    ]
+
+
+class CachedSearch(Wire):
+    """A search that may not reach the web, as Codex offers one by default: left out, and noted."""
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+    search_context_size: str | None = None
+    user_location: dict[str, Any] | None = None
+    filters: dict[str, Any] | None = None
+    search_content_types: list[str] | None = None
+
+
+AnyTool = Annotated[FunctionTool | CustomTool | Namespace | ToolSearch | CachedSearch, Discriminator("type")]
+Loadable = Annotated[FunctionTool | CustomTool | Namespace, Discriminator("type")]
+"""What the items of a conversation may put on offer."""
+
+
+class Named(Wire):
+    """A tool by its name: the one that must be called, or one of those that may be."""
+
+    type: Literal["function", "custom"]
+    name: FunctionName
+
+
+class AllowedTools(Wire):
+    """Some of the tools on offer, and whether one of them must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MOST, fail_fast=True)]
+
+
+Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, Discriminator("type")]
+
+
+def is_cached(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool is a `CachedSearch`."""
+    return tool.get("type") == "web_search" and tool.get("external_web_access") is False
+
+
+def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
+    """What of the tools is only noted."""
+    return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
+
+
+def flat(namespace: str | None, name: str) -> str:
+    """What a worker calls a tool of a namespace; the same for the same two names at any time.
+
+    OpenAI has a function that a search has found in a namespace of its own name.
+    """
+    if namespace is None or namespace == name:
+        return name
+    joined = f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
+    if len(joined) <= NAME_LENGTH:
+        return joined
+    return f"{joined[: NAME_LENGTH - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+
+
+def toolbox_of(asked: Sequence[AnyTool], choice: Choice | None, parallel: bool, loaded: Iterable[Tool] = ()) -> Toolbox:
+    """The functions of a request and how they are to be used; `loaded` are those that its conversation put on offer.
+
+    Raises `InvalidRequest` naming the field at fault.
+    """
+    searches = [tool for tool in asked if isinstance(tool, ToolSearch)]
+    tools = tuple(on_offer(tuple(functions(asked, "tools")), searches, loaded, MOST))
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise InvalidRequest("There are no tools to choose from.", param="tool_choice", code="invalid_value")
+        return NO_TOOLS
+    names = {tool.name for tool in tools}
+    if len(names) < len(tools):
+        raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
+    if len(tools) > MOST:
+        said = f"At most {MOST} tools are on offer at once; of more, let a tool_search of your side find some."
+        raise InvalidRequest(said, param="tools", code="array_above_max_length")
+    if isinstance(choice, Named):
+        return Toolbox(tools, "named", _known([choice], names, "tool_choice.name").pop(), parallel)
+    if isinstance(choice, AllowedTools):
+        allowed = _known(choice.tools, names, "tool_choice.tools")
+        return Toolbox(tuple(tool for tool in tools if tool.name in allowed), choice.mode, parallel=parallel)
+    return Toolbox(tools, choice or "auto", parallel=parallel)
+
+
+def _known(chosen: Iterable[Named], names: set[str], param: str) -> set[str]:
+    found = {one.name for one in chosen}
+    if not found <= names:
+        raise InvalidRequest("It names none of the tools.", param=param, code="invalid_value")
+    return found
+
+
+def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
+    """Tools as functions; `param` is where they stand in the request. Raises `InvalidRequest`."""
+    for place, tool in enumerate(asked):
+        if isinstance(tool, Namespace):
+            about = {"namespace": tool.name, "about": tool.description}
+            for at, one in enumerate(tool.tools):
+                made = _function(one, f"{param}[{place}].tools[{at}]")
+                told = "\n\n".join(filter(None, (tool.description, made.description)))
+                spelling = {"name": one.name, **about, "said": made.description, **(made.spelling or {})}
+                yield replace(made, name=flat(tool.name, one.name), description=told, spelling=spelling)
+        elif isinstance(tool, ToolSearch):
+            _checked(tool.parameters, f"{param}[{place}]")
+        elif not isinstance(tool, CachedSearch):
+            yield _function(tool, f"{param}[{place}]")
+
+
+def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
+    """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
+    said = tool.description or ""
+    if isinstance(tool, CustomTool):
+        grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
+        spelled = tool.format.model_dump() if tool.format is not None else None
+        made = custom_tools.as_function(tool.name, said, spelled, grammar)
+    else:
+        _checked(tool.parameters, param)
+        strict = is_closed(tool.parameters) if tool.strict is None else tool.strict
+        made = Tool(tool.name, said, tool.parameters, strict)
+    return replace(made, spelling={**(made.spelling or {}), "deferred": True}) if tool.defer_loading else made
+
+
+def _checked(parameters: dict[str, Any] | None, param: str) -> None:
+    if parameters is not None:
+        check(parameters, f"{param}.parameters")
+
+
+def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:
+    """What workers call them."""
+    return [
+        name
+        for tool in tools
+        for name in ([flat(tool.name, one.name) for one in tool.tools] if isinstance(tool, Namespace) else [tool.name])
+    ]
+
+
+def described(toolbox: Toolbox) -> list[dict[str, Any]]:
+    """`tools` of a response: as they were sent."""
+    return spelled(filter(of_request, toolbox.tools))
+
+
+def spelled(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """Tools as the caller knows them."""
+    told: list[dict[str, Any]] = []
+    for tool in tools:
+        spelling = tool.spelling or {}
+        if "namespace" not in spelling:
+            told.append(_described(tool))
+            continue
+        head = {"type": "namespace", "name": spelling["namespace"], "description": spelling["about"] or ""}
+        if not told or told[-1].get("type") != "namespace" or told[-1]["name"] != head["name"]:
+            told.append(head | {"tools": []})
+        told[-1]["tools"].append(_described(tool))
+    return told
+
+
+def _described(tool: Tool) -> dict[str, Any]:
+    spelling: Mapping[str, Any] = tool.spelling or {}
+    if "search" in spelling:
+        return dict(spelling["search"])
+    said = {"name": spelling.get("name", tool.name), "description": spelling.get("said", tool.description) or None}
+    said |= {"defer_loading": True} if "deferred" in spelling else {}
+    if "format" in spelling:
+        return {"type": "custom", **said, "format": spelling["format"] or {"type": "text"}}
+    return {"type": "function", **said, "parameters": tool.parameters, "strict": tool.strict}
+
+
+def chosen(toolbox: Toolbox) -> object:
+    """`tool_choice` of a response."""
+    if toolbox.choice != "named":
+        return toolbox.choice
+    return {"type": "custom" if kind_of(toolbox, toolbox.named) == "custom" else "function", "name": toolbox.named}
+
+
+def kind_of(toolbox: Toolbox, name: str) -> Kind:
+    """What of the caller's that function stands for."""
+    spelling = _spelling(toolbox, name)
+    return "search" if "search" in spelling else "custom" if "format" in spelling else "function"
+
+
+def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:
+    """A call as an item of the output; `arguments` need not be whole yet."""
+    spelling, kind = _spelling(toolbox, call.name), kind_of(toolbox, call.name)
+    head = {"id": item_id(toolbox, call), "type": TYPES[kind], "call_id": call.id}
+    if kind == "search":
+        return head | {"status": status, "execution": "client", "arguments": arguments_in(call.arguments)}
+    name = spelling.get("name", call.name)
+    own = (
+        name if spelling.keys() & {"deferred", "loaded"} else None
+    )  # as of OpenAI's calls: a client of its looks there
+    namespace = spelling.get("namespace", own)
+    head |= {"name": name} | ({"namespace": namespace} if namespace is not None else {})
+    if kind == "custom":
+        return head | {"input": custom_tools.text_of(call.arguments)}
+    return head | {"status": status, "arguments": call.arguments}
+
+
+def searched(toolbox: Toolbox, call: ToolCall, before: Iterable[ToolCall]) -> list[dict[str, Any]]:
+    """The items of a hosted search that stand before a call: of each tool, before the first of a reply's calls."""
+    tool = next((tool for tool in toolbox.tools if tool.name == call.name), None)
+    if tool is None or not is_hidden(tool) or any(one.name == call.name for one in before):
+        return []
+    return hosted(tool, call.id, spelled([tool]))
+
+
+def found_by(toolbox: Toolbox, calls: Iterable[ToolCall]) -> list[Tool]:
+    """The tools that are on offer from a response on: those that were loaded before, and those that its calls named."""
+    called = {call.name for call in calls}
+    hidden = [load(tool, "") for tool in toolbox.tools if is_hidden(tool) and tool.name in called]
+    return [*(tool for tool in toolbox.tools if loaded_by(tool) is not None), *hidden]
+
+
+def item_id(toolbox: Toolbox, call: ToolCall) -> str:
+    """A call's item goes by its id."""
+    return f"{PREFIXES[kind_of(toolbox, call.name)]}_{call.id}"
+
+
+def _spelling(toolbox: Toolbox, name: str) -> Mapping[str, Any]:
+    return next((tool.spelling or {} for tool in toolbox.tools if tool.name == name), {})

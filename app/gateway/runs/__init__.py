@@ -1,0 +1,1 @@
+"""`/v1/runs` and `/v1/models`: the audit trail, feedback, cancellation, and what can be asked for."""

@@ -1,0 +1,51 @@
+"""Stopping a run from anywhere: the wish goes into its journal, and its driver, wherever that is, is told of it.
+
+The journal is what counts. A driver that is not told sees it when it next renews its lease; where there is no driver,
+because it was lost or because the run waits for tool results, whoever takes the run over sees it first. A run that has
+ended stays as it is.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from app.core.run.events import Draft, Kind
+from app.errors import QueueUnavailable, RunEnded
+from app.gateway.http.context import Gate
+from app.stepqueue.protocol import Committed, StepQueue
+from app.store.protocol import Entry, RunRow, Store
+
+PATIENCE, PAUSE = 3.0, 0.05
+"""Seconds that a caller waits for the end that it has asked for, and between two looks."""
+
+
+async def ask(store: Store, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
+    """Journal the wish that a run should end, unless it is there already or comes too late."""
+    if row.ended_at is not None:
+        return
+    if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
+        return
+    try:
+        appended = await store.append(Entry(row.id, now, (Draft(Kind.CANCEL_ASKED, {"by": by}),)))
+    except RunEnded:
+        return
+    if queue is not None and row.driver:
+        with suppress(QueueUnavailable):
+            await queue.tell(row.driver, [Committed(row.id, appended.events)])
+
+
+async def stop(gate: Gate, row: RunRow) -> RunRow:
+    """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then."""
+    await ask(gate.store, gate.queue, row, "caller", gate.now())
+    if not row.driver or row.lease_until <= gate.now():
+        gate.drivers.sweep_soon()
+    return await settled(gate.store, row, PATIENCE)
+
+
+async def settled(store: Store, row: RunRow, patience: float) -> RunRow:
+    """The run's row once it has ended, or as it is when patience ends (seconds)."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            while row.ended_at is None:
+                await asyncio.sleep(PAUSE)
+                row = await store.run(row.id)
+    return row

@@ -1,0 +1,105 @@
+"""Turns and tool calls of a run as its auditor reads them; the rest of the audit trail is in `audit.py`.
+
+A run that waits for tool results has one turn for each request that its caller made. Whose tool was called, and when,
+is metadata; what it was called with and what came back is content.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import Image, Message, Part, Text, Usage, message_from_json, usage_from_json
+from app.core.run.bill import bill
+from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.state import RunState, StepState
+from app.gateway.chat.reply import dollars, figures
+from app.gateway.chat.tools import wire_calls
+
+
+def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """One record for each of the caller's requests, with what that turn used."""
+    shown = [_begun(0, events[0])]
+    for event in events:
+        if event.kind is Kind.AWAITING:
+            body = event.body
+            shown[-1] |= _used(event.at, usage_from_json(body["usage"]), body["usd"])
+            shown[-1] |= {"finish": "tool_calls", "results_until": body["until"]}
+        elif event.kind is Kind.RESUMED:
+            shown.append(_begun(event.body["turn"], event))
+        elif event.kind in TERMINAL and shown[-1]["ended_at"] is None:
+            shown[-1] |= {"ended_at": event.at, "finish": event.body.get("finish")}
+    if shown[-1]["results_until"] is None:
+        split = bill(state)
+        shown[-1] |= _used(shown[-1]["ended_at"], split.turn, split.turn_usd)
+    return shown
+
+
+def _begun(number: int, event: Event) -> dict[str, Any]:
+    return {
+        "number": number,
+        "at": event.at,
+        "deadline": event.body["deadline"],
+        "stream": event.body["streams"],
+        "ended_at": None,
+        "finish": None,
+        "results_until": None,
+    }
+
+
+def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
+    return {"ended_at": at, "usage": figures(usage), "cost_usd": dollars(usd)}
+
+
+def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Each use of tools by a step: which, when, and when the results came."""
+    asked = [event for event in events if event.kind is Kind.STEP_AWAITING and event.body["n"] == step.n]
+    came = [event.at for event in events if event.kind is Kind.STEP_RESULTS and event.body["n"] == step.n]
+    answered: list[float | None] = [*came, *[None] * (len(asked) - len(came))]
+    return [
+        {
+            "turn": exchange.turn,
+            "attempt": exchange.call,
+            "worker": exchange.worker,
+            "at": event.at,
+            "calls": [dict(call) for call in event.body["calls"]],
+            "answered_at": at,
+        }
+        for exchange, event, at in zip(step.exchanges, asked, answered, strict=True)
+    ]
+
+
+def refs(step: StepState) -> set[str]:
+    """The content that `full` wants."""
+    return {ref for one in step.exchanges for ref in (one.said, one.results)} - {""}
+
+
+def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The same with what the worker said and what came back; null where that was erased, or has not come yet."""
+    shown = exchanges(step, events)
+    for record, exchange in zip(shown, step.exchanges, strict=True):
+        said, came = texts.get(exchange.said), texts.get(exchange.results) if exchange.results else None
+        record["said"] = message(message_from_json(orjson.loads(said))) if said is not None else None
+        record["results"] = (
+            [message(message_from_json(one)) for one in orjson.loads(came)] if came is not None else None
+        )
+    return shown
+
+
+def message(one: Message) -> dict[str, Any]:
+    """A message as OpenAI writes it, and beside it what its provider wants back with it."""
+    shown: dict[str, Any] = {"role": one.role, "content": [_part(part) for part in one.parts]}
+    if one.calls:
+        shown["tool_calls"] = wire_calls(one.calls)
+    if one.call_id:
+        shown |= {"tool_call_id": one.call_id, "failed": one.failed}
+    if one.keepsake:
+        shown["keepsake"] = one.keepsake
+    return shown | ({"name": one.name} if one.name else {})
+
+
+def _part(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    assert isinstance(part, Image)
+    return {"type": "image_url", "image_url": {"url": part.url, "detail": part.detail}}

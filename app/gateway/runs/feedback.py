@@ -1,0 +1,95 @@
+"""`POST /v1/runs/{id}/feedback`: what the caller says a run's answer was worth.
+
+A rating is added and never altered; where one source rates a run again, its latest rating counts. It may come whenever
+the run has ended, and as often as somebody changes their mind, up to the bound of `rows/feedback.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field, StringConstraints, ValidationError
+from starlette.responses import Response
+
+from app.core.rating.feedback import Feedback
+from app.errors import Conflict, InvalidRequest
+from app.gateway.http.auth import Caller
+from app.gateway.http.context import Gate
+from app.gateway.wire.baton_options import Label, Wire
+from app.gateway.wire.validation_errors import refusal
+from app.store.protocol import Once, RunRow
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]
+THUMBS: Mapping[str, float] = {"up": 1.0, "down": 0.0}
+
+
+class FeedbackRequest(Wire):
+    """A score, a thumb (up is 1, down is 0) or a label, or a label beside one of the others."""
+
+    score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    thumbs: Literal["up", "down"] | None = None
+    label: Label | None = None
+    comment: Annotated[str, StringConstraints(max_length=4_000)] = ""
+    source: Name = "user"
+    version: Name | Literal[""] = ""
+
+
+async def take(gate: Gate, row: RunRow, caller: Caller, body: Mapping[str, Any], once: Once | None) -> Response:
+    """Store the rating and show it. With a claim (`once`) the same request stores the same rating.
+
+    Raises `InvalidRequest` for a body that rates nothing, and `Conflict` for a run that has not ended.
+    """
+    asked = _read(body)
+    if row.ended_at is None:
+        raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
+    given = Feedback(
+        id=f"fb_{once.id[:32]}" if once is not None else gate.name("fb"),
+        run=row.id,
+        tenant=row.tenant,
+        key=caller.key.id,
+        at=gate.now(),
+        kind="explicit",
+        source=asked.source,
+        version=asked.version,
+        score=THUMBS[asked.thumbs] if asked.thumbs is not None else asked.score,
+        label=asked.label or "",
+        comment=asked.comment,
+    )
+    kept = await gate.store.rate(given)
+    gate.telemetry.count("baton_feedback_total", row.tier, kept.kind)
+    return Response(
+        orjson.dumps({"object": "run.feedback", "run": row.id, **shown(kept)}), media_type="application/json"
+    )
+
+
+def _read(body: Mapping[str, Any]) -> FeedbackRequest:
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        asked = FeedbackRequest.model_validate(given)
+    except ValidationError as error:
+        raise refusal(error, given) from None
+    if asked.score is not None and asked.thumbs is not None:
+        raise InvalidRequest("Give a score or a thumb, not both.", param="thumbs")
+    if asked.score is None and asked.thumbs is None and asked.label is None:
+        raise InvalidRequest("Give a score from 0 to 1, a thumb (up or down) or a label.", param="score")
+    return asked
+
+
+def shown(one: Feedback) -> dict[str, Any]:
+    """A rating without its comment, which is content."""
+    return {
+        "id": one.id,
+        "at": one.at,
+        "kind": one.kind,
+        "source": one.source,
+        "version": one.version or None,
+        "score": one.score,
+        "label": one.label or None,
+        "commented": bool(one.comment),
+    }
+
+
+def listed(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
+    """All ratings of a run, oldest first; what callers said, what rules found and what callers did apart."""
+    kinds = ("explicit", "grader", "implicit")
+    return {kind: [shown(one) for one in given if one.kind == kind] for kind in kinds}

@@ -1,0 +1,109 @@
+"""`GET /v1/models`: tiers and their aliases as OpenAI's model objects, with limits, pool and prices in `baton`.
+
+Who says `anthropic-version` is told of them as Anthropic does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.core.plan.arms import listed, tier_for
+from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
+from app.gateway.http.auth import Caller, Keys
+from app.gateway.http.context import Gate
+from app.gateway.wire.baton_options import resolve_tier
+from app.store.protocol import KeyRow
+
+
+def routes(gate: Gate, keys: Keys) -> APIRouter:
+    """The model routes; any valid key may ask, and sees the tiers that it may use."""
+    router = APIRouter()
+    anybody = keys.needs()
+    created = int(gate.now())
+
+    @router.get("/v1/models")
+    async def models(request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+        catalog, told = gate.catalog(), _teller(request)
+        data = [told(catalog, name, created) for name in _usable(catalog, caller.key)]
+        whole: dict[str, Any] = {"object": "list", "data": data}
+        if told is describe_to_anthropic:
+            ends = [one["id"] for one in data[:1] + data[-1:]] or [None]
+            whole = {"data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
+        return Response(orjson.dumps(whole), media_type="application/json")
+
+    @router.get("/v1/models/{model:path}")
+    async def model(model: str, request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+        catalog = gate.catalog()
+        resolve_tier(catalog, caller.key, model)
+        return Response(orjson.dumps(_teller(request)(catalog, model, created)), media_type="application/json")
+
+    return router
+
+
+def _usable(catalog: Catalog, key: KeyRow) -> Iterator[str]:
+    usable = [tier for tier in catalog.tiers.values() if not key.tiers or tier.name in key.tiers]
+    yield from (tier.name for tier in usable)
+    yield from (name for name in catalog.aliases if catalog.tier(name) in usable)
+    yield from (name for tier in usable for name in listed(catalog, tier))
+
+
+def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
+    """A model object for the name of a tier that there is, an alias of one, or an arm."""
+    tier = tier_for(catalog, name)
+    assert tier is not None
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "baton",
+        "baton": {
+            "tier": tier.name,
+            "alias": name != tier.name,
+            "description": tier.description,
+            "conductor": tier.conductor.kind,
+            "pool": list(tier.pool),
+            "effort": tier.effort,
+            "efforts": {effort: _limits(limits) for effort, limits in tier.efforts.items()},
+            "prices": _prices(catalog, tier),
+            "catalog": catalog.digest,
+            "rehearsal": catalog.rehearsal,
+        },
+    }
+
+
+def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
+    """The same as Anthropic's model object."""
+    model = describe(catalog, name, created)
+    at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    named = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
+    return named | {"baton": model["baton"]}
+
+
+def _teller(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
+    return describe_to_anthropic if "anthropic-version" in request.headers else describe
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    return asdict(limits) | {"usd": limits.usd / MILLION}
+
+
+def _prices(catalog: Catalog, tier: Tier) -> dict[str, Any]:
+    """The range over the pool, in dollars per million tokens."""
+    workers = [catalog.workers[name] for name in tier.pool]
+    kinds: dict[str, Callable[[Worker], int]] = {
+        "input": lambda worker: worker.price.input,
+        "cached": lambda worker: worker.price.cached,
+        "output": lambda worker: worker.price.output,
+    }
+    return {kind: _range(map(pick, workers)) for kind, pick in kinds.items()}
+
+
+def _range(prices: Iterable[int]) -> dict[str, float]:
+    known = sorted(prices)
+    return {"min": known[0] / MILLION, "max": known[-1] / MILLION}

@@ -1,0 +1,1 @@
+"""What the wire formats share: parameters, response formats, custom tools and validation errors."""

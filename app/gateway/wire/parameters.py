@@ -1,0 +1,231 @@
+"""What becomes of every top-level field of OpenAI's completion requests, decided here and nowhere else.
+
+honoured    it is read and acted upon
+ignored     it is checked and noted in the journal, and changes nothing, as OpenAI too may do
+refused     a 400 names it, unless its value asks for nothing (`neutral`), which is then noted as ignored
+
+`document()` writes the same decisions down for callers: `python -m app.gateway.wire.parameters > deploy/parameters.md`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from app.core.records import record
+from app.errors import InvalidRequest
+from app.gateway.wire.unsupported_routes import NOT_OFFERED
+
+Decision = Literal["honoured", "ignored", "refused"]
+
+
+@record(frozen=True, slots=True)
+class Parameter:
+    """One row. `note` is for callers; `neutral` holds the values that a refused parameter may have all the same."""
+
+    decision: Decision
+    note: str
+    neutral: tuple[object, ...] = ()
+
+
+def _honoured(note: str) -> Parameter:
+    return Parameter("honoured", note)
+
+
+def _ignored(note: str) -> Parameter:
+    return Parameter("ignored", note)
+
+
+def _refused(note: str, *neutral: object) -> Parameter:
+    return Parameter("refused", note, neutral)
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    "model": _honoured("A tier or an alias of one; `GET /v1/models` lists those that the key may use."),
+    "messages": _honoured("At most 2,048. Texts, images as `data:` URLs or by reference, tool calls and results."),
+    "stream": _honoured("Server-sent events; the whole reply is the same text and usage."),
+    "stream_options": _honoured("`include_usage`; `include_obfuscation` changes nothing."),
+    "max_tokens": _honoured("Caps the final answer, not the orchestration, which the budget caps."),
+    "max_completion_tokens": _honoured("The newer name of `max_tokens`; not both."),
+    "temperature": _honoured("0 to 2. Passed to every step."),
+    "top_p": _honoured("0 to 1. Passed to every step."),
+    "stop": _honoured("At most 4 texts. Passed to the answering step."),
+    "seed": _honoured("Passed to every step."),
+    "presence_penalty": _honoured("-2 to 2. Passed to the answering step."),
+    "frequency_penalty": _honoured("-2 to 2. Passed to the answering step."),
+    "logit_bias": _honoured("-100 to 100. Passed to the answering step; token ids are its worker's, so pin one."),
+    "logprobs": _honoured("Of the answer. Only workers may take part whose provider has the option `logprobs`."),
+    "top_logprobs": _honoured("0 to 20, with `logprobs`."),
+    "reasoning_effort": _honoured("The tier's limits for that effort, or for the nearest lower one that it has."),
+    "user": _honoured("Kept with the task."),
+    "metadata": _honoured("Kept with the task: at most 16 entries of at most 64 and 512 characters."),
+    "baton": _honoured("Baton's extension: budget, pool, labels, plan, stream_steps, on_disconnect, explore."),
+    # Tools and formats of the answer.
+    "tools": _honoured(
+        "At most 128 functions and custom tools, whose grammar is told in words and kept by no decoder. Only workers "
+        "with `tools` may take part."
+    ),
+    "tool_choice": _honoured("`none`, `auto`, `required`, a tool, or `allowed_tools`. Binds the answering step."),
+    "parallel_tool_calls": _honoured("`false`: at most one call of each step in a reply."),
+    "functions": _refused("Deprecated by OpenAI in favour of `tools`.", []),
+    "function_call": _refused("Deprecated by OpenAI in favour of `tool_choice`.", "none"),
+    "response_format": _honoured(
+        "JSON, or JSON by a schema of at most 64 KiB: the whole answer validates, or the run fails with "
+        "`answer_off_form`. An answer cut off by `max_tokens` is passed on, as OpenAI does. Streamed as it comes only "
+        "under a `strict` schema and by a worker that can be held to it; or, by one whose provider has the option "
+        "`open_schemas`, under any that does not combine schemas (`oneOf`, `allOf`, `not`, `if` and their like)."
+    ),
+    # What changes nothing about the answer.
+    "store": _ignored("Every run is journaled; how long its content is kept is the operator's choice."),
+    "service_tier": _ignored("There is one; replies say `default`."),
+    "safety_identifier": _ignored("Send `user` to have an end user kept with the task."),
+    "prompt_cache_key": _ignored("Providers cache by prefix."),
+    "prompt_cache_retention": _ignored("Providers decide."),
+    "prompt_cache_options": _ignored("Providers decide."),
+    "verbosity": _ignored("Say it in the conversation."),
+    # What cannot be had.
+    "n": _refused("A run gives one answer: send the request again for another.", 1),
+    "modalities": _refused("Answers are text.", ["text"]),
+    "audio": _refused("Answers are text."),
+    "prediction": _refused("No worker is sent one."),
+    "web_search_options": _refused("No worker searches the web on Baton's behalf."),
+    "moderation": _refused("Answers are not moderated on the way."),
+}
+
+SHARED: Final = (
+    *("model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "stop", "seed", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "user", "baton"),
+)
+COMPLETIONS: Final[Mapping[str, Parameter]] = {
+    "prompt": _honoured("One text, which becomes the user's message; no tokens."),
+    **{name: PARAMETERS[name] for name in SHARED},
+    "n": PARAMETERS["n"],
+    "best_of": _refused("A run gives one answer.", 1),
+    "echo": _refused("The answer comes alone.", False),
+    "suffix": _refused("No worker is told what follows.", ""),
+    "logprobs": _refused("Ask `/v1/chat/completions` for them."),
+}
+"""Those of the legacy route."""
+
+
+RESPONSES: Final[Mapping[str, Parameter]] = {
+    "model": PARAMETERS["model"],
+    "input": _honoured(
+        "A text, or items: messages, calls of functions and of custom tools, searches for tools, their outputs, "
+        "additional tools, references to items of stored responses; reasoning items are left out."
+    ),
+    "instructions": _honoured("A message before the conversation; not carried over to the next response."),
+    "previous_response_id": _honoured("Goes on with that response's conversation, or its waiting run."),
+    "tools": _honoured(
+        "At most 128 functions, also in namespaces, and custom tools, whose grammar is told in words and kept by no "
+        "decoder. A `tool_search` of `execution: client` is a function to workers, and what is deferred is on offer "
+        "once an output of it brings it; without `execution: client`, what is deferred is on offer at once, and what "
+        "is called of it has been found by a search in the reply. A "
+        "`web_search` without `external_web_access` is left out; other hosted ones are refused."
+    ),
+    "tool_choice": PARAMETERS["tool_choice"],
+    "parallel_tool_calls": PARAMETERS["parallel_tool_calls"],
+    "text": _honoured("`format` as `response_format` of a chat completion; `verbosity` changes nothing."),
+    "reasoning": _honoured(
+        "`effort`: the tier's limits for it; the others change nothing, and `mode: pro` is refused."
+    ),
+    "max_output_tokens": PARAMETERS["max_tokens"],
+    "temperature": PARAMETERS["temperature"],
+    "top_p": PARAMETERS["top_p"],
+    "top_logprobs": _honoured("0 to 20, of the answer's tokens."),
+    "include": _honoured("`message.output_text.logprobs`; the others change nothing."),
+    "metadata": PARAMETERS["metadata"],
+    "user": PARAMETERS["user"],
+    "store": _honoured("false: the response cannot be retrieved. Its run is journaled all the same."),
+    "background": _honoured("The reply comes at once; the run goes on whatever becomes of the connection."),
+    "stream": _honoured("Server-sent events in OpenAI's order; see `GET /v1/responses/{id}?stream=true`."),
+    "stream_options": _honoured("`include_obfuscation` changes nothing."),
+    "baton": PARAMETERS["baton"],
+    **{
+        name: PARAMETERS[name]
+        for name in (
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prompt_cache_options",
+        )
+    },
+    "truncation": _ignored("The conversation is passed on whole."),
+    "max_tool_calls": _ignored("There are no built-in tools to count."),
+    "client_metadata": _ignored("Codex's own. Send `metadata` to have something kept with the task."),
+    "access_programs": _refused("There are none."),
+    "context_management": _refused("The conversation is passed on as it is.", []),
+    "conversation": _refused("Send `previous_response_id`, or the whole conversation."),
+    "image": _refused("Answers are text."),
+    "moderation": PARAMETERS["moderation"],
+    "prompt": _refused("Baton keeps no prompts: send the text."),
+}
+"""Those of `POST /v1/responses`."""
+
+
+def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
+    """Whether a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
+    row = table[name]
+    if row.decision != "refused":
+        return row.decision == "ignored"
+    if not any(type(value) is type(neutral) and value == neutral for neutral in row.neutral):
+        raise InvalidRequest(
+            f"'{name}' is not supported with this value: {_sentence(row.note)} Leave it out.",
+            param=name,
+            code="unsupported_parameter" if not row.neutral else "unsupported_value",
+        )
+    return True
+
+
+def _sentence(note: str) -> str:
+    return note[0].lower() + note[1:]
+
+
+def document() -> str:
+    """The decisions as a Markdown page."""
+    tables = [*_table(PARAMETERS), NEWER, *_table(RESPONSES), LEGACY, *_table(COMPLETIONS)]
+    absent = [f"| `/v1/{family}` | {reason[0].upper()}{reason[1:]}. |" for family, reason in NOT_OFFERED.items()]
+    return "\n".join([INTRODUCTION, *tables, ABSENT, *absent])
+
+
+def _table(decisions: Mapping[str, Parameter]) -> list[str]:
+    lines = ["| parameter | | |", "|---|---|---|"]
+    for name, row in decisions.items():
+        spared = ", ".join(f"`{json.dumps(value)}`" for value in row.neutral)
+        decision = f"refused unless {spared}" if spared else row.decision
+        lines.append(f"| `{name}` | {decision} | {row.note} |")
+    return lines
+
+
+INTRODUCTION: Final = """\
+# Parameters of `POST /v1/chat/completions`, of `/v1/responses`, of the legacy, and what is not served
+
+Every parameter that OpenAI documents has a row; any other is a 400 (`unknown_parameter`).
+
+* *honoured*: read and acted upon. What is passed to a worker whose wire format has no place for it is left out and
+  noted in that call's record (`call.intended`, `ignored`).
+* *ignored*: checked, noted in the run's record (`ignored` of `GET /v1/runs/{id}`), and without effect.
+* *refused*: a 400 that names it, unless its value asks for nothing.
+
+`app/gateway/wire/parameters.py` decides, and writes this page.
+"""
+NEWER: Final = """
+## `POST /v1/responses`
+"""
+LEGACY: Final = """
+## `POST /v1/completions`
+
+The legacy route: a run like any other, whose only message is the prompt.
+"""
+
+ABSENT: Final = """
+## What is not served
+
+Every route of these families is a 404 (`unknown_url`) with this message, whatever the body. Point a second client at
+whoever has it. `app/gateway/wire/unsupported_routes.py` decides.
+
+| family | |
+|---|---|"""
+
+if __name__ == "__main__":
+    print(document())

@@ -1,0 +1,99 @@
+"""The form that a request asks its answer to have: OpenAI's `response_format`, checked before anything is started."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import Discriminator, Field, StringConstraints
+
+from app.core.message.chat import Form
+from app.core.message.response_format import is_closed, schema_fault
+from app.errors import InvalidRequest
+from app.gateway.wire.baton_options import Wire
+
+SCHEMA_BYTES: Final = 64 * 1024
+SCHEMA_DEPTH: Final = 16
+"""Levels of objects and lists in a schema; each step into a property takes two."""
+KEPT: Final = 512
+KEPT_BYTES: Final = 8 * 1024
+"""Schemas whose faults are remembered, and how long one may be."""
+
+
+class FreeText(Wire):
+    """No form."""
+
+    type: Literal["text"]
+
+
+class AnyObject(Wire):
+    """Some JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Wire):
+    """A schema and what it is called."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: Annotated[str, StringConstraints(max_length=4096)] | None = None
+    form: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class BySchema(Wire):
+    """JSON that validates."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[FreeText | AnyObject | BySchema, Discriminator("type")]
+
+
+def form_of(asked: FreeText | AnyObject | BySchema | None) -> Form | None:
+    """None for free text; raises `InvalidRequest` for a schema that cannot be used."""
+    if isinstance(asked, BySchema):
+        return schema_form(asked.json_schema, "response_format.json_schema.schema")
+    return Form() if isinstance(asked, AnyObject) else None
+
+
+def schema_form(named: NamedSchema, param: str) -> Form:
+    """The form that a schema stands for; without one, any JSON object."""
+    if named.form is not None:
+        check(named.form, param)
+    return Form(named.form, named.name, named.description or "", bool(named.strict) and is_closed(named.form))
+
+
+def check(schema: dict[str, Any], param: str) -> None:
+    """Raise `InvalidRequest` for a schema that cannot be used."""
+    text = orjson.dumps(schema)
+    if len(text) > SCHEMA_BYTES:
+        fault: str | None = f"it is longer than {SCHEMA_BYTES:,} bytes"
+    else:
+        fault = _known_fault(text) if len(text) <= KEPT_BYTES else _fault(schema)
+    if fault is not None:
+        raise InvalidRequest(f"Invalid schema for '{param}': {fault}.", param=param, code="invalid_json_schema")
+
+
+@lru_cache(KEPT)
+def _known_fault(text: bytes) -> str | None:
+    """The same for a schema as text. An agent sends its tools with every turn, and to read one takes 50 us."""
+    return _fault(orjson.loads(text))
+
+
+def _fault(schema: dict[str, Any]) -> str | None:
+    if _deeper(schema, SCHEMA_DEPTH):
+        return f"it is nested deeper than {SCHEMA_DEPTH} levels"
+    return schema_fault(schema)
+
+
+def _deeper(value: object, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        level = [one for held in level if isinstance(held, dict | list) for one in _inner(held)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _inner(held: dict[str, Any] | list[Any]) -> Iterable[object]:
+    return held.values() if isinstance(held, dict) else held
