@@ -20,10 +20,10 @@ from app.core.rating.features import Features, features, from_json
 from app.core.rating.features import asked as words
 from app.core.rating.posterior import Posterior
 from app.core.rating.published_posterior import policy as policy_of
+from app.engine.conductors.ratings import read, selectors
 from app.errors import ConfigInvalid
 from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
 from app.lab.offpolicy import Estimate, Log, Logged, Policy, Report, mean
-from app.learner import read, selectors
 from app.process.config import Loaded, configure
 from app.store.protocol import RunQuery, RunRow, Store
 

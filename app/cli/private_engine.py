@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from app.engine.runs.request import Driven, Ended, Order
 from app.errors import Overloaded, RunExpired
-from app.order import Driven, Ended, Order
 from app.process.config import Loaded
 from app.process.wiring import House, house
 

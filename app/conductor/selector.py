@@ -2,9 +2,9 @@
 
 It generates nothing. It chooses one of its arms (`plan/templates.py`) by what its posterior believes of this request
 (`rating/posterior.py`), and says with which probability (`rating/decision.py`); one of the arms may be to let a model
-plan. The posterior is read anew for each choice from whoever keeps it up to date (`app/learner.py`); nothing is kept
-here. The dice are dealt by the run's id and the proposal's number, so that a choice can be made again from the
-posterior that it names.
+plan. The posterior is read anew for each choice from whoever keeps it up to date (`app/engine/conductors/ratings.py`);
+nothing is kept here. The dice are dealt by the run's id and the proposal's number, so that a choice can be made again
+from the posterior that it names.
 """
 
 from collections.abc import Callable, Sequence

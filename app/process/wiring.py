@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from pydantic import SecretStr
 
-from app.attempt import Means
 from app.conductor.fixed import FixedConductor, RandomConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Policy
@@ -32,25 +31,26 @@ from app.conductor.styles import STYLES
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
-from app.dispatcher import Dispatcher
-from app.drivers import Drivers
+from app.engine.calls.attempt import Means
+from app.engine.conductors.probe import Pulse
+from app.engine.conductors.ratings import Learner, Standings
+from app.engine.conductors.versions import Succession
+from app.engine.delivery.webhooks import Target, Webhooks
+from app.engine.runs.registry import Drivers
+from app.engine.steps.dispatcher import Dispatcher
+from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import Gate, Rates
 from app.gateway.http.ingress import Bounds
-from app.health import Health
 from app.lab.provider import WorldProvider
-from app.learner import Learner, Standings
 from app.process.clock import Clock
 from app.process.config import Loaded, Settings, pepper
 from app.providers.formats import Adapter, adapter
 from app.providers.protocol import Provider
-from app.pulse import Pulse
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
 from app.store.sql import open_store
-from app.succession import Succession
 from app.telemetry import Telemetry
-from app.webhooks import Target, Webhooks
 
 if TYPE_CHECKING:
     from app.stepqueue.redis import RedisQueue

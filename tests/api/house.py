@@ -16,9 +16,9 @@ import httpx
 from app.core.message.chat import Message, Task, Text, ToolDelta
 from app.core.pool.catalog import Limits
 from app.core.run.events import Event, Kind
+from app.engine.runs.request import Driven, Ended, Noted, Order, Said
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
-from app.order import Driven, Ended, Noted, Order, Said
 from app.process.config import configure
 from app.process.wiring import House, house
 from tests.audited import look

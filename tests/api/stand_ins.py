@@ -21,14 +21,14 @@ from app.core.run.events import Draft, Event, Kind
 from app.core.run.position import Position
 from app.core.run.progress import fold
 from app.core.run.state import RunState
-from app.drivers import Drivers
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.registry import Drivers
+from app.engine.runs.request import Driven, Ended, Order, Said, Told
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
 from app.gateway.http.auth import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import Gate
-from app.mailbox import Mailbox
-from app.order import Driven, Ended, Order, Said, Told
 from app.stepqueue.protocol import StepQueue
 from app.store.bodies import Reader
 from app.store.protocol import Journal, KeyRow, Ledger, Once, RunQuery, RunRow, Store

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.message.tools import Gathering
-from app.order import Driven, Order
+from app.engine.runs.request import Driven, Order
 from app.process.wiring import House
 from tests.api.house import Outcome, finish, order
 from tests.stubs import Reply, ToolCall

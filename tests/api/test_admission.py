@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from app.core.message.chat import Usage
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Order, Told
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Rates
-from app.mailbox import Mailbox
-from app.order import Order, Told
 from tests.api.stand_ins import House, ask, ended
 
 

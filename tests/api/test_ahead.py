@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app import dispatch
-from app.ahead import Ahead
 from app.core.run.events import Draft, Kind
+from app.engine.commit.speculative import Ahead
+from app.engine.steps import execution
 from app.process.wiring import House
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Appended, Entry
@@ -215,13 +215,13 @@ async def test_what_was_erased_meanwhile_is_shown_to_nobody(
 async def test_a_text_that_is_not_what_its_ref_says_is_read_instead(
     stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    told = dispatch.told
+    told = execution.told
 
     def lying(*given: object) -> Committed:
         true = told(*given)  # type: ignore[arg-type]
         return Committed(true.run, true.events, true.rows, tuple([(ref, said) for ref, _ in true.contents]))
 
-    monkeypatch.setattr(dispatch, "told", lying)
+    monkeypatch.setattr(execution, "told", lying)
     async with two(tmp_path, stub, redis_url) as both:
         assert (await run(both, CHAIN)).ended.answer == "Hello there."
     assert "driving: contents" in both.read

@@ -5,14 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from app import audience as module
-from app.audience import Audience
 from app.core.run.bill import bill
 from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.state import RunState
+from app.engine.delivery import audience as module
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Ended, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunFailed
-from app.mailbox import Mailbox
-from app.order import Ended, Noted, Said, Told
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, StepQueue
 from tests.api.stand_ins import TEXTS, journal_of, state_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ahead import Aheads
 from app.core.run.events import Draft, Kind
+from app.engine.commit.speculative import Aheads
 from app.gateway.runs import cancel
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow

@@ -9,10 +9,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.pool.catalog import MILLION
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Noted, Order, Said, Told
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
-from app.mailbox import Mailbox
-from app.order import Noted, Order, Said, Told
 from tests.api.stand_ins import House, ask, ended, say_four
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Draft, Kind
-from app.dispatch import DELIVERIES
+from app.engine.runs.request import Driven
+from app.engine.steps.execution import DELIVERIES
 from app.errors import NotFound
-from app.order import Driven
 from app.process.wiring import House
 from app.store.protocol import Entry, Ledger, Move
 from tests.api.house import events, finish, kinds, narrowed, open_house, order, plan, pool_text
@@ -93,7 +93,7 @@ async def test_the_claim_comes_before_what_could_kill_again(
     async def fatal(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("app.dispatch.look", fatal)
+    monkeypatch.setattr("app.engine.steps.execution.look", fatal)
     async with silent_house(stub, tmp_path) as opened:
         driven = await opened.drivers.start(order(opened, "baton-mini", limits=narrowed(opened, "baton-mini")))
         assert await ended(opened, driven) == "failed dead_letter"
@@ -105,7 +105,7 @@ async def test_erased_content_fails_the_step_at_once(
     async def erased(*_: object) -> None:
         raise NotFound
 
-    monkeypatch.setattr("app.dispatch.look", erased)
+    monkeypatch.setattr("app.engine.steps.execution.look", erased)
     async with silent_house(stub, tmp_path) as opened:
         driven = await opened.drivers.start(order(opened, "baton-mini"))
         assert await ended(opened, driven) == "failed content_erased"

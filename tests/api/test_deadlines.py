@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import House
-from app.reply import SPARE_CHARS, TOKEN_CHARS
 from tests.api.house import finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour

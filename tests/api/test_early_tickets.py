@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.ahead import Aheads
 from app.core.run.events import Draft, Kind
+from app.engine.commit.speculative import Aheads
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal

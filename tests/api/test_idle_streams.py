@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 
-from app.attempt import Attempt
+from app.engine.calls.attempt import Attempt
+from app.engine.delivery.mailbox import Mailbox
 from app.gateway.app import create_app
 from app.gateway.http.connection import Connection
-from app.mailbox import Mailbox
 from app.process.wiring import House
 from app.store.protocol import Held
 from app.store.sql import SqlStore

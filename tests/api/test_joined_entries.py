@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import ClientRequest
 
-from app import conduct
-from app.conduct import Driver
 from app.core.run.commands import Command, Finish
 from app.core.run.events import Kind
 from app.core.run.progress import decide
 from app.core.run.state import RunState
-from app.dispatch import Execution
-from app.dispatcher import Dispatcher
+from app.engine.runs import driver as conduct
+from app.engine.runs.driver import Driver
+from app.engine.steps.dispatcher import Dispatcher
+from app.engine.steps.execution import Execution
 from app.errors import StoreUnavailable
 from app.process.wiring import House
 from app.stepqueue.memory import MemoryQueue
@@ -219,7 +219,7 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had the last one, and meanwhile the dispatcher has come to wait for a slot: it takes the ticket then."""
-    monkeypatch.setattr("app.dispatcher.IDLE_WAIT", 0.05)
+    monkeypatch.setattr("app.engine.steps.dispatcher.IDLE_WAIT", 0.05)
 
     async def too_hard(*_: object) -> None:
         await asyncio.sleep(0.2)

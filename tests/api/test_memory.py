@@ -7,7 +7,7 @@ from weakref import ref
 
 import pytest
 
-from app.conduct import Driver
+from app.engine.runs.driver import Driver
 from app.process.wiring import House
 from tests.api.house import finish, order, plan, plan_text
 from tests.stubs import Fail, ProviderStub, Reply

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app import orphans
 from app.core.run.events import Kind
+from app.engine.runs import recovery
 from app.process.wiring import House
 from app.store.protocol import Once, RunQuery, RunRow
 from tests.api.callers import body, calling, key_of, post, stream
@@ -220,7 +220,7 @@ async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: House) 
 async def test_keys_are_forgotten_after_their_time_and_not_before(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orphans, "FORGET", 2)
+    monkeypatch.setattr(recovery, "FORGET", 2)
     async with open_house(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
         store, now = opened.gate.store, opened.means.now()
         for n in range(5):

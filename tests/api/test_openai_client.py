@@ -7,9 +7,9 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Order, Said, Told
 from app.errors import RunFailed
-from app.mailbox import Mailbox
-from app.order import Order, Said, Told
 from tests.api.stand_ins import House, ended
 
 MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Draft, Kind
-from app.drivers import Drivers
+from app.engine.runs.recovery import is_newer
+from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
-from app.orphans import is_newer
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, Lapsed, Ledger, RunRow
 from app.store.sql import SqlStore

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from app import conduct, outcomes
 from app.core.run.events import Kind
 from app.core.run.progress import fold
+from app.engine.runs import driver
+from app.engine.runs.request import Driven
+from app.engine.steps import pending_outcomes
+from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import StoreUnavailable
-from app.order import Driven
-from app.outcomes import Outcomes
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
@@ -136,8 +137,8 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conduct, "LATE", 0.2)
-    monkeypatch.setattr(conduct, "QUIESCE", 0.1)
+    monkeypatch.setattr(driver, "LATE", 0.2)
+    monkeypatch.setattr(driver, "QUIESCE", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, "baton-mini", seconds=1.0)
@@ -308,7 +309,7 @@ async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str,
 async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
     monkeypatch: pytest.MonkeyPatch, closes: bool
 ) -> None:
-    monkeypatch.setattr(outcomes, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
+    monkeypatch.setattr(pending_outcomes, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
     shelf = Shelf()
     with kept(shelf) as (buffer, _):
         async with asyncio.TaskGroup() as group:

@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Order, Told
 from app.errors import StoreUnavailable
 from app.gateway.http.auth import LOOKUPS
 from app.gateway.http.context import Rates
 from app.gateway.http.ingress import Bounds
-from app.mailbox import Mailbox
-from app.order import Order, Told
 from app.store.protocol import KeyRow
 from tests.api.stand_ins import SECRET, House, ask, ended
 

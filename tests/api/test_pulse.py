@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from app import pulse
 from app.core.pool.breaker import OUT, PULSE, Breaker, heard, sounded
 from app.core.pool.catalog import ConductorSpec
 from app.core.run.events import Kind
+from app.engine.conductors import probe
+from app.engine.conductors.probe import EVERY
 from app.gateway.app import create_app
 from app.process.wiring import House
-from app.pulse import EVERY
 from tests.api.house import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 
@@ -29,7 +29,7 @@ WORST = 2 * OFTEN + 2 * PROBE
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "EVERY", OFTEN)
+    monkeypatch.setattr(probe, "EVERY", OFTEN)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from app.core.run.events import Kind
 from app.core.run.position import ATTEMPT, DONE, FINISH, USAGE
 from app.core.run.progress import fold
-from app.order import Owner
-from app.orphans import driver_for
+from app.engine.runs.recovery import driver_for
+from app.engine.runs.request import Owner
 from app.process.wiring import House
 from app.stepqueue.protocol import Delta
 from tests.api.callers import Heard, body, calling, key_of, listening, post, stream

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from app import conduct
-from app.ahead import Aheads
-from app.conduct import Driver
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import Propose, fold
 from app.core.run.state import DRIVER_LOST
+from app.engine.commit.speculative import Aheads
+from app.engine.runs import driver as conduct
+from app.engine.runs.driver import Driver
+from app.engine.runs.planning import Planned, faults
 from app.gateway.chat.reply import extension
-from app.planner import Planned, faults
 from app.process.wiring import House
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop

@@ -16,7 +16,7 @@ from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json
 from app.core.run.events import Kind
-from app.learner import Learner, Standings
+from app.engine.conductors.ratings import Learner, Standings
 from app.process.wiring import House
 from tests.api.house import WORKER, calling, events, open_house, plan_text
 from tests.stubs import ProviderStub, Reply

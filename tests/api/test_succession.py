@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from app.core.pool.conductor_versions import Change
+from app.engine.conductors.versions import FRESH, Succession
 from app.errors import StoreUnavailable
-from app.succession import FRESH, Succession
 from app.telemetry import Telemetry
 
 

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI
 from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall, ToolDelta
 from app.core.message.tools import mint
 from app.core.run.tool_results import returned
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Ended, Order, Said, Told
 from app.gateway.wire.lazy_conversation import Conversation
-from app.mailbox import Mailbox
-from app.order import Ended, Order, Said, Told
 from tests.api.stand_ins import House, ask, ended
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}

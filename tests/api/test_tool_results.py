@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from app import resumption
 from app.core.message.chat import Image, Message, Text
 from app.core.message.tools import mint
+from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from tests.api.house import finish, open_house, pool_text
@@ -62,7 +62,7 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
 ) -> None:
     """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
     stub.script("alpha", calling(look("a")), calling(look("b")), DONE)
-    talk, looking, find = Talk(house), 0, resumption.find
+    talk, looking, find = Talk(house), 0, tool_results.find
 
     async def find_together(*given: Any) -> Any:
         nonlocal looking
@@ -74,7 +74,7 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
         return found
 
     talk.answer(await talk.say(), "A")
-    monkeypatch.setattr(resumption, "find", find_together)
+    monkeypatch.setattr(tool_results, "find", find_together)
     replies = await asyncio.gather(*(talk.say() for _ in range(3)))
     assert len({outcome.ended.calls for outcome in replies}) == 1
     assert len(stub.of("alpha")) == 2

@@ -137,7 +137,7 @@ async def test_the_id_of_a_call_is_made_while_the_worker_works(
     stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    monkeypatch.setattr("app.dispatch.mint", lambda run, token: made.append(mint(run, token)) or made[-1])
+    monkeypatch.setattr("app.engine.steps.execution.mint", lambda run, token: made.append(mint(run, token)) or made[-1])
     stub.script("alpha", calling(look("a"), header_delay=0.3), DONE)
     talk = Talk(house)
     driven = await talk.begin()

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from app import dispatch
 from app.core.message.chat import Message, Task, Text
 from app.core.plan.workflow import Access
 from app.core.run.state import RunState
+from app.engine.calls.step_request import View
+from app.engine.steps import execution
 from app.process.wiring import House
 from app.store.protocol import Store
-from app.view import View
 from tests.api.house import WORKERS, finish, open_house, order, pool_text
 from tests.audited import look
 from tests.stubs import ProviderStub, Reply
@@ -175,7 +175,7 @@ async def test_an_ignored_access_list_would_be_noticed(
     opened: tuple[House, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     """The check is shown a dispatcher that grants too much."""
-    honest = dispatch.look
+    honest = execution.look
 
     async def leaky(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]) -> View:
         step = state.steps[n]
@@ -183,7 +183,7 @@ async def test_an_ignored_access_list_would_be_noticed(
         wide = Access(step.access.user or leak != "steps", done if leak != "user" else step.access.steps)
         return await honest(store, replace(state, steps={**state.steps, n: replace(step, access=wide)}), n, fresh)
 
-    monkeypatch.setattr(dispatch, "look", leaky)
+    monkeypatch.setattr(execution, "look", leaky)
     running, table = opened
     await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
     assert table.wrong

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from openai import OpenAI
 
-from app import webhooks
 from app.core.run import notices
+from app.engine.delivery import webhooks
 from app.errors import StoreUnavailable
 from app.gateway.responses import reply
 from app.process.wiring import House

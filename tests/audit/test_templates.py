@@ -18,7 +18,7 @@ from app.core.plan.visibility import Seen
 from app.core.plan.workflow import CONDUCTOR
 from app.core.pool.catalog import Card, Limits, Measured, Price, Worker
 from app.core.rating.features import asked, viewed
-from app.planner import EMBEDS
+from app.engine.runs.planning import EMBEDS
 
 CONVERSATION = (Message("system", (Text("Be brief."),)), Message("user", (Text("What is 2 + 2?"),)))
 TASK = Task(CONVERSATION)

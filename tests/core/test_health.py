@@ -9,7 +9,7 @@ import pytest
 
 from app.core.pool.breaker import IN_A_ROW, MINIMUM, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
-from app.health import REMEMBERED, Choice, Health
+from app.engine.worker_health import REMEMBERED, Choice, Health
 from app.telemetry import Telemetry
 
 NAMES = ("ada", "bob", "cyd")

@@ -1,6 +1,6 @@
 """What is kept of runs that wait is bounded by its size."""
 
-from app.waiting import EVENT_BYTES, Waiting
+from app.engine.commit.waiting_runs import EVENT_BYTES, Waiting
 
 
 def test_what_is_taken_is_kept_no_longer() -> None:

@@ -124,7 +124,7 @@ def unaccounted(known: Sequence[Account], received: Sequence[dict[str, Any]]) ->
 
 
 def _is_probe(record: dict[str, Any]) -> bool:
-    """Whether it only asks if anybody lives there: such calls belong to no run (`app/pulse.py`)."""
+    """Whether it only asks if anybody lives there: such calls belong to no run (`app/engine/conductors/probe.py`)."""
     asked = orjson.loads(record["body"] or "{}")
     return 1 in (asked.get("max_tokens"), asked.get("max_completion_tokens"))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from app import __main__
-from app.ahead import Aheads
+from app.engine.commit.speculative import Aheads
 from app.process import serve, wiring
 from app.providers import http
 from tests.faults.fate import Fate, Order

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from app.core.run.events import TERMINAL, Kind
-from app.dispatch import DELIVERIES
+from app.engine.steps.execution import DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene

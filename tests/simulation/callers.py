@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from app.core.message.chat import NO_TOOLS, Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Catalog, Limits
+from app.engine.runs.request import Driven, Ended, Order, Said, Told
 from app.errors import BatonError, Conflict
 from app.gateway.runs.cancel import ask
-from app.order import Driven, Ended, Order, Said, Told
 from app.store.protocol import TAKEN, Once, RunRow
 from tests.simulation.faults import Faults
 from tests.simulation.plans import callers_plan

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from app import conduct, drivers, resumption
-from app.dispatch import Execution
-from app.drivers import Drivers
-from app.order import Driven
-from app.orphans import GIVEN_UP
+from app.engine.runs import driver as conduct
+from app.engine.runs import registry, tool_results
+from app.engine.runs.recovery import GIVEN_UP
+from app.engine.runs.registry import Drivers
+from app.engine.runs.request import Driven
+from app.engine.steps.execution import Execution
 from app.stepqueue.protocol import DISPATCHERS, Listen
 
 Patch = pytest.MonkeyPatch
@@ -28,11 +29,11 @@ def _without(part: str) -> Callable[..., Any]:
 
 
 def hand_over_without_giving_the_lease_up(patch: Patch) -> None:
-    patch.setattr(drivers, "hand_back", _without("lease"))
+    patch.setattr(registry, "hand_back", _without("lease"))
 
 
 def hand_over_without_a_word(patch: Patch) -> None:
-    patch.setattr(drivers, "hand_back", _without("call"))
+    patch.setattr(registry, "hand_back", _without("call"))
 
 
 def hear_of_no_free_run(patch: Patch) -> None:
@@ -84,7 +85,7 @@ def stop_without_handing_back(patch: Patch) -> None:
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(drivers, "hand_back", nothing)
+    patch.setattr(registry, "hand_back", nothing)
 
 
 def drain_in_silence(patch: Patch) -> None:
@@ -98,10 +99,10 @@ def drain_in_silence(patch: Patch) -> None:
 
 
 def go_on_from_memory(patch: Patch) -> None:
-    begin = resumption.begin
+    begin = tool_results.begin
 
     def unseen(*given: Any) -> Any:
         begun = begin(*given)
         return replace(begun, entry=replace(begun.entry, seq=None))
 
-    patch.setattr(resumption, "begin", unseen)
+    patch.setattr(tool_results, "begin", unseen)

@@ -13,26 +13,26 @@ from typing import Any, cast
 
 from aiohttp import ClientSession
 
-from app.attempt import Means
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
 from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import sealed
-from app.dispatcher import Dispatcher
-from app.drivers import Drivers
+from app.engine.calls.attempt import Means
+from app.engine.delivery.webhooks import Target, Webhooks
+from app.engine.runs.registry import Drivers
+from app.engine.runs.request import Order
+from app.engine.steps.dispatcher import Dispatcher
+from app.engine.worker_health import Health
 from app.errors import BatonError, NotFound
 from app.gateway.http.context import Gate
 from app.gateway.runs import cancel
-from app.health import Health
-from app.order import Order
 from app.process.clock import Clock
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
 from app.store.sql import SqlStore
 from app.telemetry import Telemetry
-from app.webhooks import Target, Webhooks
 from tests.simulation.callers import Hearing, Visit
 from tests.simulation.loop import EPOCH, VirtualLoop
 from tests.simulation.receiver import SECRET, URL, Sender

@@ -12,8 +12,8 @@ import math
 import random
 from collections.abc import Callable
 
+from app.engine.runs.request import Order
 from app.errors import BatonError
-from app.order import Order
 from app.stepqueue.protocol import Ticket
 from tests.simulation.bell import Bell, Server
 from tests.simulation.callers import Hearing, Visit, visit

@@ -12,21 +12,25 @@ import orjson
 import pytest
 from sqlalchemy import Connection, delete, update
 
-from app import ahead, brief, conduct, dispatch, planner, view
-from app.attempt import Attempt
-from app.audience import Audience
-from app.candidates import Candidates
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
 from app.core.records import changed
 from app.core.run import drafts, notices
 from app.core.run.events import Event
 from app.core.run.state import RunState
-from app.dispatch import Execution
-from app.dispatcher import Dispatcher
+from app.engine.calls import step_request
+from app.engine.calls.attempt import Attempt
+from app.engine.calls.candidates import Candidates
+from app.engine.commit import speculative
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.webhooks import Heard, Webhooks
+from app.engine.runs import brief, driver, planning
+from app.engine.runs.recovery import Orphans
+from app.engine.steps import execution
+from app.engine.steps.dispatcher import Dispatcher
+from app.engine.steps.execution import Execution
+from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import LeaseLost, RunOverBudget
-from app.orphans import Orphans
-from app.outcomes import Outcomes
 from app.store.protocol import Appended, Entry, Ledger, Move
 from app.store.rows import content, runs
 from app.store.sql import SqlStore
@@ -34,7 +38,6 @@ from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import CONTENTS, RUNS
 from app.store.writing import batch, group_commit
 from app.store.writing.batch import pack
-from app.webhooks import Heard, Webhooks
 from tests.simulation import handing
 
 Patch = pytest.MonkeyPatch
@@ -128,7 +131,7 @@ def believe_a_guess(patch: Patch) -> None:
 
 
 def write_ahead_of_nobody(patch: Patch) -> None:
-    patch.setattr(ahead, "changed", lambda entry, **more: changed(entry, **(more | {"epoch": None})))
+    patch.setattr(speculative, "changed", lambda entry, **more: changed(entry, **(more | {"epoch": None})))
 
 
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
@@ -157,8 +160,8 @@ def write_after_the_end(patch: Patch) -> None:
 
 def end_twice(patch: Patch) -> None:
     write_after_the_end(patch)
-    ending = conduct.ending
-    patch.setattr(conduct, "ending", lambda state, command: (*ending(state, command), ending(state, command)[-1]))
+    ending = driver.ending
+    patch.setattr(driver, "ending", lambda state, command: (*ending(state, command), ending(state, command)[-1]))
 
 
 def overspend(patch: Patch) -> None:
@@ -276,13 +279,13 @@ def bury_a_dead_letter_in_silence(patch: Patch) -> None:
 
 
 def _seeing(patch: Patch, wider: Callable[[RunState, int, Access], Access]) -> None:
-    look = dispatch.look
+    look = execution.look
 
     async def peeping(store: Any, state: RunState, n: int, *given: Any) -> Any:
         step = replace(state.steps[n], access=wider(state, n, state.steps[n].access))
         return await look(store, replace(state, steps={**state.steps, n: step}), n, *given)
 
-    patch.setattr(dispatch, "look", peeping)
+    patch.setattr(execution, "look", peeping)
 
 
 def see_a_step_that_is_not_listed(patch: Patch) -> None:
@@ -300,15 +303,15 @@ def see_the_conversation_unasked(patch: Patch) -> None:
 
 
 def ignore_expiry(patch: Patch) -> None:
-    decide = conduct.decide
-    patch.setattr(conduct, "decide", lambda state, _now: decide(state, 0.0))
+    decide = driver.decide
+    patch.setattr(driver, "decide", lambda state, _now: decide(state, 0.0))
     patch.setattr(Execution, "_left", lambda *_: 1e6)
     patch.setattr(Attempt, "_deadlines", lambda _self: Deadlines(1e6, 1e6, 1e6, 1e6))
 
 
 def ignore_a_cancellation(patch: Patch) -> None:
-    decide = conduct.decide
-    patch.setattr(conduct, "decide", lambda state, now: decide(replace(state, cancel_asked=False), now))
+    decide = driver.decide
+    patch.setattr(driver, "decide", lambda state, now: decide(replace(state, cancel_asked=False), now))
 
 
 def leave_orphans_alone(patch: Patch) -> None:
@@ -348,17 +351,17 @@ def go_on_with_other_words(patch: Patch) -> None:
 
 
 def wait_for_results_without_end(patch: Patch) -> None:
-    decide = conduct.decide
+    decide = driver.decide
 
     def patient(state: RunState, now: float) -> Any:
         return () if state.state == "awaiting_tool" and not state.cancel_asked else decide(state, now)
 
-    patch.setattr(conduct, "decide", patient)
+    patch.setattr(driver, "decide", patient)
 
 
 def forget_what_tools_said(patch: Patch) -> None:
-    use = view.ToolUse
-    patch.setattr(view, "ToolUse", lambda *given: replace(use(*given), came=()))
+    use = step_request.ToolUse
+    patch.setattr(step_request, "ToolUse", lambda *given: replace(use(*given), came=()))
 
 
 def widen_the_view_inside(patch: Patch) -> None:
@@ -367,7 +370,7 @@ def widen_the_view_inside(patch: Patch) -> None:
 
 
 def nest_without_end(patch: Patch) -> None:
-    for asks in (brief, planner):
+    for asks in (brief, planning):
         patch.setattr(asks, "may_nest", lambda *_: True)
 
 
@@ -414,13 +417,13 @@ def write_after_the_erasure(patch: Patch) -> None:
 
 def log_in_vain(patch: Patch) -> None:
     """Something breaks in a driver; the next one repairs it, and nobody else would notice."""
-    ring = conduct.Driver.ring
+    ring = driver.Driver.ring
 
     async def breaks(self: Any, outbox: Any) -> None:
         await ring(self, outbox)
         raise KeyError(self.state.run)
 
-    patch.setattr(conduct.Driver, "ring", breaks)
+    patch.setattr(driver.Driver, "ring", breaks)
 
 
 BUGS = (

@@ -15,10 +15,10 @@ import pytest
 
 from app.__main__ import main
 from app.core.plan.parse import by_ordinal, read_plan
+from app.engine.conductors.versions import EVERY
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.plans import STEPS
-from app.succession import EVERY
 from tests.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import served

@@ -13,11 +13,11 @@ from starlette.responses import Response
 from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.state import RunState
+from app.engine.runs.request import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.anthropic.request import UNTHREADED
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
-from app.order import Ended, Noted, Said
 
 STOPS: Final[Mapping[str, str]] = {
     "stop": "end_turn",

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool import budget
+from app.engine.runs.request import Order
 from app.gateway.anthropic import reply as reply
 from app.gateway.anthropic.request import effort_of, read_count, read_request, task_of, whole_task
 from app.gateway.http.auth import Caller, Keys
@@ -20,7 +21,6 @@ from app.gateway.http.idempotency import OnceOnly
 from app.gateway.http.ingress import read_json
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.wire.baton_options import order_of, resolve_tier
-from app.order import Order
 
 PREFIX: Final = "/v1/messages"
 """Where errors have Anthropic's shape, and replies Anthropic's name for their id."""

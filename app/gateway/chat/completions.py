@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.run.state import RunState
+from app.engine.runs.request import Ended, Order, Said
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
@@ -21,7 +22,6 @@ from app.gateway.http.sse import EventStream, collect
 from app.gateway.wire.baton_options import resolve_tier
 from app.gateway.wire.parameters import COMPLETIONS, is_ignored
 from app.gateway.wire.validation_errors import NAME, unknown
-from app.order import Ended, Order, Said
 
 
 def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:

@@ -17,11 +17,11 @@ from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.nesting import parent_of
 from app.core.run.state import RunState, StepState
+from app.engine.runs.request import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.chat.tools import wire_calls
 from app.gateway.http import fault
 from app.gateway.wire import custom_tools
-from app.order import Ended, Noted, Said
 
 
 def dollars(micro: int) -> float:

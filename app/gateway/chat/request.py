@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, StringConstraints, ValidationError
 
 from app.core.message.chat import Image, Message, Part, Sampling, Task, Text
 from app.core.pool.catalog import Tier
+from app.engine.runs.request import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
@@ -19,7 +20,6 @@ from app.gateway.wire.lazy_conversation import Conversation
 from app.gateway.wire.parameters import PARAMETERS, is_ignored
 from app.gateway.wire.response_formats import ResponseFormat, form_of
 from app.gateway.wire.validation_errors import NAME, check_kinds, refusal, unknown
-from app.order import Order
 from app.store.protocol import KeyRow
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"

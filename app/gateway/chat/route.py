@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.engine.runs.request import Order
 from app.gateway.chat.reply import Chunks, completion
 from app.gateway.chat.request import read_request, to_order
 from app.gateway.http.auth import Caller, Keys
@@ -18,7 +19,6 @@ from app.gateway.http.idempotency import Begun, OnceOnly
 from app.gateway.http.ingress import read_json
 from app.gateway.http.sse import EventStream, collect
 from app.gateway.wire.baton_options import resolve_tier
-from app.order import Order
 
 
 def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:

@@ -5,7 +5,7 @@ from dataclasses import field
 
 from app.core.pool.catalog import Catalog
 from app.core.records import record
-from app.drivers import Drivers
+from app.engine.runs.registry import Drivers
 from app.gateway.http.ingress import Bounds
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store

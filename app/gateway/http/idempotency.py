@@ -24,12 +24,12 @@ from starlette.responses import Response
 from app.core.records import record
 from app.core.run import position
 from app.core.run.position import Position
+from app.engine.runs.request import Driven, Order
 from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway.http import fault
 from app.gateway.http.admission import Admission, Permit
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import Gate
-from app.order import Driven, Order
 from app.store.protocol import TAKEN, Once
 
 KEY = re.compile(r"[ -~]{1,255}")

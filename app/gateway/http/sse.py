@@ -14,12 +14,12 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.ended import without
+from app.engine.delivery.turn_result import without
+from app.engine.runs.request import Driven, Ended, Noted, Said, Told
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Permit
 from app.gateway.http.context import Gate
 from app.gateway.http.idempotency import Begun
-from app.order import Driven, Ended, Noted, Said, Told
 
 UNWATCHED = 0.1
 """Seconds that a collected reply waits before it watches its connection: most of the cheap runs have ended by then."""

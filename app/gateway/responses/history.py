@@ -8,10 +8,10 @@ import orjson
 from app.core.message.chat import Message, Text, ToolCall, message_from_json, task_from_json
 from app.core.records import record
 from app.core.run.state import Exchange, RunState
+from app.engine.calls.step_request import texts_of
+from app.engine.runs.request import Ended
 from app.gateway.responses.reply import Subject
-from app.order import Ended
 from app.store.protocol import Store
-from app.view import texts_of
 
 
 @record(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from app import ended as endings
 from app.core.message.chat import ToolCall
 from app.core.message.tools import run_of
 from app.core.run.notices import response_id
+from app.engine.delivery import turn_result as endings
 from app.errors import InvalidRequest, NotFound
 from app.gateway.responses.history import Told
 from app.gateway.responses.input import (

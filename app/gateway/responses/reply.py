@@ -27,12 +27,12 @@ from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
+from app.engine.runs.request import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault
 from app.gateway.responses import tool_search
 from app.gateway.responses.tools import call_item, chosen, described, item_id, kind_of, searched
-from app.order import Ended, Noted, Said
 
 ID: Final = re.compile(r"resp_(run_[0-9a-z]{1,64})(?:_([1-9][0-9]{0,5}))?")
 OPENING, TEXT = 2, 3

@@ -14,11 +14,12 @@ from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app import ended as endings
 from app.core.message.chat import Tool
 from app.core.run import position
 from app.core.run.position import Position
 from app.core.run.state import RunState
+from app.engine.delivery import turn_result as endings
+from app.engine.runs.request import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import Gate
@@ -34,7 +35,6 @@ from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import order_of, resolve_tier
-from app.order import Order
 
 GONE = "There is no response of that id, or this key may not see it."
 

@@ -14,11 +14,11 @@ from app.core.run.bill import bill
 from app.core.run.events import Event, Kind
 from app.core.run.progress import fold
 from app.core.run.state import RunState
+from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of
 from app.gateway.runs import exchanges, feedback
 from app.store.protocol import Journal, Ledger, RunRow, Store
-from app.view import see
 
 
 def summary(row: RunRow) -> dict[str, Any]:

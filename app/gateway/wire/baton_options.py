@@ -14,8 +14,8 @@ from app.core.message.chat import Task
 from app.core.plan.arms import tier_for
 from app.core.pool.catalog import MILLION, Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
+from app.engine.runs.request import Order
 from app.errors import NotFound
-from app.order import Order
 from app.store.protocol import KeyRow
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

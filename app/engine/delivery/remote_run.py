@@ -9,14 +9,14 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from app import ended
-from app.attempt import Means
-from app.audience import Audience
-from app.conduct import PATIENCE
 from app.core.run.progress import advance
 from app.core.run.state import RunState
+from app.engine.calls.attempt import Means
+from app.engine.delivery import turn_result
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.driver import PATIENCE
 from app.errors import BatonError, LeaseLost, Overloaded, QueueUnavailable, StoreUnavailable
-from app.mailbox import Mailbox
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop
 
 INBOX = 4_096
@@ -62,7 +62,7 @@ class Follower:
                 self.state = advance(self.state, event)
                 self.audience.note(event)
         if self.state.replied:
-            self.audience.end(await ended.read(self._means.store, self.state))
+            self.audience.end(await turn_result.read(self._means.store, self.state))
         return self.state.replied
 
     async def _ask(self) -> bool:
@@ -152,4 +152,4 @@ class Followers:
         finally:
             if not follower.relieved:
                 self._followers.pop(run, None)
-                follower.audience.end(ended.without(follower.state, error))
+                follower.audience.end(turn_result.without(follower.state, error))

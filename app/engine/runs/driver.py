@@ -22,13 +22,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from app import ended
-from app.ahead import ring, taking
-from app.attempt import Means
-from app.audience import Audience
-from app.beside import DispatcherBeside
 from app.conductor.protocol import Policy
-from app.consequences import Consequences, at_hand, ending, possible, tentative, whole
 from app.core.message.chat import Task
 from app.core.records import changed
 from app.core.run import drafts
@@ -36,6 +30,17 @@ from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import AFTER_THE_END, Draft, Event, Kind
 from app.core.run.progress import advance, confirmed, decide
 from app.core.run.state import DRIVER_LOST, Call, RunState
+from app.engine.calls.attempt import Means
+from app.engine.commit.colocation import DispatcherBeside
+from app.engine.commit.retry import Patient
+from app.engine.commit.speculative import ring, taking
+from app.engine.commit.transition import Consequences, at_hand, ending, possible, tentative, whole
+from app.engine.delivery import turn_result
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.planning import Contents, Planned, Planner, faults
+from app.engine.runs.request import CancelAsked, Moved, Owner
+from app.engine.steps.pending_outcomes import given_up
 from app.errors import (
     BatonError,
     Conflict,
@@ -46,11 +51,6 @@ from app.errors import (
     RunOverBudget,
     StoreUnavailable,
 )
-from app.mailbox import Mailbox
-from app.order import CancelAsked, Moved, Owner
-from app.outage import Patient
-from app.outcomes import given_up
-from app.planner import Contents, Planned, Planner, faults
 from app.stepqueue.protocol import DISPATCHERS, Committed, Delta, Listen, Live, Stop
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
 from app.store.rows.content import address
@@ -450,7 +450,7 @@ class Driver:
             upon = self.state
             command = confirmed(command, upon, decided)
             if command.step is not None:
-                refs = ended.of_step(upon.steps[command.step])
+                refs = turn_result.of_step(upon.steps[command.step])
                 self._contents = await self._store.contents(upon.run, refs, self._worth_waiting)
             try:
                 await self._end(command, upon)
@@ -483,17 +483,17 @@ class Driver:
     async def _tell_end(self) -> None:
         state, telemetry = self.state, self._means.telemetry
         if state.ended:
-            ended.count(telemetry, state, self._means.tick() - self._began)
+            turn_result.count(telemetry, state, self._means.tick() - self._began)
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
         try:
-            told = ended.told(state, self._contents)
+            told = turn_result.told(state, self._contents)
         except NotFound:  # several steps call tools, or another driver wrote the end
-            told = await ended.read(self._means.store, state)
+            told = await turn_result.read(self._means.store, state)
         self.audience.end(told)
         await self.audience.ring_far(self._means.queue, self._means.tick())
 
     def tell_failure(self, error: BatonError) -> None:
         """This process can no longer drive the run; whoever waits for it is told so. The run itself goes on
         elsewhere."""
-        self.audience.end(ended.without(self.state, error))
+        self.audience.end(turn_result.without(self.state, error))

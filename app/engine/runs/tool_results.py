@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import orjson
 
-from app.attempt import Means
 from app.core.message.chat import Image, Message, message_to_json, task_to_json
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
@@ -20,11 +19,12 @@ from app.core.run.events import Event, Kind
 from app.core.run.progress import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
+from app.engine.calls.attempt import Means
+from app.engine.commit.waiting_runs import Waiting
+from app.engine.runs.request import Order, Owner
 from app.errors import InvalidRequest, NotFound
-from app.order import Order, Owner
 from app.store.protocol import Entry, Lease
 from app.store.rows.content import address
-from app.waiting import Waiting
 
 
 @record(frozen=True, slots=True)

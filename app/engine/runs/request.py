@@ -12,8 +12,8 @@ from app.core.records import record
 from app.core.run.bill import Bill
 from app.core.run.events import Kind
 from app.core.run.state import OnDisconnect, RunState
+from app.engine.delivery.mailbox import Mailbox
 from app.errors import BatonError
-from app.mailbox import Mailbox
 from app.store.protocol import Once
 
 

@@ -15,9 +15,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from app import outcomes
-from app.attempt import Attempt, Means
-from app.brief import brief, shown
 from app.conductor.protocol import Brief, Chooser, Chosen, Conductor, Given, Policy, Sight
 from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Words
 from app.core.plan.arms import tier_of
@@ -32,8 +29,11 @@ from app.core.run.commands import Propose
 from app.core.run.events import Draft
 from app.core.run.nesting import may_nest
 from app.core.run.state import Proposal, RunState, StepState
+from app.engine.calls.attempt import Attempt, Means
+from app.engine.commit.retry import patiently
+from app.engine.runs.brief import brief, shown
+from app.engine.steps import pending_outcomes
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
-from app.outage import patiently
 from app.providers.protocol import Request
 from app.store.protocol import Ledger
 from app.store.rows.content import address
@@ -345,7 +345,7 @@ class Planner:
             self._text = attempt.reply.text
             outcome, content = (attempt.finished(),), attempt.contents
             settled = partial(append, outcome, contents=content, release=attempt.hold, spent=attempt.spent)
-            await settled(within=outcomes.OUTCOME_PATIENCE)
+            await settled(within=pending_outcomes.OUTCOME_PATIENCE)
 
     def _sees(self, state: RunState) -> Access:
         """A conductor reads the conversation, in a further round the answer before as well; or what the step may see

@@ -8,9 +8,9 @@ this process end before that, such a run is finished by whoever takes it over.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from app.attempt import Means
 from app.core.run.events import Draft, Kind
 from app.core.run.state import Turn
+from app.engine.calls.attempt import Means
 from app.errors import NotFound, RunEnded, RunUndecided, StoreUnavailable
 from app.store.protocol import UNDECIDED, Entry
 

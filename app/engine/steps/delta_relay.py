@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from app.core.message.chat import Piece, ToolDelta, Words
-from app.reply import Reply
+from app.engine.calls.response import Reply
 from app.stepqueue.protocol import Delta
 
 

@@ -12,24 +12,24 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from app.attempt import Means
-from app.audience import Audience
-from app.conduct import Driver
-from app.consequences import ending, projection, tentative
 from app.core.message.chat import Usage, usage_to_json
 from app.core.plan.arms import tier_of
 from app.core.run.commands import Finish
 from app.core.run.events import Draft, Kind
 from app.core.run.progress import fold, give_up
 from app.core.run.state import RunState
-from app.ended import outcome
+from app.engine.calls.attempt import Means
+from app.engine.calls.step_request import task_of
+from app.engine.commit.transition import ending, projection, tentative
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.turn_result import outcome
+from app.engine.runs.driver import Driver
+from app.engine.runs.request import Owner
+from app.engine.steps.claim import rung_again
+from app.engine.steps.pending_outcomes import given_up
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
-from app.order import Owner
-from app.outcomes import given_up
 from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
-from app.view import task_of
-from app.work import rung_again
 
 SWEEP = 50
 """Runs and tickets taken in one sweep."""

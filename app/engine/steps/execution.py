@@ -23,9 +23,6 @@ from typing import Any
 
 import orjson
 
-from app.ahead import Aheads, told
-from app.attempt import Attempt, Means
-from app.candidates import Candidates
 from app.core.message.chat import message_to_json
 from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.pool.catalog import Worker
@@ -35,15 +32,18 @@ from app.core.run import drafts
 from app.core.run.events import AFTER_THE_END, Draft, Kind
 from app.core.run.progress import fold
 from app.core.run.state import RunState, StepState
+from app.engine.calls.attempt import Attempt, Means
+from app.engine.calls.candidates import Candidates
+from app.engine.calls.step_request import NOTHING, View, look
+from app.engine.commit.speculative import Aheads, told
+from app.engine.steps.claim import Work
+from app.engine.steps.delta_relay import Relay
+from app.engine.steps.pending_outcomes import Outcomes, lost
+from app.engine.worker_health import Choice
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
-from app.health import Choice
-from app.outcomes import Outcomes, lost
-from app.relay import Relay
 from app.stepqueue.protocol import AGAIN, Live
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
-from app.view import NOTHING, View, look
-from app.work import Work
 
 SECRET = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
@@ -95,7 +95,7 @@ class Execution:
     async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
         """Compose the first call of a step that is yet to be queued; None if it cannot be made right now.
 
-        Whoever asks commits the intent together with the claim, and then has it performed; see `beside.py`.
+        Whoever asks commits the intent together with the claim, and then has it performed; see `colocation.py`.
         """
         self._salt = salt
         course = await self._course(state, fresh)

@@ -1,6 +1,6 @@
 """THE CALL: one provider call, from the reservation to the settled outcome (D4, D7).
 
-An `Attempt` is made for a step by `dispatch.py` and for a plan by `planner.py`. It opens no transaction by itself: it
+An `Attempt` is made for a step by `execution.py` and for a plan by `planner.py`. It opens no transaction by itself: it
 gives the drafts and ledgers that its owner commits, so that an intent travels in one entry with the ticket's claim
 and an outcome with the step's end. The order is fixed:
 
@@ -27,6 +27,8 @@ from app.core.pool.catalog import Catalog, Deadlines, Tier, Worker
 from app.core.pool.snapshot import snapshot
 from app.core.records import record
 from app.core.run.events import Draft, Kind
+from app.engine.calls.response import FORM_FAULT, TOOL_FAULT, Reply
+from app.engine.worker_health import Health
 from app.errors import (
     BatonError,
     WorkerMalformed,
@@ -36,9 +38,7 @@ from app.errors import (
     WorkerTruncated,
     WorkerUnavailable,
 )
-from app.health import Health
 from app.providers.protocol import Provider, Request
-from app.reply import FORM_FAULT, TOOL_FAULT, Reply
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Ledger, Store
 from app.store.rows.content import address

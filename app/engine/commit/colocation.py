@@ -24,7 +24,7 @@ class DriverBeside(Protocol):
 
     @property
     def far(self) -> bool:
-        """Whether the driver is elsewhere after all, and has to be told of what is committed: see `ahead.py`."""
+        """Whether the driver is elsewhere after all, and has to be told of what is committed: see `speculative.py`."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 from others.
 
 A run's lease stands in the database for `Means.lease` seconds and is renewed every third of that. A driver whose lease
-is gone is stopped; whoever sweeps next (`orphans.py`) takes the run over with a higher epoch, folds its journal and
+is gone is stopped; whoever sweeps next (`recovery.py`) takes the run over with a higher epoch, folds its journal and
 goes on. The renewal also tells which journals have moved, so that a driver that missed a message looks again.
 """
 
@@ -13,18 +13,27 @@ from contextlib import suppress
 from math import inf
 from weakref import WeakValueDictionary
 
-from app import ended, intake, resumption
-from app.attempt import Means
-from app.audience import Audience, public
-from app.beside import DispatcherBeside
-from app.conduct import Driver
-from app.consequences import tentative
 from app.core.run import position
 from app.core.run.commands import Finish, Propose
 from app.core.run.events import Event
 from app.core.run.position import Position
 from app.core.run.progress import begin
 from app.core.run.tool_results import Returned, returned
+from app.engine.calls.attempt import Means
+from app.engine.commit.colocation import DispatcherBeside
+from app.engine.commit.transition import tentative
+from app.engine.commit.waiting_runs import Waiting
+from app.engine.delivery import turn_result
+from app.engine.delivery.audience import Audience, public
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.remote_run import LET_GO, Followers
+from app.engine.runs import admission, tool_results
+from app.engine.runs.driver import Driver
+from app.engine.runs.planning import Planned
+from app.engine.runs.recovery import GIVEN_UP, Orphans, driver_for, hand_back
+from app.engine.runs.request import CancelAsked, Driven, Moved, Order, Told
+from app.engine.runs.tool_results import Found, Known
+from app.engine.runs.uncertain_commits import Undecided
 from app.errors import (
     BatonError,
     Conflict,
@@ -35,17 +44,9 @@ from app.errors import (
     StoreUnavailable,
     WorkerUnavailable,
 )
-from app.follower import LET_GO, Followers
-from app.mailbox import Mailbox
-from app.order import CancelAsked, Driven, Moved, Order, Told
-from app.orphans import GIVEN_UP, Orphans, driver_for, hand_back
-from app.planner import Planned
-from app.resumption import Found, Known
 from app.stepqueue.protocol import Committed, Live, Stop
 from app.store.protocol import MOVED, Entry, Outbox
 from app.telemetry import SPAN_RUN
-from app.undecided import Undecided
-from app.waiting import Waiting
 
 WATCH = 0.25
 """Seconds between two looks for journals that have moved, while nobody can tell of it, or for runs that lie about."""
@@ -118,8 +119,8 @@ class Drivers:
         """Admit and drive a run, or drive the next turn of the one whose tool calls the conversation's end answers.
 
         Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
-        `StoreUnavailable`: then nothing was started. `RunUndecided`: nobody knows; see `undecided.py`. When it returns,
-        `run.admitted` (or `run.resumed`) is committed and the run will reach exactly one terminal state.
+        `StoreUnavailable`: then nothing was started. `RunUndecided`: nobody knows; see `uncertain_commits.py`. When it
+        returns, `run.admitted` (or `run.resumed`) is committed and the run will reach exactly one terminal state.
         """
         if self._group is None or len(self._drivers) >= self._bound:
             raise Overloaded(retry_after=1.0)
@@ -137,10 +138,10 @@ class Drivers:
         return driven
 
     async def _begin(self, order: Order, *, handed: bool) -> Driven:
-        catalog, choice = self._means.catalog(), intake.choose(self._means, order)
-        conductor, kind = intake.conducted(self._means, order, choice)
+        catalog, choice = self._means.catalog(), admission.choose(self._means, order)
+        conductor, kind = admission.conducted(self._means, order, choice)
         await self._means.pin(catalog)
-        entry, salt = intake.entry(self._means, catalog, order, choice, kind, self._home)
+        entry, salt = admission.entry(self._means, catalog, order, choice, kind, self._home)
         name, (admitted,) = entry.run, entry.events
         line: Mailbox[Told] = Mailbox(LINE)
         audience = Audience(name)
@@ -174,7 +175,7 @@ class Drivers:
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
             async with alone:  # who brings the same at the same time hears the turn that the first one has begun
-                found = await resumption.find(self._means, order, came, self._waiting)
+                found = await tool_results.find(self._means, order, came, self._waiting)
                 if found is not None and found.standing == "go_on":
                     try:
                         return await self._resume(order, found, handed=handed)
@@ -216,7 +217,7 @@ class Drivers:
         return Driven(run, line, driver.state)
 
     async def _commit_turn(self, driver: Driver, order: Order, found: Found) -> None:
-        begun, tier = resumption.begin(self._means, order, found, self._home), found.state.admitted.tier
+        begun, tier = tool_results.begin(self._means, order, found, self._home), found.state.admitted.tier
         follows = await driver.consequences(tentative(found.state, begun.entry.events))
         if not isinstance(follows.pending, Finish):  # which was asked for while the run waited
             follows.outbox = [*(Outbox(n, tier, self._home, begun.turn) for n in begun.steps), *follows.outbox]
@@ -236,8 +237,8 @@ class Drivers:
         journal = await self._means.store.journal(run)
         while (driver := self._drivers.get(run)) is not None and journal.events[-1].seq < driver.state.seq:
             journal = await self._means.store.journal(run)
-        wanted = resumption.turn_of(journal.events, once) if once is not None else turn
-        state = ended.until_end(journal.events, wanted)
+        wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
+        state = turn_result.until_end(journal.events, wanted)
         present = driver or self._followers.of(run)
         # One of ours that stood still may yet tell of an attempt that is lost, while the reply is known.
         if present is not None and (state.replied or present.state.turn.number != state.turn.number):
@@ -246,13 +247,13 @@ class Drivers:
         position.check(state, at)
         line: Mailbox[Told] = Mailbox(LINE)
         notes = bool(state.turn.wire.get("steps"))
-        for event in ended.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
+        for event in turn_result.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
             if event.seq <= state.seq and (noted := public(event)) is not None:
                 line.push(noted)
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
         if present is None and state.replied:
-            audience.end(await ended.read(self._means.store, state))
+            audience.end(await turn_result.read(self._means.store, state))
         elif present is None:
             self._followers.follow(state, audience)
         return Driven(run, line, state, replayed=True)
@@ -264,7 +265,7 @@ class Drivers:
         if present is not None:
             present.audience.leave(driven.line)
         if driven.replayed:  # it holds no place that is to be kept until the run has ended
-            driven.line.push(ended.without(driven.state, RunEnded()))
+            driven.line.push(turn_result.without(driven.state, RunEnded()))
         if driver is not None and driver.state.turn.on_disconnect == "cancel":
             self._cancel_unheard(driver)
 

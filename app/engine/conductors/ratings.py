@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from app.attempt import Means
 from app.core.plan.templates import manned
 from app.core.pool.catalog import SelectorSpec, Tier, Worker
 from app.core.rating import evidence
@@ -27,6 +26,7 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
 from app.core.rating.published_posterior import Standing, policy
 from app.core.records import record
+from app.engine.calls.attempt import Means
 from app.errors import StoreUnavailable
 
 EVERY = 1.0

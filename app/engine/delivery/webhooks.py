@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from app.attempt import Means
 from app.core.run import notices
 from app.core.run.notices import Notice
+from app.engine.calls.attempt import Means
 from app.errors import StoreUnavailable
 
 SLOTS = 16

@@ -8,8 +8,8 @@ run's time: then the next one is called, or the step fails at once.
 from app.core.pool.breaker import BRIEFEST, Place
 from app.core.pool.catalog import Worker
 from app.core.run.state import NO_TIME
+from app.engine.worker_health import Choice, Health
 from app.errors import BatonError, WorkerTimeout
-from app.health import Choice, Health
 
 BACKOFF, LONGEST_BACKOFF = 0.25, 8.0
 """Seconds: the first retry waits a random time below the one, each later one below twice as much, up to the other."""

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from app.beside import Begun
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import Draft, Event, Kind
 from app.core.run.progress import advance, decide
 from app.core.run.state import RUN_ENDED, RunState
+from app.engine.commit.colocation import Begun
 from app.store.protocol import Entry, Lease, Outbox, Projection
 
 

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from app.ahead import Aheads
-from app.attempt import Attempt, Means
-from app.beside import Begun, Known
 from app.core.records import changed
 from app.core.run.state import RunState
-from app.dispatch import Execution
+from app.engine.calls.attempt import Attempt, Means
+from app.engine.commit.colocation import Begun, Known
+from app.engine.commit.speculative import Aheads
+from app.engine.steps.claim import Work, rung_again
+from app.engine.steps.execution import Execution
+from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.outcomes import Outcomes
 from app.stepqueue.protocol import AGAIN, DISPATCHERS, Listen, Live, Stop, Ticket
 from app.store.protocol import Held, Outbox
-from app.work import Work, rung_again
 
 IDLE_WAIT = 1.0
 POLL = 0.2
@@ -211,7 +211,7 @@ class Dispatcher:
         except QueueUnavailable:
             self._means.telemetry.log(logging.WARNING, "a delivery could not be forgotten", run=ticket.run)
 
-    # -- for the drivers of this process: see beside.py
+    # -- for the drivers of this process: see colocation.py
 
     async def begin(
         self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]

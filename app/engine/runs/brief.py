@@ -1,5 +1,5 @@
-"""What a conductor is shown, as `view.py` has it for steps: the task, who may take part, what is left to spend, why its
-last proposal was rejected, and in a further round the one before.
+"""What a conductor is shown, as `step_request.py` has it for steps: the task, who may take part, what is left to spend,
+why its last proposal was rejected, and in a further round the one before.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from app.core.pool.catalog import Catalog, Worker
 from app.core.run.commands import Propose
 from app.core.run.nesting import may_nest
 from app.core.run.state import RunState
-from app.outage import Left, patiently
+from app.engine.calls.step_request import look, texts_of
+from app.engine.commit.retry import Left, patiently
 from app.store.protocol import Store
 from app.store.rows.content import address
-from app.view import look, texts_of
 
 
 def brief(catalog: Catalog, task: Task, state: RunState, command: Propose, *, instant: bool, rejected: str) -> Brief:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import orjson
 
-from app.attempt import Means
 from app.conductor.protocol import Given, Policy
 from app.core.message.chat import task_to_json
 from app.core.plan.arms import steps_needed
@@ -15,8 +14,9 @@ from app.core.pool.policy import Eligible, eligible, healthy, missing_clearance,
 from app.core.run import drafts, notices
 from app.core.run.events import Draft
 from app.core.run.state import CALLER, FALLBACK
+from app.engine.calls.attempt import Means
+from app.engine.runs.request import Order
 from app.errors import InvalidRequest, PlanRejected
-from app.order import Order
 from app.store.protocol import Entry, Ledger, NewRun
 from app.store.rows.content import address
 

@@ -1,0 +1,1 @@
+"""The engine: it drives runs, executes their steps, calls providers, and delivers answers."""

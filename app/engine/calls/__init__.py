@@ -1,0 +1,1 @@
+"""Provider calls: who is called, with what, and what came back."""

@@ -1,0 +1,1 @@
+"""What is committed: the transition that follows from a state, its tickets, and retries while the database is away."""

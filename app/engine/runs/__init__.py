@@ -1,0 +1,1 @@
+"""Runs: admission, planning, driving, tool results, and recovery after a process has died."""

@@ -1,0 +1,1 @@
+"""Steps: tickets are claimed, executed, and their outcomes written."""
