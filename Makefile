@@ -45,7 +45,7 @@ bench: .venv/dev.stamp
 	$(BIN)/python -m tests.bench
 
 learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compares it; builds an environment with torch.
-	tests/learn/run
+	tests/lab/run
 
 test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in no lock file.
 	tests/vllm/run

@@ -30,7 +30,10 @@ from app.cli.terminal import NOISY
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
-from tests import servers
+from tests.harness import servers
+
+
+pytest_plugins = ["tests.harness.fixtures"]
 
 
 class NetworkBlocked(RuntimeError):

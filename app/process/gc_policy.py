@@ -1,6 +1,6 @@
 """When the garbage collector looks: while nobody waits for it.
 
-A run that has ended is freed by its reference counts (`tests/api/test_memory.py`), so that the collector is for
+A run that has ended is freed by its reference counts (`tests/engine/test_memory.py`), so that the collector is for
 accidents. It stops the event loop for about half a microsecond per object. Its own rule, to look when so many more were
 made than freed, does not fit a gateway: waits replace older waits there, so that whatever waits has become young when
 the number is reached (1,000 runs and 2,000 streams: 93,000 objects, 60 ms, with each renewal of leases).

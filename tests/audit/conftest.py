@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from app.process.wiring import House
-from tests.api.house import open_house, pool_text
 from tests.audit.scenes import Journal, play
+from tests.harness.service import open_house, pool_text
 from tests.stubs import ProviderStub
 
 

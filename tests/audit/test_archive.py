@@ -15,8 +15,8 @@ from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
 from app.store.sqlkit.migrate import migrate
-from tests.api.house import finish, open_house, order, plan, pool_text
 from tests.audit.scenes import Journal
+from tests.harness.service import finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 RUNS = 5

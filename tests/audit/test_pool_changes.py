@@ -8,8 +8,8 @@ import pytest
 from app.core.run.events import Kind
 from app.process.config import reload
 from app.process.wiring import House
-from tests.api.house import events, finish, open_house, order, plan, plan_text, pool_text
-from tests.audited import report_of
+from tests.harness.audited import report_of
+from tests.harness.service import events, finish, open_house, order, plan, plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 CLEARED = '\nclearance = ["phi"]'

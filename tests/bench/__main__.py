@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Literal
 
-from tests import servers
+from tests.harness import servers
 
 from . import scenarios
 from .processes import DidNotStart, bare, upstream

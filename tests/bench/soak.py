@@ -28,7 +28,7 @@ import asyncpg
 import psutil
 from redis import Redis
 
-from tests import servers
+from tests.harness import servers
 
 from .load import Load, run
 from .processes import upstream

@@ -1,4 +1,4 @@
-"""How long everybody else waits while one caller sends what `tests/bad_bodies.py` holds.
+"""How long everybody else waits while one caller sends what `tests/harness/bad_bodies.py` holds.
 
 One connection asks for `/healthz` again and again while another sends a body; the slowest of the first one's answers is
 how long the event loop stood still. Of three tries the best counts, since the others belong to whoever shares the
@@ -12,7 +12,7 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-from tests.bad_bodies import RAW
+from tests.harness.bad_bodies import RAW
 
 from .subject import Target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from app.stepqueue.memory import MemoryQueue
-from tests import servers
+from tests.harness import servers
 
 from .hop import TIERS, echo, hops
 from .scenarios import queue_hop

@@ -10,9 +10,9 @@ from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.progress import fold, give_up
 from app.core.run.state import RunState, StepState
 from app.errors import Conflict, InvalidRequest
-from tests.api.stand_ins import TEXTS, journal_of, state_of
 from tests.core.play import admission, failed, intent, numbered, outcome
 from tests.core.test_progress import FIRST_ROUND, MENDING, ROUNDS, further, queued
+from tests.harness.stand_ins import TEXTS, journal_of, state_of
 
 
 @pytest.mark.parametrize("attempt", [1, 2, 7])

@@ -18,9 +18,9 @@ import orjson
 
 from app.core.run.events import Event, Kind
 from app.store.rows.content import address
-from tests.audited import audited
 from tests.faults.scene import Scene, execute
-from tests.processes import Unexpected, within
+from tests.harness.audited import audited
+from tests.harness.processes import Unexpected, within
 
 
 @dataclass(frozen=True, slots=True)

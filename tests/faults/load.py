@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.faults.scene import Answered
-from tests.processes import KEY, Process, asking
+from tests.harness.processes import KEY, Process, asking
 
 
 @dataclass(slots=True)

@@ -17,11 +17,11 @@ import asyncpg
 import httpx
 import openai
 
-from tests import servers
 from tests.faults.fate import Orders, Taken
 from tests.faults.line import Line, Pass, line
-from tests.processes import KEY, Caller, Process, calling, command, environment, within
-from tests.servers import Server
+from tests.harness import servers
+from tests.harness.processes import KEY, Caller, Process, calling, command, environment, within
+from tests.harness.servers import Server
 from tests.stubs import KEYS, Reply, plan_reply
 from tests.stubs.control import StubControl, stub_process
 

@@ -15,7 +15,7 @@ from tests.faults.accounts import Account, account, settle
 from tests.faults.line import Hole, Line, Refuse, Slow, line
 from tests.faults.points import at, case
 from tests.faults.scene import LEASE, Scene, ask, scene
-from tests.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking, within
 from tests.stubs import Hang, Reply
 
 pytestmark = pytest.mark.timeout(120)

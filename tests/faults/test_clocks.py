@@ -10,7 +10,7 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
-from tests.processes import command, within
+from tests.harness.processes import command, within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(120)

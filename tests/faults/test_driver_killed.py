@@ -13,7 +13,7 @@ from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, scene
-from tests.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking, within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(120)

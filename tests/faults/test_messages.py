@@ -12,7 +12,7 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
-from tests.processes import within
+from tests.harness.processes import within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(120)

@@ -13,7 +13,7 @@ from tests.faults.line import Cut, Hole, Mode, Refuse
 from tests.faults.load import Flood, flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, probe, scene
-from tests.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking, within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from tests.faults.line import Delay, Mode, Slow
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, caller, probe, scene
-from tests.processes import command, within
+from tests.harness.processes import command, within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(240)

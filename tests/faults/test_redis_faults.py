@@ -10,13 +10,13 @@ import httpx
 import pytest
 from redis import Redis
 
-from tests import servers
 from tests.faults.accounts import accounts, settle
 from tests.faults.line import Cut, Delay, Hole, Mode, Refuse, Slow
 from tests.faults.load import flood
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
-from tests.processes import within
+from tests.harness import servers
+from tests.harness.processes import within
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(240)

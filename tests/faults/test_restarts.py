@@ -9,7 +9,7 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at
 from tests.faults.scene import WORKERS, Scene, ask, scene
-from tests.processes import Process, within
+from tests.harness.processes import Process, within
 from tests.stubs import Hang, Reply
 
 pytestmark = pytest.mark.timeout(240)

@@ -16,8 +16,8 @@ from tests.faults.line import Line, line, running_loop
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, over, probe, scene
-from tests.processes import within
-from tests.servers import free_port
+from tests.harness.processes import within
+from tests.harness.servers import free_port
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
 

@@ -14,7 +14,7 @@ from app.engine.steps.execution import DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
-from tests.processes import within
+from tests.harness.processes import within
 from tests.stubs import Reply, Trickle
 
 pytestmark = pytest.mark.timeout(120)

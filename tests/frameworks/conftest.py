@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.api.house import plan_text, pool_text
 from tests.clients.conftest import Address, addressed, break_off
 from tests.frameworks.obliging import worker
+from tests.harness.service import plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 collect_ignore_glob = [] if os.environ.get("BATON_TEST_CLIENTS") else ["test_*.py"]

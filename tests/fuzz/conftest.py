@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.stand_ins import House, row_of, shelve_content
+from tests.harness.stand_ins import House, row_of, shelve_content
 
 
 @dataclass(frozen=True, slots=True)

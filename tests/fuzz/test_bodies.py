@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from tests.bad_bodies import CANARY
-from tests.exact import exactly
 from tests.fuzz.cases import CASES, check_error
 from tests.fuzz.conftest import Fuzzed
+from tests.harness.bad_bodies import CANARY
+from tests.harness.exact_replies import exactly
 
 pytestmark = pytest.mark.timeout(max(60, CASES // 10))
 CHAT, LEGACY = "/v1/chat/completions", "/v1/completions"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from tests.processes import KEY, Process, environment, running, within
+from tests.harness.processes import KEY, Process, environment, running, within
 from tests.stubs import KEYS, plan_reply
 from tests.stubs.control import StubControl
 

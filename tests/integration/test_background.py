@@ -9,8 +9,8 @@ import httpx
 import orjson
 import pytest
 
+from tests.harness.processes import KEY, Process, within
 from tests.integration.installation import CHAIN, TREE, execute, launched, settings
-from tests.processes import KEY, Process, within
 from tests.stubs import Hang, Reply, ToolCall
 from tests.stubs.control import StubControl
 

@@ -17,9 +17,9 @@ from redis import Redis
 
 from app.store.sqlkit.migrate import migrate
 from app.store.writing.group_commit import DECIDE_SECONDS
-from tests import servers
+from tests.harness import servers
+from tests.harness.processes import KEY, Caller, Process, calling, within
 from tests.integration.installation import WORKERS, House, launched, settings
-from tests.processes import KEY, Caller, Process, calling, within
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.test_commands import HARD, KEY, apart, baton, environment, started
+from tests.cli.test_commands import HARD, KEY, apart, baton, environment, started
 
 pytestmark = pytest.mark.integration
 

@@ -17,9 +17,9 @@ import openai
 import pytest
 from redis import Redis
 
-from tests import servers
+from tests.harness import servers
+from tests.harness.processes import Caller, Process, asking, calling, command, running, within
 from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, launched, settings
-from tests.processes import Caller, Process, asking, calling, command, running, within
 from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl
 

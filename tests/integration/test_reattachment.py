@@ -17,8 +17,8 @@ import httpx
 import orjson
 import pytest
 
+from tests.harness.processes import KEY, Process, asking, command, within
 from tests.integration.installation import LEASE, House, execute, launched, settings
-from tests.processes import KEY, Process, asking, command, within
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
 

@@ -17,8 +17,8 @@ import httpx
 import openai
 import pytest
 
+from tests.harness.processes import Caller, calling, command, within
 from tests.integration.installation import WORKERS, House, launched, settings
-from tests.processes import Caller, calling, command, within
 from tests.stubs import Agent, ToolCall, plan_reply
 from tests.stubs.control import StubControl
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from tests.harness.processes import Process, calling, within
 from tests.integration.installation import settings
-from tests.processes import Process, calling, within
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
 

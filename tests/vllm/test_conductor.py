@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.conformance.test_rehearsal import EASY
-from tests.processes import KEY, Caller, calling, environment, running
+from tests.harness.processes import KEY, Caller, calling, environment, running
 from tests.vllm.cable import cable
 from tests.vllm.server import CONTEXT, VllmServer
 

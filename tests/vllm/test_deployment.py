@@ -1,6 +1,7 @@
 """A LoRA adapter into a real vLLM, beside a running service: loaded, checked, shadowed, canary, live, and back again.
 
-The commands are the operator's own. That everything else is refused is shown with a stub (`tests/test_conductor.py`).
+The commands are the operator's own. That everything else is refused is shown with a stub
+(`tests/cli/test_conductor.py`).
 """
 
 import json
@@ -19,7 +20,7 @@ from app.engine.conductors.versions import EVERY
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.plans import STEPS
-from tests.processes import Caller, calling, running
+from tests.harness.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import served
 from tests.vllm.test_trained import SPLIT, pool

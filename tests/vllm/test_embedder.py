@@ -12,7 +12,7 @@ import pytest
 from app.__main__ import main
 from app.core.rating.features import Features, features, from_json, placed, sketched
 from tests.conformance.test_rehearsal import EASY
-from tests.processes import Caller, calling, running
+from tests.harness.processes import Caller, calling, running
 from tests.vllm.server import VllmServer
 from tests.vllm.test_conductor import check_journal, check_usage, served
 

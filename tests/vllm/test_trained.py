@@ -22,7 +22,7 @@ from app.lab.outcome import Outcome, outcome
 from app.lab.plans import STEPS, SUBTASKS, Plan, PlanStep, to_workflow
 from app.lab.workers import final
 from app.lab.world import Setting, standard_pool
-from tests.processes import Caller, calling, running
+from tests.harness.processes import Caller, calling, running
 from tests.vllm.server import OFFLINE, PYTHON, ROOT, TRAINED, VllmServer
 from tests.vllm.test_conductor import check_journal, check_plan, check_usage, served
 

@@ -24,7 +24,7 @@ from app.lab import chat_export, manifest, world_file
 from app.lab.rollouts import Rollout, from_lines
 from app.lab.training_questions import Rule, of_world
 from app.lab.world import Profile, profiles
-from tests.processes import KEY, Caller, calling, command, environment, running
+from tests.harness.processes import KEY, Caller, calling, command, environment, running
 from tests.vllm.server import OFFLINE, PYTHON, RANK, ROOT, VllmServer, build_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

@@ -4,8 +4,8 @@ What it gives is safe to store and to send on: UTF-8 only, no NUL, no lone surro
 within 64 bits, and bounded depth, node count and lengths. It refuses everything else with a status and a message of
 its own, in which nothing of the input occurs. Bodies are counted while they arrive, and their nodes before anything
 is built of them, so that no body within the limit holds up the event loop for more than some tens of milliseconds
-(measured in tests/api/test_bad_input.py). orjson does the parsing: it is strict about NaN, 1e999, surrogates, encodings
-and grammar; duplicate keys, NUL and integers that it would turn into floats are ours to find.
+(measured in tests/gateway/test_bad_input.py). orjson does the parsing: it is strict about NaN, 1e999, surrogates,
+encodings and grammar; duplicate keys, NUL and integers that it would turn into floats are ours to find.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ from app.store.sqlkit.engines import parse_url
 if TYPE_CHECKING:
     from alembic.config import Config
 
-MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+MIGRATIONS = Path(__file__).resolve().parents[3] / "migrations"
 ONE_AT_A_TIME = threading.Lock()
 """Alembic keeps its context in globals. Between processes the database's own lock serves."""
 

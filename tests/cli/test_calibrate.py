@@ -1,0 +1,183 @@
+"""`baton calibrate` over the simulated workers of a world and over a stub: what it keeps, what it costs, where it
+stops, and what becomes of it."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from app.cli import calibrate, event_loop, storage
+from app.cli.parser import parser
+from app.core.rating.calibration import rates
+from app.core.run.events import Kind
+from app.errors import ConfigInvalid
+from app.lab.calibration_tasks import VERSION, built_in
+from app.process import serve
+from app.process.config import configure
+from app.process.wiring import House
+from app.store.protocol import RunQuery
+from tests.deploy.test_readme import blocks
+from tests.harness.service import calling, open_house, plan_text, pool_text
+from tests.lab.test_provider import pool_text as world_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "learning.md").read_text()
+HERE: Any = {"BATON_PEPPER": "p" * 32, "BATON_LEASE_SECONDS": "2"}
+
+
+def at(folder: Path, pool: str) -> dict[str, str]:
+    """The environment of a command over this pool."""
+    (folder / "pool.toml").write_text(pool)
+    return {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), **HERE}
+
+
+def asked(*arguments: str) -> argparse.Namespace:
+    return parser().parse_args(["calibrate", *arguments])
+
+
+def known(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """The trials that are kept."""
+    capsys.readouterr()
+    assert calibrate.run(asked("--show", "--json"), environ, lambda: 2e9) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_each_worker_gets_each_task_once_and_is_known_for_what_it_can(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = at(tmp_path, world_text())
+    two = ("--worker", "birch", "--worker", "delta")
+    assert calibrate.run(asked("--each", "1", *two, "--concurrency", "8"), environ, lambda: 2e9) == 0
+    told = capsys.readouterr()
+    assert "72 tasks for birch, delta (0 were tried before): likely $" in told.err
+    for words in ("birch", "delta", "neighbours", "level 3", "72 trials, $"):
+        assert words in told.out
+    loaded = configure(environ)
+    trials = event_loop.run(calibrate._known(loaded))
+    assert {(one.worker, one.task) for one in trials} == {
+        (worker, task.name) for worker in ("birch", "delta") for task in built_in(1)
+    }
+    assert len(trials) == 72
+    found = rates(trials, lambda one: f"{one.worker} {one.domain}")
+    assert found["birch numbers"].value > found["delta numbers"].value + 0.2
+    assert found["delta calendar"].value > found["birch calendar"].value + 0.2
+    event_loop.run(_journaled(loaded, len(trials)))
+
+    assert calibrate.run(asked("--each", "1", *two), environ, lambda: 3e9) == 0, "nothing is left"
+    assert "tasks for" not in capsys.readouterr().err
+    assert calibrate.run(asked("--each", "1", "--worker", "birch", "--again"), environ, lambda: 3e9) == 0
+    again = known(environ, capsys)
+    assert sum(one["at"] == 3e9 for one in again) == 36
+    assert len(again) == 72
+
+
+async def _journaled(loaded: Any, count: int) -> None:
+    """Each trial is a run of one call, rated beside what callers say."""
+    async with storage.opened(loaded.settings) as store:
+        rows = await store.runs(RunQuery(limit=200))
+        assert len(rows) == count
+        assert {row.key for row in rows} == {calibrate.KEY}
+        trials = {one.run: one for one in await store.trials()}
+        for row in rows[:5]:
+            [rating] = await store.feedback(row.id)
+            assert (rating.kind, rating.source, rating.version) == ("grader", "calibration", VERSION)
+            assert rating.score == trials[row.id].score
+            assert row.spent.usd == trials[row.id].usd > 0
+            [call] = [event for event in (await store.journal(row.id)).events if event.kind is Kind.CALL_INTENDED]
+            assert call.body["worker"] == trials[row.id].worker
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("alpha", Reply(chunks=("Answer: 46",)))
+        yield running
+
+
+async def run(environ: dict[str, str], *arguments: str) -> int:
+    """The command beside this loop."""
+    return await asyncio.to_thread(calibrate.run, asked(*arguments), environ, lambda: 2e9)
+
+
+async def test_nobody_is_asked_before_the_cost_is_agreed_to(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = at(tmp_path, pool_text(stub))
+    with pytest.raises(ConfigInvalid, match="--yes"):
+        await run(environ, "--worker", "alpha")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    assert await run(environ, "--worker", "alpha") == 1
+    assert not stub.of("alpha")
+
+
+async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = at(tmp_path, pool_text(stub))
+    stub.always("alpha", Fail(status=400))
+    assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
+    told = capsys.readouterr().out
+    assert f"alpha: {calibrate.OUTAGES} calls failed; they are no trials" in told
+    assert "left alone" in told
+    assert len(stub.of("alpha")) == calibrate.OUTAGES
+    assert not await asyncio.to_thread(known, environ, capsys)
+    assert not stub.of("beta"), "nobody answers in its place"
+    stub.always("alpha", Reply(chunks=("Answer: 46",)))
+    assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
+    found = await asyncio.to_thread(known, environ, capsys)
+    assert len(found) == 36
+    right = [task.name for task in built_in(1) if task.grader.grade("46").score]
+    assert [one["task"] for one in found if one["score"]] == right
+
+
+async def test_it_stops_before_the_money_is_spent(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = at(tmp_path, pool_text(stub))
+    worst = max(one.limits.usd for one in calibrate._wanted(configure(environ).catalog, asked("--tokens", "100")))
+    cap = worst * 3
+    given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
+    assert await run(environ, *given) == 1
+    assert "did not suffice" in capsys.readouterr().out
+    found = await asyncio.to_thread(known, environ, capsys)
+    assert 0 < len(found) < 72
+    assert sum(one["usd"] for one in found) <= cap
+
+
+def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = [one for one in blocks("sh", LEARNING) if "calibrate" in one]
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_REHEARSAL_DELAY": "0", **HERE}
+    for line in block.splitlines():
+        assert main(line.removeprefix("baton ").split(), environ) == 0
+        assert "rehearsal-sage" in capsys.readouterr().out
+
+
+async def _followed(opened: House, folder: Path) -> None:
+    """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
+    stopping = asyncio.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(serve._follow_calibration(opened, stopping))
+        while not opened.pool.catalog().workers["alpha"].card.measured:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stopping.set()
+    opened.pool.install(configure(at(folder, (folder / "pool.toml").read_text())))
+
+
+async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub)
+    environ = at(tmp_path, pool)
+    assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
+    stub.always("planner", Reply(chunks=(plan_text((0, "Solve.", ["user"])),)))
+    async with open_house(tmp_path, pool) as opened, calling(opened) as client:
+        await _followed(opened, tmp_path)
+        body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        shown = stub.of("planner")[0].body.decode()
+    assert shown.count("measured pass rates: calendar 0% of 9, equations ") == 1

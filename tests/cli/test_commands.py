@@ -1,0 +1,456 @@
+"""The command line as its users meet it, over a data folder of the test's own and without network.
+
+Services are real processes, and so is one command of each kind; the others are run inside the test, by the same `main`.
+"""
+
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.__main__ import main
+from app.cli import startup_message
+from app.cli.parser import parser
+from app.errors import ConfigInvalid
+from app.gateway.http.auth import SCOPES
+from app.process.serve import Started
+from tests.harness import processes
+from tests.harness.processes import KEY, ROOT
+
+EASY = "What is 17 * 23?"
+HARD = "Solve 3(x + 2) = 2x + 11"
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """What a command sees: nothing of this machine's providers or settings."""
+    own = {"BATON_BOOTSTRAP_KEY": KEY, "BATON_REHEARSAL_DELAY": "0"}
+    return processes.environment(folder, **(own | more))
+
+
+@dataclass
+class Done:
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
+
+
+def apart(folder: Path, *arguments: str, **more: str) -> Done:
+    """One command to its end, in a process of its own."""
+    done = processes.command(folder, environment(folder, **more), *arguments)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def baton(folder: Path, *arguments: str, **more: str) -> Done:
+    """One command to its end, in this process: most of another one's time would be spent on being there."""
+    with chdir(folder), redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        status = main(arguments, environment(folder, **more))
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+@dataclass
+class Service:
+    """A `baton serve` that runs."""
+
+    folder: Path
+    url: str
+    startup_message: str
+
+    def ask(self, model: str, question: str, **more: Any) -> dict[str, Any]:
+        """One question by HTTP."""
+        body = {"model": model, "messages": [{"role": "user", "content": question}], **more}
+        reply = httpx.post(
+            f"{self.url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=20
+        )
+        reply.raise_for_status()
+        found: dict[str, Any] = reply.json()
+        return found
+
+
+def started(process: "subprocess.Popen[str]") -> str:
+    """Its announcement, up to the line that ends it."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "runs show last" in line:
+            return "".join(lines)
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("baton")) as running:
+        yield running
+
+
+@contextmanager
+def serving(folder: Path, **more: str) -> Iterator[Service]:
+    """A `baton serve` over a folder of its own."""
+    command = [sys.executable, "-m", "app", "serve"]
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(folder, BATON_PORT="0", **more),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        words = started(process)
+        found = re.search(r"http://127\.0\.0\.1:\d+", words)
+        assert found
+        yield Service(folder, found[0], words)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "Traceback" not in (folder / "log").read_text()
+
+
+# -- the parser
+
+
+def test_the_version_is_printed_without_loading_the_service() -> None:
+    words = "import sys; from app.__main__ import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    check = "print(sorted(set(sys.modules) & {'sqlalchemy', 'fastapi', 'pydantic', 'aiohttp', 'rich'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout.splitlines() == ["baton 0.1.0", "[]"]
+
+
+def test_a_process_loads_neither_redis_nor_migrations_nor_exporters_before_it_knows_that_it_needs_them() -> None:
+    """Each of them is a twelfth of what a process holds when it has nothing to do."""
+    words = "import sys, app.cli.process\n"
+    check = "print(sorted(set(sys.modules) & {'redis', 'alembic', 'opentelemetry.sdk', 'opentelemetry.exporter'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", words + check], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("line", ["", "nothing", "keys", "keys add", "runs ls --limit 0", "keys add x --expires 3y"])
+def test_a_wrong_command_line_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(line.split(), {})
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_every_module_of_the_parser_exists() -> None:
+    names = set(re.findall(r'_command\(\s*\w+,\s*"\w+",\s*"(\w+)"', (ROOT / "app/cli/parser.py").read_text()))
+    assert names
+    assert all((ROOT / f"app/cli/{name}.py").exists() for name in names)
+
+
+def test_the_help_names_every_scope() -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["keys", "add", "--nothing"])
+    source = (ROOT / "app/cli/parser.py").read_text()
+    assert all(scope in source for scope in SCOPES)
+
+
+# -- faults
+
+
+def test_all_faults_of_a_configuration_are_told_one_a_line(tmp_path: Path) -> None:
+    done = apart(tmp_path, "serve", BATON_PROT="1", BATON_PORT="x", BATON_LOG_LEVEL="loud")
+    assert done.status == 2
+    assert [line.split(":")[0] for line in done.err.splitlines()] == ["BATON_PROT", "BATON_PORT", "BATON_LOG_LEVEL"]
+
+
+@pytest.mark.parametrize("verb", ["gateway", "dispatcher"])
+def test_separate_processes_need_postgres_and_redis(tmp_path: Path, verb: str) -> None:
+    done = baton(tmp_path, verb)
+    assert done.status == 2
+    assert "BATON_REDIS_URL" in done.err
+    assert "BATON_DATABASE_URL" in done.err
+
+
+@pytest.mark.parametrize("line", ["migrate", "runs ls", "keys ls"])
+def test_a_database_that_is_down_is_a_sentence(tmp_path: Path, line: str) -> None:
+    done = baton(tmp_path, *line.split(), BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x")
+    assert done.status == 1
+    assert done.err.startswith("baton: ")
+    assert "secret" not in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
+    done = apart(tmp_path, "serve", BATON_PORT=service.url.rpartition(":")[2])
+    assert done.status != 0
+    assert "address already in use" in done.err
+    assert "Traceback" not in done.err
+
+
+# -- serve
+
+
+def test_the_announcement_can_be_pasted(service: Service) -> None:
+    assert "REHEARSAL" in service.greeting
+    assert KEY not in service.greeting
+    curl = service.greeting[service.greeting.index("  curl") : service.greeting.index("Or in Python")]
+    done = subprocess.run(
+        ["bash", "-c", curl],
+        env={**os.environ, "BATON_API_KEY": KEY, "no_proxy": "*"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert "15" in json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_the_python_lines_of_the_announcement_compile(key: str | None) -> None:
+    words = startup_message.words("serve", Started("http://127.0.0.1:1", "rehearsal", True, key), "baton")
+    lines = words[words.index("(pip install openai)") :].splitlines()[1:]
+    compile("\n".join(line.removeprefix("  ") for line in lines if line.startswith("  ")), "greeting", "exec")
+    assert ("export BATON_API_KEY" in words) == (key is not None)
+
+
+def test_a_dispatcher_announces_no_address() -> None:
+    words = startup_message.words("dispatcher", Started(None, "pool file x", False, None), "baton")
+    assert "curl" not in words
+    assert "REHEARSAL" not in words
+
+
+def test_the_probe_tells_ready_from_absent(service: Service, tmp_path: Path) -> None:
+    assert apart(tmp_path, "probe", BATON_PORT=service.url.rpartition(":")[2]).status == 0
+    assert baton(tmp_path, "probe", BATON_PORT="1").status == 1
+
+
+def test_ctrl_c_ends_a_service_quietly(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", "serve"],
+        cwd=tmp_path,
+        env=environment(tmp_path, BATON_PORT="0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        started(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+# -- runs
+
+
+def test_show_explains_an_orchestrated_run(service: Service) -> None:
+    reply = service.ask("baton-ultra", HARD)
+    done = apart(service.folder, "runs", "show", reply["id"])
+    assert done.status == 0, done.err
+    for words in (
+        reply["baton"]["run"],
+        "succeeded",
+        "REHEARSAL",
+        HARD,
+        "a model planned it (rehearsal-conductor)",
+        "planning call",
+        "sees: the conversation and step 0",
+        "with probability",
+        "attempt 1: rehearsal-",
+        "its output is the answer",
+        "said: The answer is x = 5.",
+        "pool: rehearsal-sage",
+        "limits: 5 steps",
+    ):
+        assert words in done.out
+    assert f"${reply['baton']['cost_usd']:.6f}".rstrip("0") in done.out
+
+
+def test_show_finds_the_last_run_and_prefixes(service: Service) -> None:
+    run = service.ask("baton-mini", EASY)["baton"]["run"]
+    last = baton(service.folder, "runs", "show", "--json")
+    assert json.loads(last.out)["id"] == run
+    assert json.loads(baton(service.folder, "runs", "show", run[:-2], "--json").out)["id"] == run
+    assert baton(service.folder, "runs", "show", "run_zzzz").status == 1
+
+
+def test_a_caller_plan_and_an_exclusion_are_explained(service: Service) -> None:
+    plan = {"steps": [{"worker": "rehearsal-scribe", "subtask": "Answer.", "access": ["user"]}]}
+    service.ask("baton-ultra", EASY, baton={"plan": plan, "pool": {"deny": ["rehearsal-lawyer"]}})
+    shown = baton(service.folder, "runs", "show").out
+    assert "the request brought its own plan" in shown
+    assert "left out: rehearsal-lawyer: in the request's deny list" in shown
+
+
+def test_ls_filters(service: Service) -> None:
+    service.ask("baton-mini", EASY)
+    rows = json.loads(baton(service.folder, "runs", "ls", "--tier", "baton-mini", "--json", "--since", "1h").out)
+    assert rows
+    assert {row["tier"] for row in rows} == {"baton-mini"}
+    assert "succeeded" in baton(service.folder, "runs", "ls", "--worker", "rehearsal-sage").out
+    assert "no such runs" in baton(service.folder, "runs", "ls", "--label", "nobody").out
+    assert baton(service.folder, "runs", "ls", "--state", "nonsense").status == 2
+
+
+def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
+    service.ask("baton-ultra", HARD)
+    done = baton(service.folder, "runs", "watch")
+    assert done.status == 0
+    kinds = re.findall(r" s\s+([a-z]+\.[a-z_]+)", done.out)
+    assert kinds[0] == "run.admitted"
+    assert kinds[-1] == "run.succeeded"
+
+
+def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
+    with serving(tmp_path, BATON_REHEARSAL_DELAY="100") as slow, ThreadPoolExecutor() as threads:
+        asking = threads.submit(slow.ask, "baton-ultra", HARD)
+        while not (rows := json.loads(baton(tmp_path, "runs", "ls", "--json").out)):
+            time.sleep(0.1)
+        done = baton(tmp_path, "runs", "cancel", rows[0]["id"])
+        assert (done.status, done.out) == (0, f"{rows[0]['id']} has ended: cancelled.\n"), done.err
+        with pytest.raises(httpx.HTTPStatusError) as told:
+            asking.result()
+        assert told.value.response.json()["error"]["code"] == "run_cancelled"
+        again = baton(tmp_path, "runs", "cancel", rows[0]["id"][:20])
+        assert (again.status, again.out) == (done.status, done.out)
+    assert baton(tmp_path, "runs", "cancel", "run_none").status == 1
+
+
+def test_without_runs_there_is_a_sentence(tmp_path: Path) -> None:
+    done = baton(tmp_path, "runs", "show")
+    assert done.status == 1
+    assert "no runs yet" in done.err
+
+
+# -- keys
+
+
+def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
+    made = apart(service.folder, "keys", "add", "ci", "--tier", "baton-mini", "--usd", "0.25", "--expires", "2d")
+    key = made.out.strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    models = httpx.get(f"{service.url}/v1/models", headers=headers).json()["data"]
+    assert {model["baton"]["tier"] for model in models} == {"baton-mini"}
+    listed = baton(service.folder, "keys", "ls").out
+    assert key.split("_")[1] in listed
+    assert key.split("_", 2)[2] not in listed
+    assert "$0.25 a run" in listed
+    assert baton(service.folder, "keys", "revoke", key).status == 0
+    assert "revoked" in baton(service.folder, "keys", "ls").out
+    deadline = time.monotonic() + 8
+    while httpx.get(f"{service.url}/v1/models", headers=headers).status_code != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
+    assert "unknown scope" in baton(tmp_path, "keys", "add", "x", "--scope", "root").err
+    assert "no such tier" in baton(tmp_path, "keys", "add", "x", "--tier", "root").err
+    assert "no key of that id" in baton(tmp_path, "keys", "revoke", "abcd").err
+
+
+# -- plan, doctor, config, migrate
+
+
+def test_plan_executes_nothing(service: Service) -> None:
+    done = apart(service.folder, "plan", HARD)
+    assert done.status == 0, done.err
+    assert "estimate: $0.0" in done.out
+    assert "planned only, nothing executed" in done.out
+    shown = json.loads(baton(service.folder, "runs", "show", "--json").out)
+    assert shown["preview"]
+    assert [step["attempts"] for step in shown["steps"]] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(["--tier", "x"], "no such tier"), (["--effort", "x"], "no such level"), (["--label", "phi"], "not cleared")],
+)
+def test_plan_says_why_not(tmp_path: Path, more: list[str], words: str) -> None:
+    done = baton(tmp_path, "plan", EASY, *more)
+    assert done.status in (1, 2)
+    assert words in done.err
+
+
+def test_doctor_is_content_with_rehearsal_and_says_so(tmp_path: Path) -> None:
+    done = apart(tmp_path, "doctor")
+    assert done.status == 0, done.out
+    assert "REHEARSAL" in done.out
+    assert "skip  redis" in done.out
+    assert "fail" not in done.out
+
+
+def test_doctor_finds_what_is_broken(tmp_path: Path) -> None:
+    done = baton(
+        tmp_path,
+        "doctor",
+        OPENAI_API_KEY="sk-secret",
+        OPENAI_BASE_URL="http://127.0.0.1:1/v1",
+        BATON_DATABASE_URL="postgresql://baton:secret@127.0.0.1:1/x",
+        BATON_REDIS_URL="redis://127.0.0.1:1/0",
+    )
+    assert done.status == 1
+    failed = re.findall(r"^fail\s+([a-z]+)", done.out, re.MULTILINE)
+    assert failed == ["schema", "database", "redis", "conductor", "provider"]
+    assert done.out.count("->") >= 5
+    assert "secret" not in done.out + done.err
+    assert "fraction of a cent" in done.err
+
+
+def test_doctor_tells_faulty_settings(tmp_path: Path) -> None:
+    done = baton(tmp_path, "doctor", BATON_PROT="1")
+    assert done.status == 1
+    assert "fail  settings: BATON_PROT" in done.out
+
+
+def test_config_lists_everything_and_masks_secrets(tmp_path: Path) -> None:
+    done = apart(tmp_path, "config", BATON_REDIS_URL="redis://:hush@127.0.0.1:1/0")
+    assert done.status == 0
+    for words in ("BATON_PORT", "8080", "environment", "Pool: rehearsal", "baton-ultra: rehearsal-sage"):
+        assert words in done.out
+    assert KEY not in done.out
+    assert "hush" not in done.out
+
+
+def test_migrate_makes_the_database(tmp_path: Path) -> None:
+    assert apart(tmp_path, "migrate").status == 0
+    assert baton(tmp_path, "migrate").status == 0
+    assert (tmp_path / "data" / "baton.db").exists()
+
+
+# -- the program
+
+
+@pytest.mark.parametrize("given", [None, ["config"]])
+def test_imports_are_kept_from_the_collector_which_then_works(
+    given: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sys, "argv", ["baton", "config"])
+    monkeypatch.setattr("app.cli.settings.run", lambda *_: int(gc.isenabled()))
+    monkeypatch.setattr(gc, "freeze", lambda: seen.append("frozen"))
+    assert main(given, {}) == 1
+    assert seen == (["frozen"] if given is None else [])
+
+
+def test_config_invalid_is_not_hidden_in_a_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise ExceptionGroup("tasks", [ExceptionGroup("inner", [ConfigInvalid(["a: wrong", "b: wrong"])])])
+
+    monkeypatch.setattr("app.cli.settings.run", broken)
+    assert main(["config"], {}) == 2
+    assert capsys.readouterr().err == "a: wrong\nb: wrong\n"

@@ -1,0 +1,278 @@
+"""`baton conductor`: what fits is loaded, checked, shadowed and put into force, and what does not is refused in words.
+
+The server is a stub of vLLM's published wire format; `make test-vllm` has the real one.
+"""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.__main__ import main
+from app.cli.parser import parser
+from app.core.plan.parse import schema
+from app.lab import manifest
+from app.lab.manifest import Golden, Manifest
+from app.process.config import configure
+from tests.deploy.test_readme import blocks
+from tests.harness.vllm_stub import VllmStub, tokens, vllm_stub
+
+PLAN = '{"steps":[{"worker":1,"subtask":"Solve it.","access":["user"]}]}'
+OTHER = PLAN.replace("1", "0")
+POOL = """
+[providers.here]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = true }}
+[providers.rehearsal]
+format = "rehearsal"
+options = {{ delay = 0 }}
+[workers.planner]
+provider = "here"
+model = "planner"
+price = {{ input = 0, output = 0 }}
+pooled = false
+[workers.sage]
+provider = "rehearsal"
+model = "sage"
+price = {{ input = 1, output = 2 }}
+[workers.abacus]
+provider = "rehearsal"
+model = "abacus"
+price = {{ input = 1, output = 2 }}
+[tiers.baton-ultra]
+pool = ["sage", "abacus"]
+conductor = {{ kind = "model", worker = "planner"{prompt} }}
+limits = {{ steps = {steps} }}
+"""
+
+
+def described(folder: Path, base: str | None, **changes: Any) -> Manifest:
+    """A folder with weights and a manifest: an adapter of `base`, or a whole model."""
+    folder.mkdir()
+    kind = "adapter" if base else "model"
+    (folder / manifest.WEIGHTS[kind]).write_bytes(folder.name.encode())
+    for name in manifest.TOKENIZER:
+        (folder / name).write_text("{}")
+    (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
+    name = manifest.version("planner", manifest.sha256(folder.name.encode()))
+    asked = [[{"role": "user", "content": f"question {n}"}] for n in range(10)]
+    golden = [Golden(messages=one, workers=2, steps=3, tokens=tokens(one[0]["content"]), plan=PLAN) for one in asked]
+    facts = {"kind": kind, "name": name, "base": base or name, "tokenizer_sha256": manifest.tokenizer_sha256(folder)}
+    facts |= {"prompt": "general", "template": "plan-1", "grammar": "guidance", "steps": 5, "workers": 6}
+    facts |= {"reward": "", "world": "", "commit": "c0ffee", "evaluation": {}}
+    return manifest.write(folder, golden, **facts | changes)
+
+
+class Bench:
+    """A pool file, a base, an adapter, and the stub that serves the base."""
+
+    def __init__(self, folder: Path, stub: VllmStub, base: Manifest) -> None:
+        self.folder, self.stub = folder, stub
+        self.adapter = described(folder / "adapter", base.name)
+        stub.models += ["planner", base.name]
+        stub.plans = dict.fromkeys([*stub.models, self.adapter.name], lambda _: PLAN)
+        self.pool()
+
+    def pool(self, prompt: str = "", steps: int = 3) -> None:
+        """Write the pool file."""
+        (self.folder / "pool.toml").write_text(POOL.format(url=self.stub.url, prompt=prompt, steps=steps))
+
+    def run(self, *words: str) -> int:
+        """`baton conductor ...`; the exit status."""
+        environ = {"BATON_POOL": str(self.folder / "pool.toml"), "BATON_DATA_DIR": str(self.folder)}
+        return main(["conductor", *words], environ)
+
+    def deploy(self, folder: str = "adapter") -> int:
+        """Deploy a folder."""
+        return self.run("deploy", "planner", str(self.folder / folder), "--who", "ann")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    base = described(tmp_path / "base", None)
+    with vllm_stub() as stub:
+        yield Bench(tmp_path, stub, base)
+
+
+def test_a_version_is_loaded_checked_put_into_force_and_taken_back(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = bench.adapter.name
+    assert bench.deploy() == 0
+    assert name in bench.stub.models
+    loading = next(body for path, body in bench.stub.asked if path == "/v1/load_lora_adapter")
+    assert loading == {"lora_name": name, "lora_path": str(bench.folder / "adapter")}
+    asked = next(body for path, body in bench.stub.asked if path == "/v1/chat/completions")
+    assert (asked["model"], asked["temperature"]) == (name, 0)
+    assert asked["response_format"]["json_schema"]["schema"] == schema(2, 3, 600)
+    told = capsys.readouterr().out
+    assert '"valid": 10, "known": 10, "agreed": 10' in told
+    for words, standing in (
+        (("canary", "planner", name, "0.25"), f"canary {name} for 25% of the runs"),
+        (("promote", "planner", name), f"planner: {name}; loaded: {name}"),
+        (("rollback", "planner"), "planner: the pool file's own model"),
+        (("unload", "planner", name), "loaded: none"),
+    ):
+        assert bench.run(*words, "--who", "bob") == 0
+        assert standing in capsys.readouterr().out
+    assert name not in bench.stub.models
+    assert bench.run("ls") == 0
+    listed = capsys.readouterr().out
+    kinds = ["loaded", "canary", "promoted", "rolled_back", "unloaded"]
+    places = [listed.index(f" {kind} ") for kind in kinds]
+    assert places == sorted(places)
+    assert (listed.count(" ann "), listed.count(" bob ")) == (1, 4)
+
+
+def refused(bench: Bench, capsys: pytest.CaptureFixture[str], told: str) -> None:
+    """The adapter is refused with these words; nothing is left on the server or on record."""
+    assert bench.deploy() != 0
+    assert told in capsys.readouterr().err
+    assert bench.adapter.name not in bench.stub.models
+    assert bench.run("promote", "planner", bench.adapter.name) == 2
+    assert "is not loaded" in capsys.readouterr().err
+
+
+def other_base(bench: Bench) -> None:
+    bench.stub.models[:] = ["planner", "planner@000000000000"]
+
+
+def other_tokenizer(bench: Bench) -> None:
+    bench.stub.shift = 1
+
+
+def other_prompt(bench: Bench) -> None:
+    bench.pool(prompt=', prompt = "compact"')
+
+
+def more_steps(bench: Bench) -> None:
+    bench.pool(steps=6)
+
+
+def no_adapters(bench: Bench) -> None:
+    bench.stub.adapters = False
+
+
+def bad_adapter(bench: Bench) -> None:
+    bench.stub.bad = {str(bench.folder / "adapter")}
+
+
+def no_plans(bench: Bench) -> None:
+    bench.stub.plans[bench.adapter.name] = lambda text: PLAN if "3" in text else '{"steps":[]}'
+
+
+def other_plans(bench: Bench) -> None:
+    bench.stub.plans[bench.adapter.name] = lambda text: OTHER if text[-1] in "34" else PLAN
+
+
+def nobody(bench: Bench) -> None:
+    bench.stub.models.clear()
+    (bench.folder / "pool.toml").write_text(
+        (bench.folder / "pool.toml").read_text().replace(bench.stub.url, "http://127.0.0.1:9/v1")
+    )
+
+
+def changed_weights(bench: Bench) -> None:
+    (bench.folder / "adapter" / "adapter_model.safetensors").write_bytes(b"others")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (other_base, "the base of planner@"),
+        (other_tokenizer, "golden prompt 0 has other tokens on this server"),
+        (other_prompt, 'is "compact", and planner@'),
+        (more_steps, "allows 6 steps, and planner@"),
+        (no_adapters, "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
+        (bad_adapter, "status 400: LoRA rank 64 is greater than max_lora_rank 16."),
+        (no_plans, "9 of 10 golden prompts led to no valid plan"),
+        (other_plans, "8 of 10 golden plans came out as they should; 90% must"),
+        (nobody, "could not be reached"),
+        (changed_weights, "adapter_model.safetensors is not the file of the manifest"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    bench: Bench, capsys: pytest.CaptureFixture[str], spoil: Callable[[Bench], None], told: str
+) -> None:
+    spoil(bench)
+    refused(bench, capsys, told)
+
+
+def test_a_server_that_does_not_answer_in_time_is_an_error(
+    bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.providers.vllm.Management.__init__.__defaults__", (0.2,))
+    bench.stub.delay = 0.5
+    assert bench.deploy() == 1
+    assert "did not answer within 0.2 seconds" in capsys.readouterr().err
+
+
+def test_a_version_that_the_server_has_lost_is_not_promoted_but_can_be_rolled_back(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = bench.adapter.name
+    assert bench.deploy() == 0
+    assert bench.run("canary", "planner", name, "0.5") == 0
+    bench.stub.models.remove(name)
+    assert bench.run("promote", "planner", name) == 2
+    assert "no longer answers" in capsys.readouterr().err
+    nobody(bench)
+    assert bench.run("rollback", "planner") == 0
+
+
+def test_serve_prints_what_it_would_start(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    base = str(bench.folder / "base")
+    assert bench.run("serve", base, "--adapters", "--port", "8123", "--dry-run", "--flag=--enforce-eager") == 0
+    line = capsys.readouterr().out.strip()
+    card = json.loads((bench.folder / "base" / "baton.json").read_text())
+    assert line == (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True python3 -m vllm.entrypoints.openai.api_server --enable-prefix-caching "
+        f"--served-model-name conductor {card['name']} --model {base} --host 127.0.0.1 --port 8123 "
+        "--max-model-len 4096 --structured-outputs-config "
+        """'{"backend":"guidance","disable_any_whitespace":true}' """
+        "--enable-lora --max-loras 4 --max-lora-rank 32 --enforce-eager"
+    )
+    assert bench.run("serve", str(bench.folder / "adapter"), "--dry-run") == 2
+    assert "is an adapter; serve its base" in capsys.readouterr().err
+    assert bench.run("serve", base, "--python", "/no/such/python") == 2
+    assert "name vLLM's interpreter" in capsys.readouterr().err
+
+
+def test_an_adapter_that_peft_has_made_is_described_from_its_base(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, base = bench.folder / "peft", bench.folder / "base"
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    words = ("describe", str(folder), "--base", str(base), "--title", "mine")
+    assert bench.run(*words) == 2
+    assert "has no adapter_config.json" in capsys.readouterr().err
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    assert bench.run(*words) == 0
+    card, golden = manifest.read(folder)
+    assert (card.kind, card.base, card.steps) == ("adapter", manifest.read(base)[0].name, 5)
+    assert {one.plan for one in golden} == {None}
+    bench.stub.plans[card.name] = lambda _: OTHER
+    assert bench.deploy("peft") == 0
+    assert '"valid": 10, "known": 0' in capsys.readouterr().out
+
+
+PAGE = (Path(__file__).parents[2] / "deploy" / "conductor.md").read_text()
+
+
+def test_the_pages_commands_are_commands_and_its_pool_is_a_pool(tmp_path: Path) -> None:
+    lines = [line for block in blocks("sh", PAGE) for line in block.splitlines() if line]
+    verbs = {vars(parser().parse_args(shlex.split(line)[1:]))["verb"] for line in lines}
+    assert all(line.startswith("baton conductor ") for line in lines)
+    assert verbs == {
+        "export", "describe", "serve", "deploy", "shadow", "canary", "promote", "rollback", "unload", "ls",
+    }  # fmt: skip
+    (pool,) = blocks("toml", PAGE)
+    worker = '[workers.sage]\nprovider = "rehearsal"\nmodel = "sage"\n[providers.rehearsal]\nformat = "rehearsal"\n'
+    (tmp_path / "pool.toml").write_text(pool + worker)
+    catalog = configure({"BATON_POOL": str(tmp_path / "pool.toml"), "BATON_DATA_DIR": str(tmp_path)}).catalog
+    assert catalog.tiers["baton-ultra"].conductor.prompt == "compact"

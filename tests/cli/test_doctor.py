@@ -1,0 +1,83 @@
+"""`baton doctor` against providers that answer, refuse the key, limit, and refuse to be brief."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_commands import Done, baton
+from tests.harness import servers
+from tests.stubs import KEYS, Fail, ProviderStub, Reply
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as made:
+        yield made
+
+
+async def doctor(folder: Path, stub: ProviderStub, key: str = KEYS["openai"]) -> Done:
+    """The command, with OpenAI at the stub."""
+    environ = {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": stub.openai_url}
+    return await asyncio.to_thread(lambda: baton(folder, "doctor", **environ))
+
+
+async def test_a_good_key_answers_one_token(tmp_path: Path, stub: ProviderStub) -> None:
+    done = await doctor(tmp_path, stub)
+    assert done.status == 0, done.out
+    assert "ok    provider openai: openai/" in done.out
+    assert "ok    conductor of baton-ultra: openai/" in done.out
+    assert "fraction of a cent" in done.err
+    assert len(stub.requests) == 2
+
+
+async def test_a_bad_key_is_named_by_its_variable_and_never_shown(tmp_path: Path, stub: ProviderStub) -> None:
+    done = await doctor(tmp_path, stub, "sk-not-this-one")
+    assert done.status == 1
+    assert "fail  provider openai" in done.out
+    assert "check the key in OPENAI_API_KEY" in done.out
+    assert "sk-not-this-one" not in done.out + done.err
+
+
+async def test_a_limited_key_is_a_good_one(tmp_path: Path, stub: ProviderStub) -> None:
+    stub.always("*", Fail(status=429))
+    done = await doctor(tmp_path, stub)
+    assert done.status == 0, done.out
+    assert "limits our requests at the moment" in done.out
+
+
+async def test_a_model_that_cannot_be_so_brief_is_asked_again(tmp_path: Path, stub: ProviderStub) -> None:
+    for model in ("gpt-6-astra", "gpt-6-luna"):
+        stub.script(model, Fail(status=400), Reply())
+    done = await doctor(tmp_path, stub)
+    assert done.status == 0, done.out
+    assert len(stub.requests) == 4
+
+
+async def test_a_provider_that_fails_is_told_apart_from_a_bad_key(tmp_path: Path, stub: ProviderStub) -> None:
+    stub.always("*", Fail(status=503))
+    done = await doctor(tmp_path, stub)
+    assert done.status == 1
+    assert "can be reached from here" in done.out
+    assert "OPENAI_API_KEY" not in done.out
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["--maxmemory-policy", "allkeys-lru"], "may evict tickets (maxmemory-policy allkeys-lru)"),
+        (["--maxmemory", "1", "--maxmemory-policy", "noeviction"], "out of memory"),
+    ],
+)
+async def test_a_redis_that_is_reached_but_of_no_use_is_told_apart_from_one_that_is_away(
+    tmp_path: Path, stub: ProviderStub, settings: list[str], words: str
+) -> None:
+    with servers.redis(settings=settings) as redis:
+        environ = {"OPENAI_API_KEY": KEYS["openai"], "OPENAI_BASE_URL": stub.openai_url, "BATON_REDIS_URL": redis.url}
+        done = await asyncio.to_thread(lambda: baton(tmp_path, "doctor", **environ))
+    assert done.status == 1
+    assert "Redis" in done.out
+    assert words in done.out
+    assert "cannot be reached" not in done.out

@@ -1,0 +1,342 @@
+"""`baton eval`: in a service of its own over the rehearsal pool, as its documentation says; and as a client that waits,
+gives up, and never counts the service's troubles as an arm's."""
+
+import asyncio
+import json
+import re
+import shlex
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import httpx
+import pytest
+
+from app.__main__ import main
+from app.cli import eval as evaluation
+from app.cli import eval_runs, plot, sample_tasks, storage, taskset
+from app.cli.eval_runs import Bench, Experiment
+from app.cli.parser import parser
+from app.cli.private_gateway import embedded
+from app.cli.sandbox import Sandbox
+from app.core.rating.calibration import Trial
+from app.errors import ConfigInvalid, OursError
+from app.lab.comparison import Table, table
+from app.lab.measurements import Measure
+from app.process.config import configure
+from app.providers.rehearsal.families import solve
+
+PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "evaluation.md").read_text()
+ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
+HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+FEW = ("--limit", "3", "--repeats", "1", "--resamples", "50", "--arms")
+
+
+def baton(*arguments: str, environ: Mapping[str, str] = ENVIRON) -> int:
+    return main(["eval", *arguments], environ)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands are run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_goes_on_where_it_was_interrupted_and_pays_for_nothing_twice(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert baton(*FEW, "tier,single:rehearsal-sage,static:pev", "--json") == 0
+    first = rows(home / "evaluation")
+    told = {one["arm"]: one for one in json.loads(capsys.readouterr().out)["standings"]}
+    assert set(told) == {
+        "baton-ultra",
+        "baton-ultra:single:rehearsal-sage",
+        "baton-ultra:static:pev",
+        "oracle",
+    }
+    assert len(first) == 9
+    path = home / "evaluation" / "rows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]) + lines[4][:40])  # killed while it wrote
+    assert baton(*FEW, "tier,single:rehearsal-sage,static:pev") == 0
+    again = evaluation.by_place(home / "evaluation")
+    known = {(one["task"], one["arm"], one["repeat"]): one["run"] for one in first}
+    assert {place: one.run for place, one in again.items()} == known, "the same runs, not others"
+    with closing(sqlite3.connect(home / "evaluation" / "baton.db")) as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (9,)
+    chain = [one for one in first if one["arm"].endswith("static:pev")]
+    assert {(one["calls"], one["steps"], one["conductor_input"], one["degraded"]) for one in chain} == {
+        (3, 3, 0, False)
+    }
+    conducted = [one for one in first if one["arm"] == "baton-ultra"]
+    assert all(one["conductor_output"] and one["usd"] > 0 and one["wall"] > 0 and one["plan"] for one in conducted)
+    assert {len(one["catalog"]) for one in first} == {64}
+
+
+async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Path) -> None:
+    loaded = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "outside")})
+    tried = Trial("rehearsal-sage", "sage", "calibration-1", "1", "numbers", "sums", 0, "q", "run_1", 1.0, 0.5, 10, 1.0)
+    async with storage.opened(loaded.settings) as store:
+        await store.note_trial(tried)
+    async with embedded(loaded, tmp_path / "inside", 2) as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        options = evaluation._options(parser().parse_args(["eval", "--no-explore", "--effort", "low"]))
+        assert options == {"baton": {"explore": False}, "reasoning_effort": "low"}
+        run = await client.post("/v1/chat/completions", json={"model": "baton-ultra", **HELLO, **options})
+        assert run.status_code == 200
+    never = configure(ENVIRON | {"BATON_DATA_DIR": str(tmp_path / "never")})
+    async with embedded(never, tmp_path / "other", 2) as client:
+        others = (await client.get("/v1/models")).json()["data"]
+    assert listed[0]["baton"]["catalog"] != others[0]["baton"]["catalog"], "other cards are another pool"
+    assert not (tmp_path / "never").exists()
+
+
+def test_what_an_arm_cannot_do_is_wrong_and_not_dropped(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert baton(*FEW, "single:rehearsal-sage,sc:16") == 0
+    refused = [one for one in rows(home / "evaluation") if one["arm"].endswith("sc:16")]
+    assert [(one["right"], one["outcome"], one["reason"]) for one in refused] == [(0.0, "failed", "too_few_steps")] * 3
+    assert "oracle" in capsys.readouterr().out
+
+
+def test_rows_of_something_else_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert baton(*FEW, "single:rehearsal-sage") == 0
+    for other in (["--limit", "2"], ["--temperature", "0.5"]):
+        assert baton(*FEW, "single:rehearsal-sage", *other) == 2
+    assert "holds rows of another task set; name another folder" in (said := capsys.readouterr().err)
+    assert "holds rows of other options" in said
+    assert baton(*FEW, "single:rehearsal-sage", "--limit", "2", "--out", "two") == 0
+    assert baton("--report", "--with", "two") == 2
+    assert "rows of 2 task sets cannot be compared" in capsys.readouterr().err
+    assert baton("--report", "--against", "moa:3") == 2
+    assert baton("--report", "--out", "nowhere") == 2
+    assert baton(*FEW, "random", "--tier", "baton-maxi", "--out", "three") == 2
+
+
+def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tasks,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (home / "tasks.jsonl").write_text(tasks)
+    lines = [
+        line
+        for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("baton ")]
+    assert len(commands) == 4
+    for command in commands:
+        parser().parse_args(command[1:])
+        if "--url" not in command:
+            assert main([*command[1:], "--resamples", "100"], ENVIRON) == 0, command
+    said = capsys.readouterr().out
+    assert "reference: baton-ultra:single:rehearsal-sage" in said
+    assert {one["task"] for one in rows(home / "mine")} == {"1", "sum", "capital", "double"}
+
+
+def test_the_built_in_tasks_have_right_answers_that_rehearsal_workers_can_find() -> None:
+    faults: list[str] = []
+    tasks = taskset.parse(sample_tasks.lines(), "built-in", None, faults)
+    assert faults == []
+    assert len(tasks) == 60
+    found = [solve(task.question) for task in tasks]
+    assert all(one is not None for one in found)
+    for task, problem in zip(tasks, found, strict=True):
+        assert problem is not None
+        assert task.grader.grade(f"The answer is {problem.answer}").score == 1.0, task.question
+        assert task.grader.grade(f"The answer is {problem.wrong[0]}").score == 0.0, task.question
+    assert sum(problem.hard for problem in found if problem) >= 30
+
+
+def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sandbox, "standing", lambda _: ("files",))
+    (home / "t.jsonl").write_text('{"question": "?", "grader": {"kind": "tests", "tests": "assert True"}}')
+    assert baton("--tasks", "t.jsonl", "--arms", "random") == 2
+    assert "does not let its network be cut off" in capsys.readouterr().err
+    assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
+    assert "does not let its network be cut off" in capsys.readouterr().err
+    asked = parser().parse_args(["eval", "--tasks", "t.jsonl", "--trust-code"])
+    assert len(evaluation._tasks(asked, Sandbox(trusts=True))) == 1
+
+
+def test_real_models_are_asked_only_if_they_are_named() -> None:
+    served = evaluation.Served(("baton-ultra", "baton-ultra:random"), "c", 60.0, False)
+    with pytest.raises(ConfigInvalid, match="real models cost money; choose among tier, random"):
+        evaluation._arms(parser().parse_args(["eval"]), served)
+
+
+# -- the client
+
+TASK = {"id": "1", "question": "What is 2 + 2?", "grader": {"kind": "numeric", "expected": 4}}
+ANSWER = {"choices": [{"message": {"content": "The answer is 4."}}]}
+RUN: dict[str, Any] = {"proposals": [], "steps": [], "cost_usd": 0.5, "rounds": 1, "degraded": True, "catalog": "c"}
+RUN |= {"created_at": 100.0, "ended_at": 103.0}
+OF_A_RUN = {"x-baton-run": "run_1"}
+
+
+def error(status: int, code: str, **headers: str) -> httpx.Response:
+    return httpx.Response(status, json={"error": {"code": code}}, headers=headers)
+
+
+async def asked(*replies: httpx.Response | Exception, run: httpx.Response | None = None, **changes: Any) -> Measure:
+    """The row of one task over a service that gives these replies, then the last one for ever."""
+    left = list(replies)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return run or httpx.Response(200, json=RUN)
+        assert request.headers["idempotency-key"].startswith("eval-id-")
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    tasks = tuple(taskset.parse([json.dumps(TASK)], "t", None, []))
+    experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", **changes)
+    found: list[Measure] = []
+    ticks = iter(range(0, 100_000, 50))
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
+        await eval_runs.carry_out(Bench(client, lambda: float(next(ticks)), lambda: 1.0), experiment, {}, found.append)
+    [one] = found
+    return one
+
+
+ADMITTED = httpx.Response(200, json=ANSWER, headers=OF_A_RUN)
+
+
+async def test_a_busy_service_is_asked_again() -> None:
+    busy = error(429, "rate_limit_exceeded", **{"retry-after": "0"})
+    one = await asked(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
+    assert (one.right, one.outcome, one.usd, one.degraded, one.run) == (1.0, "answered", 0.5, True, "run_1")
+    with pytest.raises(OursError, match=r"takes nothing more \(rate_limit_exceeded\)"):
+        await asked(busy)
+
+
+async def test_a_service_that_is_gone_ends_the_evaluation_and_makes_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(_: float) -> None:
+        return
+
+    monkeypatch.setattr(eval_runs.asyncio, "sleep", at_once)
+    with pytest.raises(OursError, match="cannot be reached"):
+        await asked(httpx.ConnectError("no"))
+    assert (await asked(httpx.ReadError("cut"), ADMITTED)).right == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome", "reason"),
+    [
+        (error(502, "worker_unavailable", **OF_A_RUN), "outage", "worker_unavailable"),
+        (error(429, "run_over_budget", **OF_A_RUN), "failed", "run_over_budget"),
+        (error(504, "run_expired", **OF_A_RUN), "failed", "run_expired"),
+        (error(400, "too_few_steps"), "failed", "too_few_steps"),
+        (httpx.Response(500, text="?"), "failed", "status 500"),
+    ],
+)
+async def test_what_is_no_answer_is_wrong_and_says_why(reply: httpx.Response, outcome: str, reason: str) -> None:
+    one = await asked(reply)
+    assert (one.right, one.outcome, one.reason) == (0.0, outcome, reason)
+    assert one.usd == (0.5 if "x-baton-run" in reply.headers else 0.0), "what it cost, it cost"
+
+
+async def test_what_speaks_against_the_command_ends_it() -> None:
+    for status in (401, 403, 404):
+        with pytest.raises(OursError, match="refuses arm"):
+            await asked(error(status, "model_not_found"))
+    with pytest.raises(OursError, match="needs the scope runs:read"):
+        await asked(ADMITTED, run=error(403, "insufficient_scope"))
+    with pytest.raises(OursError, match="The pool was changed"):
+        await asked(ADMITTED, run=httpx.Response(200, json=RUN | {"catalog": "other"}))
+
+
+async def test_the_wall_time_of_a_run_that_was_asked_before_is_the_runs_own() -> None:
+    replayed = httpx.Response(200, json=ANSWER, headers={**OF_A_RUN, "idempotent-replayed": "true"})
+    assert (await asked(replayed)).wall == 3.0
+    assert (await asked(ADMITTED)).wall == 50.0 * 2
+
+
+async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_wrong() -> None:
+    at_once = most = 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal at_once, most
+        if request.method == "GET":
+            return httpx.Response(200, json=RUN)
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.02 if b"late" not in request.content else 9.0)
+        at_once -= 1
+        return ADMITTED
+
+    tasks = tuple(taskset.parse([json.dumps(TASK | {"id": str(n)}) for n in range(6)], "t", None, []))
+    found: list[Measure] = []
+    clock: Callable[[], float] = asyncio.get_running_loop().time
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
+        bench = Bench(client, clock, clock)
+        await eval_runs.carry_out(bench, Experiment("id", tasks, ("arm",), 2, "t", "c", 4), {}, found.append)
+        assert (len(found), most) == (12, 4)
+        late = Experiment("id", tasks[:1], ("late",), 1, "t", "c", 4, deadline=0.05)
+        await eval_runs.carry_out(bench, late, {}, found.append)
+    assert (found[-1].outcome, found[-1].reason) == ("failed", "too_late")
+
+
+async def test_nothing_more_is_begun_once_the_money_is_spent() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=RUN) if request.method == "GET" else ADMITTED
+
+    tasks = tuple(taskset.parse([json.dumps(TASK | {"id": str(n)}) for n in range(9)], "t", None, []))
+    found: list[Measure] = []
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://baton") as client:
+        bench = Bench(client, lambda: 0.0, lambda: 1.0)
+        for cap, rows in ((1.2, 3), (1.4, 3), (2.0, 4), (99.0, 9)):  # each costs half a dollar; one is asked at a time
+            done = {one.place: one for one in found}
+            experiment = Experiment("id", tasks, ("arm",), 1, "t", "c", 1, usd=cap)
+            if rows < 9:
+                with pytest.raises(OursError, match="--usd is spent"):
+                    await eval_runs.carry_out(bench, experiment, done, found.append)
+            else:
+                await eval_runs.carry_out(bench, experiment, done, found.append)
+            assert len(found) == rows
+    assert len({one.place for one in found}) == 9
+
+
+def drawing() -> Table:
+    rows = [
+        Measure(task=str(n), arm=arm, right=right, usd=usd)
+        for n in range(3)
+        for arm, right, usd in (("cheap", 0.0, 0.001), ("dear", 1.0, 0.1))
+    ]
+    return table(rows, ["cheap", "dear"], "cheap", 0, 20)
+
+
+def test_the_plot_has_every_arm_at_its_cost_and_accuracy() -> None:
+    made = drawing()
+    assert [one.arm for one in made.standings] == ["dear", "oracle", "cheap"]
+    lines = plot.characters(made).splitlines()
+    assert lines[0].endswith("*"), "the dear arm and the oracle are the same point: best and dearest"
+    assert lines[0].startswith(" 1.000 |")
+    assert lines[plot.HEIGHT - 1] == " 0.000 |c"
+    assert lines[-1].endswith("$0.001 to $0.10 for each task, logarithmic")
+
+
+def test_a_png_is_drawn_where_matplotlib_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = MagicMock()
+    figure, axes = MagicMock(), MagicMock()
+    pyplot.subplots.return_value = (figure, axes)
+    monkeypatch.setattr(plot, "resolve_name", lambda name: {"matplotlib.pyplot": pyplot}[name])
+    assert plot.png(drawing(), tmp_path / "plot.png")
+    drawn = [(round(call.args[0][0], 6), call.args[1][0]) for call in axes.errorbar.call_args_list]
+    assert drawn == [(0.1, 1.0), (0.1, 1.0), (0.001, 0.0)]
+    assert figure.savefig.call_args.args == (tmp_path / "plot.png",)
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(plot, "resolve_name", missing)
+    assert not plot.png(drawing(), tmp_path / "plot.png")

@@ -1,0 +1,166 @@
+"""`baton grade` over a journal that the real service wrote: what is graded, what is noted, and that twice is once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import grade
+from app.cli.parser import parser
+from app.core.rating.feedback import Feedback
+from app.errors import ConfigInvalid
+from app.process.wiring import House
+from tests.harness.service import finish, open_house, order, pool_text
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+
+SIX, TEN = "What is 2 * 3?", "What is 2 * 5?"
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("alpha", Reply(chunks=("The answer is 6.",)))
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub)) as running:
+        yield running
+
+
+async def ask(opened: House, text: str = SIX, **changes: Any) -> str:
+    return (await finish(await opened.drivers.start(order(opened, "baton-mini", text, **changes)))).ended.state.run
+
+
+async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """What the command prints as JSON."""
+    environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
+    asked = parser().parse_args(["grade", *arguments, "--json"])
+    capsys.readouterr()
+    assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def tasks(folder: Path, *lines: object) -> str:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(path)
+
+
+def task(question: str, expected: int) -> dict[str, Any]:
+    return {"id": 1, "question": question, "grader": {"kind": "numeric", "expected": expected}}
+
+
+async def kept(opened: House, run: str) -> list[Feedback]:
+    return list(await opened.means.store.feedback(run))
+
+
+async def test_answers_are_graded_by_the_rule_of_their_question(
+    opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right, wrong, other = await ask(opened, f" {SIX}\n"), await ask(opened, TEN), await ask(opened, "Who?")
+    file = tasks(tmp_path, task(SIX, 6), task(TEN, 10))
+    assert len(await graded(tmp_path, capsys, "--tasks", file, "--dry-run")) == 2
+    assert not await kept(opened, right)
+    for _ in range(2):  # twice is once
+        told = await graded(tmp_path, capsys, "--tasks", file)
+        assert {one["run"]: one["score"] for one in told} == {right: 1.0, wrong: 0.0}
+    [one] = await kept(opened, right)
+    assert (one.kind, one.source, one.version, one.score, one.tenant, one.key) == (
+        "grader",
+        "numeric",
+        "grading-1",
+        1.0,
+        "tenant",
+        "",
+    )
+    assert not await kept(opened, other)
+    another = '{"kind": "numeric", "expected": 7}'
+    await graded(tmp_path, capsys, "--grader", another, "--run", right)
+    assert sorted(one.score or 0.0 for one in await kept(opened, right)) == [0.0, 1.0], "another rule, another rating"
+
+
+async def test_only_answers_are_graded(
+    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An outage is no wrong answer, nor is a plan one, nor what was erased."""
+    erased = await ask(opened)
+    await opened.means.store.erase(erased)
+    await ask(opened, preview=True)
+    stub.always("*", Fail(status=400))
+    stub.always("alpha", Fail(status=400))
+    await ask(opened)
+    assert await graded(tmp_path, capsys, "--grader", '{"kind": "exact", "expected": "6"}') == []
+
+
+async def test_what_callers_did_is_kept_apart(
+    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, again, other = await ask(opened), await ask(opened), await ask(opened, TEN)
+    stopped = {}
+    for by in ("client", "caller", "operator"):
+        stub.script("alpha", Hang())
+        before = len(stub.of("alpha"))
+        driven = await opened.drivers.start(order(opened, "baton-mini", f"Stopped by the {by}"))
+        await stub.wait_for(before + 1, "alpha")
+        opened.drivers.cancel(driven.run, by)
+        await finish(driven)
+        stopped[by] = driven.run
+    for _ in range(2):
+        told = await graded(tmp_path, capsys, "--signs")
+        assert {one["run"]: one["label"] for one in told} == {
+            first: "regenerated",
+            stopped["client"]: "abandoned",
+            stopped["caller"]: "cancelled",
+        }
+    assert not await kept(opened, again)
+    assert not await kept(opened, other)
+    [one] = await kept(opened, first)
+    assert (one.kind, one.score, one.version) == ("implicit", None, "signs-1")
+    assert await graded(tmp_path, capsys, "--signs", "--tier", "baton-ultra") == []
+
+
+async def test_questions_asked_side_by_side_are_not_asked_again(
+    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub.always("alpha", Reply(header_delay=0.3))
+    driven = [await opened.drivers.start(order(opened, "baton-mini")) for _ in range(3)]
+    for one in driven:
+        await finish(one)
+    assert await graded(tmp_path, capsys, "--signs") == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["{"], "tasks.jsonl:1: is no task"),
+        ([task(SIX, 6), {"grader": {}}], "tasks.jsonl:3: is no task"),
+        ([{"question": "x"}], "tasks.jsonl:1: a grader must be an object"),
+        ([{"question": "x", "grader": {"kind": "regex", "pattern": "("}}], "tasks.jsonl:1: a regex grader needs"),
+    ],
+)
+def test_faults_of_a_file_are_told_by_line(tmp_path: Path, lines: list[object], words: str) -> None:
+    asked = parser().parse_args(["grade", "--tasks", tasks(tmp_path, *lines)])
+    with pytest.raises(ConfigInvalid) as caught:
+        grade.run(asked, {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
+    assert words in caught.value.faults[0]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--tasks", "/nowhere"], ["--grader", "42"], ["--grader", "{"]])
+def test_a_command_that_looks_for_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(ConfigInvalid):
+        grade.run(parser().parse_args(["grade", *arguments]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
+
+
+async def test_a_person_is_told_in_a_table(opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await ask(opened)
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
+    asked = parser().parse_args(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
+    assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
+    told = capsys.readouterr().out
+    for words in ("grader", "numeric", "grading-1", "1.000", "Nothing was stored (--dry-run)."):
+        assert words in told

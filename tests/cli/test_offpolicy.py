@@ -1,0 +1,126 @@
+"""`baton offpolicy` over a journal that the real service wrote: what it counts, what it leaves out, what it refuses."""
+
+import asyncio
+import json
+import math
+import shlex
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import offpolicy
+from app.cli.parser import parser
+from app.core.rating.feedback import Feedback
+from app.errors import ConfigInvalid
+from app.process.wiring import House
+from tests.deploy.test_readme import blocks
+from tests.harness.service import finish, open_house, order, pool_text
+from tests.stubs import ProviderStub, Reply
+
+LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "learning.md").read_text()
+[DOCUMENTED] = [block for block in blocks("sh", LEARNING) if "offpolicy" in block]
+RUNS = 12
+DRAWN = Reply(
+    chunks=('{"steps": [{"worker": ', "1", ', "subtask": "Solve.", "access": ["user"]}]}'), logprob=math.log(0.5)
+)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("planner", DRAWN)
+        yield running
+
+
+def pool(stub: ProviderStub, temperature: float = 1.0) -> str:
+    asks = '{ kind = "model", worker = "planner"'
+    return pool_text(stub).replace(f"conductor = {asks} }}", f"conductor = {asks}, temperature = {temperature} }}", 1)
+
+
+async def ask(opened: House, tier: str, score: float | None, **changes: Any) -> str:
+    """The worker that one run went to, rated: a run over alpha is worth `score`, any other one nothing."""
+    ended = (await finish(await opened.drivers.start(order(opened, tier, **changes)))).ended
+    worker = ended.state.steps[0].worker
+    if score is not None:
+        value = score if worker == "alpha" else 0.0
+        given = Feedback(f"fb_{ended.state.run}", ended.state.run, "tenant", "key", 5.0, "explicit", "user", "1", value)
+        await opened.means.store.rate(given)
+    return worker
+
+
+async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    """What the command prints."""
+    environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
+    asked = parser().parse_args(["offpolicy", *arguments])
+    capsys.readouterr()
+    assert await asyncio.to_thread(offpolicy.run, asked, environ, time.time) == status
+    return capsys.readouterr().out
+
+
+async def test_a_models_choices_are_weighed_by_their_probabilities(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_house(tmp_path, pool(stub)) as opened:
+        workers = [await ask(opened, "baton-ultra", 1.0) for _ in range(RUNS)]
+        await ask(opened, "baton-ultra", None)
+        await ask(opened, "baton-mini", 1.0)
+        printed = await told(tmp_path, capsys, "--policy", "always alpha", "--policy", "uniform", "--json")
+        alpha, uniform = json.loads(printed)
+        assert (alpha["tier"], alpha["layer"], alpha["shape"]) == ("baton-ultra", "model", '[["user"]]')
+        assert alpha["rows"] == RUNS
+        right = workers.count("alpha")
+        assert alpha["ips"]["value"] == pytest.approx(2 * right / RUNS, abs=1e-4)
+        assert uniform["ips"]["value"] == pytest.approx(2 * right / RUNS / 3, abs=1e-4)
+        assert alpha["ess"] == pytest.approx(right)
+        assert {alpha["verdict"], uniform["verdict"]} == {"refused"}
+
+        words = await told(tmp_path, capsys)
+        assert f'baton-ultra, model, plans of the shape [["user"]]: {RUNS} decisions' in words
+        assert "rows of that policy, and 100 are needed" in words
+        assert "rated, and of no use: 1, because no answer, or a plan without probabilities" in words
+        assert "always beta" in words or "always gamma" in words
+        assert "There are no rated runs" in await told(tmp_path, capsys, "--tier", "baton-mini", status=1)
+
+
+async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    single = 'conductor = { kind = "fixed", shape = "single", workers = ["alpha"] }'
+    chosen = (
+        'conductor = { kind = "selector", templates = ["answer"], explore = 1.0, cost = 0.5, full_usd = "0.000001" }'
+    )
+    async with open_house(tmp_path, pool(stub).replace(single, chosen, 1)) as opened:
+        workers = [await ask(opened, "baton-mini", 1.0) for _ in range(RUNS)]
+        await ask(opened, "baton-mini", 1.0, explore=False)
+        given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
+        alpha, greedy, current = json.loads(await told(tmp_path, capsys, *given))
+        words = await told(tmp_path, capsys)
+        nobody = await told(tmp_path, capsys, "--policy", "always alpha", status=1)
+        assert "The arms are: answer alpha, answer beta, answer gamma" in nobody
+        for line in DOCUMENTED.splitlines():
+            assert await told(tmp_path, capsys, *shlex.split(line)[2:])
+    assert (alpha["layer"], alpha["shape"], alpha["rows"]) == ("selector", "", RUNS)
+    halved = 0.5 * workers.count("alpha") / RUNS
+    assert alpha["ips"]["value"] == pytest.approx(3 * halved)
+    assert alpha["logged"]["value"] == pytest.approx(halved)
+    assert {greedy["rows"], current["rows"]} == {RUNS}
+    assert "because nothing was left to chance" in words
+
+
+async def test_what_a_model_decodes_greedily_was_not_drawn(
+    stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_house(tmp_path, pool(stub, 0.0)) as opened:
+        await ask(opened, "baton-ultra", 1.0)
+        words = await told(tmp_path, capsys, status=1)
+    assert "because the model decodes at another temperature than 1" in words
+
+
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="--policy: write greedy"):
+        offpolicy.run(
+            parser().parse_args(["offpolicy", "--policy", "best"]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0
+        )

@@ -1,0 +1,312 @@
+"""What operators are given: the files parse, agree with each other, and name only what exists. No Docker is needed."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from app.cli.parser import parser
+from app.process.config import configure
+from app.process.config.settings import PREFIX, variables
+from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DEPLOY: Final = ROOT / "deploy"
+COMPOSE: Final = ROOT / "docker-compose.yml"
+DOCUMENTS: Final = ("Dockerfile", "docker-compose.yml", "README.md", "deploy/runbook.md", "deploy/env.example")
+TEMPLATES: Final = sorted((DEPLOY / "helm" / "templates").glob("*.yaml"))
+OURS: Final = ("gateway", "dispatcher", "migrate")
+SECRET: Final = {
+    "POSTGRES_PASSWORD": "0a" * 12,
+    "BATON_PEPPER": "p" * 40,
+    "BATON_BOOTSTRAP_KEY": f"bt_0a1b2c3d_{'a' * 43}",
+}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's, continuation lines joined."""
+    text = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE))
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def interpolated(value: str, given: dict[str, str]) -> str:
+    """As docker compose replaces `${NAME:-default}` and `${NAME:?message}`."""
+
+    def found(match: re.Match[str]) -> str:
+        name, sign, rest = match.groups()
+        if given.get(name):
+            return given[name]
+        assert sign != "?", f"{name} is required"
+        return rest
+
+    return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", found, value)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return found
+
+
+def accepted(arguments: list[str]) -> bool:
+    try:
+        parser().parse_args(arguments)
+    except SystemExit as end:
+        return end.code == 0
+    return True
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every text inside a parsed document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from strings(key)
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+# -- commands and variables, wherever they are written
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_variable_that_is_named_exists(name: str) -> None:
+    named = set(re.findall(rf"\b{PREFIX}[A-Z_]+\b", (ROOT / name).read_text()))
+    assert named - set(variables()) - {"BATON_API_KEY"} == set()
+
+
+@pytest.mark.parametrize("name", ["README.md", "deploy/runbook.md", "deploy/env.example", "docker-compose.yml"])
+def test_every_command_that_is_named_is_accepted(name: str) -> None:
+    text = (ROOT / name).read_text()
+    quoted = re.findall(r"`(?:docker compose exec gateway )?(baton [^`]+)`", text)
+    lines = re.findall(r"^(baton .+)$", text, re.MULTILINE)
+    commands = {line.split("#")[0].replace("ID", "run_1") for line in (*quoted, *lines)}
+    assert [line for line in sorted(commands) if not accepted(shlex.split(line)[1:])] == []
+
+
+# -- the image
+
+
+def test_the_image_is_slim_pinned_and_without_rights() -> None:
+    found = instructions()
+    stages = [place for place, (word, _) in enumerate(found) if word == "FROM"]
+    last = found[stages[-1] :]
+    runs = " ".join(rest for word, rest in found if word == "RUN")
+    assert len(stages) == 2
+    assert all("slim" in rest for word, rest in found if word == "FROM")
+    assert "--require-hashes -r requirements.txt" in runs
+    assert "--only-binary=:all:" in runs
+    assert "apt-get" not in runs
+    assert "gcc" not in runs
+    assert [rest for word, rest in last if word == "USER"] == ["10001:10001"]
+    assert {"HEALTHCHECK", "ENTRYPOINT", "CMD", "EXPOSE", "STOPSIGNAL"} <= {word for word, _ in last}
+
+
+def test_the_image_starts_what_exists_in_isolated_mode() -> None:
+    found = dict(instructions())
+    entry, command = json.loads(found["ENTRYPOINT"]), json.loads(found["CMD"])
+    probe = json.loads(found["HEALTHCHECK"].partition("CMD")[2])
+    assert entry[1:] == ["-I", "-m", "app"]
+    assert probe[: len(entry)] == entry
+    assert accepted(command)
+    assert accepted(probe[len(entry) :])
+
+
+def test_what_the_image_copies_is_in_the_build_context() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            for source in rest.split()[:-1]:
+                assert f"!{source}" in ignored
+                assert (ROOT / source).exists()
+
+
+# -- docker compose
+
+
+def test_our_services_cannot_do_more_than_they_must(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] in ("unless-stopped", "no"), name
+    assert all("cap_add" not in compose["services"][name] for name in OURS)
+
+
+def test_one_image_runs_known_commands(compose: dict[str, Any]) -> None:
+    services = [compose["services"][name] for name in OURS]
+    assert len({service["image"] for service in services}) == 1
+    assert all(accepted(service["command"]) for service in services)
+
+
+def test_compose_starts_with_three_values_and_not_with_two(compose: dict[str, Any]) -> None:
+    environ = {name: str(value) for name, value in compose["services"]["gateway"]["environment"].items()}
+    filled = {name: interpolated(value, SECRET) for name, value in environ.items()}
+    loaded = configure(filled)
+    assert loaded.settings.host == "0.0.0.0"
+    assert loaded.settings.database_url == f"postgresql://baton:{SECRET['POSTGRES_PASSWORD']}@postgres:5432/baton"
+    for name in SECRET:
+        with pytest.raises(AssertionError):
+            [interpolated(value, {**SECRET, name: ""}) for value in environ.values()]
+
+
+def test_the_gpu_profile_conducts(compose: dict[str, Any]) -> None:
+    served = compose["services"]["vllm"]
+    flags = [interpolated(flag, {}) for flag in served["command"]]
+    given = {**SECRET, "BATON_CONDUCTOR_URL": "http://vllm:8000/v1", "BATON_CONDUCTOR_MODEL": "conductor"}
+    environ = compose["services"]["gateway"]["environment"]
+    loaded = configure({name: interpolated(str(value), given) for name, value in environ.items()})
+    assert loaded.catalog.tiers["baton-ultra"].conductor.worker == "conductor"
+    assert f"--served-model-name={loaded.catalog.workers['conductor'].model}" in flags
+    assert f"--port={8000}" in flags
+    assert {"--model=Qwen/Qwen2.5-7B-Instruct", "--enable-prefix-caching", "--enable-lora"} <= set(flags)
+    structured = next(flag.partition("=")[2] for flag in flags if flag.startswith("--structured-outputs-config"))
+    assert json.loads(structured) == {"backend": "guidance", "disable_any_whitespace": True}
+    assert served["profiles"] == ["gpu"]
+
+
+def test_only_the_gateway_can_be_reached(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert services["vllm"]["networks"] == ["conductor"]
+    assert services["postgres"]["networks"] == services["redis"]["networks"] == ["data"]
+    assert compose["networks"]["data"]["internal"] is True
+    published = interpolated(services["gateway"]["ports"][0], {})
+    assert published.endswith(f":{services['gateway']['environment']['BATON_PORT']}")
+    assert published.startswith("127.0.0.1:")
+
+
+def test_what_waits_for_what(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    for name in ("gateway", "dispatcher"):
+        assert services[name]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+        assert services[name]["depends_on"]["redis"]["condition"] == "service_healthy"
+    assert services["migrate"]["depends_on"]["postgres"]["condition"] == "service_healthy"
+    assert all("test" in services[name]["healthcheck"] for name in ("postgres", "redis", "vllm"))
+    assert {"noeviction", "--appendonly"} <= set(services["redis"]["command"])
+
+
+def test_the_probe_of_vllm_is_python(compose: dict[str, Any]) -> None:
+    compile(compose["services"]["vllm"]["healthcheck"]["test"][-1], "probe", "exec")
+
+
+def test_the_example_environment_names_what_compose_reads(compose: dict[str, Any]) -> None:
+    named = set(re.findall(r"^(?:# )?([A-Z_]+)=", (DEPLOY / "env.example").read_text(), re.MULTILINE))
+    read = {name for text in strings(compose) for name in re.findall(r"\$\{(\w+):", text)}
+    assert named - read == set()
+    assert set(SECRET) <= named
+
+
+# -- Helm
+
+
+def rendered(path: Path) -> list[dict[str, Any]]:
+    """As Helm would: our templates use nothing but values, the release's name and `quote`."""
+    values = {"Values": yaml.safe_load((DEPLOY / "helm/values.yaml").read_text()), "Release": {"Name": "prod"}}
+
+    def value(match: re.Match[str]) -> str:
+        found: Any = values
+        for part in match[1].split("."):
+            found = found[part]
+        return json.dumps(str(found)) if match[2] else str(found)
+
+    text = re.sub(r"\{\{ \.([\w.]+)( \| quote)? \}\}", value, path.read_text())
+    assert "{{" not in text
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_every_pod_is_confined_and_runs_a_known_command(path: Path) -> None:
+    pods = [one["spec"]["template"]["spec"] for one in rendered(path) if "template" in one["spec"]]
+    assert pods
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["enableServiceLinks"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert accepted(container["args"])
+        assert {one["name"] for one in container["env"] if one["name"].startswith(PREFIX)} <= set(variables())
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_chart_agrees_with_itself_and_the_image() -> None:
+    deployment, _, service = rendered(DEPLOY / "helm/templates/gateway.yaml")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    assert service["spec"]["ports"][0]["targetPort"] in ports
+    assert [str(port) for port in ports.values()] == [rest for word, rest in instructions() if word == "EXPOSE"]
+    chart = yaml.safe_load((DEPLOY / "helm/Chart.yaml").read_text())
+    assert container["image"].endswith(f":{chart['appVersion']}")
+
+
+# -- watching
+
+
+def exposed() -> set[str]:
+    """Every name that /metrics can show."""
+    return {*COUNTERS, *GAUGES} | {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
+
+
+def labels(expression: str) -> Iterator[tuple[str, str]]:
+    """Each metric with the labels that its selector names."""
+    for metric, selector in re.findall(r"(baton_\w+)\{([^}]*)\}", expression):
+        for label in re.findall(r"(\w+)\s*[=!]", selector):
+            yield metric, label
+
+
+def known_labels(metric: str) -> set[str]:
+    tables = {**COUNTERS, **GAUGES, **HISTOGRAMS}
+    return set(tables[re.sub(r"_(bucket|sum|count)$", "", metric)][1])
+
+
+@pytest.fixture(scope="module")
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((DEPLOY / "prometheus/rules.yaml").read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, Any]]) -> None:
+    dashboard = json.loads((DEPLOY / "grafana/baton.json").read_text())
+    queries = [rule["expr"] for rule in rules] + [
+        target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
+    ]
+    for query in queries:
+        assert set(re.findall(r"\bbaton_\w+", query)) <= exposed()
+        assert all(label in known_labels(metric) for metric, label in labels(query)), query
+
+
+def test_every_alert_has_its_page_in_the_runbook(rules: list[dict[str, Any]]) -> None:
+    headings = re.findall(r"^### (\w+)$", (DEPLOY / "runbook.md").read_text(), re.MULTILINE)
+    assert [rule["alert"] for rule in rules] == headings
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"deploy/runbook.md#{rule['alert'].lower()}"
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_the_collector_takes_what_baton_sends() -> None:
+    found = yaml.safe_load((DEPLOY / "otel-collector.yaml").read_text())
+    pipeline = found["service"]["pipelines"]["traces"]
+    assert set(pipeline["receivers"]) <= set(found["receivers"])
+    assert set(pipeline["processors"]) <= set(found["processors"])
+    assert set(pipeline["exporters"]) <= set(found["exporters"])
+    assert "http" in found["receivers"]["otlp"]["protocols"]
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_every_decision_is_there_in_at_most_three_lines(number: int) -> None:
+    paragraphs = (DEPLOY / "decisions.md").read_text().split("\n\n")
+    (found,) = [one for one in paragraphs if one.startswith(f"**D{number}.")]
+    assert len(found.strip().splitlines()) <= 3

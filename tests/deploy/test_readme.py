@@ -1,0 +1,190 @@
+"""The README keeps its word: its commands are pasted against a service that was started as it says."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from app.process.config import configure
+from app.process.config.settings import variables
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+README: Final = (ROOT / "README.md").read_text()
+CALLERS: Final = (ROOT / "deploy" / "callers.md").read_text()
+ADDRESS: Final = "http://127.0.0.1:8080"
+
+
+def blocks(language: str, page: str = README) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+@dataclass
+class Terminal:
+    """A second terminal beside the service, with the printed key exported."""
+
+    url: str
+    environ: dict[str, str]
+    folder: Path
+
+    def paste(self, *command: str, text: str) -> str:
+        """What the text prints; it must exit with 0."""
+        done = subprocess.run(
+            [*command, text.replace(ADDRESS, self.url)],
+            env=self.environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    folder = tmp_path_factory.mktemp("readme")
+    bin_folder = Path(sys.executable).parent
+    environ = {
+        "PATH": f"{bin_folder}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONPYCACHEPREFIX": str(ROOT / ".pytest_cache" / "bytecode"),  # else each process compiles all over again
+        "HOME": str(folder),
+        "BATON_PORT": "0",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "app", "serve"], cwd=folder, env=environ, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        words = ""
+        for line in process.stdout:
+            words += line
+            if "runs show last" in line:
+                break
+        key = re.search(r"export BATON_API_KEY=(bt_\S+)", words)
+        url = re.search(r"listening on (\S+)", words)
+        assert key, words
+        assert url, words
+        yield Terminal(url[1], {**environ, "BATON_API_KEY": key[1]}, folder)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_it_is_short_and_in_order() -> None:
+    assert len(README.splitlines()) <= 240
+    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    wanted = ("minute", "request", "ocabulary", "Map", "Workers", "Tools", "Production", "Settings", "Tests")
+    assert [word in heading for word, heading in zip(wanted, headings, strict=True)] == [True] * len(wanted)
+
+
+def test_make_run_starts_the_service() -> None:
+    assert "make run\n" in blocks("sh")
+    recipe = re.search(r"^run:.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    assert recipe[1].endswith("baton serve")
+
+
+def test_the_curl_request_gets_the_right_answer(terminal: Terminal) -> None:
+    (curl,) = [block for block in blocks("sh") if block.startswith("curl")]
+    reply = json.loads(terminal.paste("bash", "-ec", text=curl))
+    assert "15" in reply["choices"][0]["message"]["content"]
+    assert reply["baton"]["rehearsal"] is True
+
+
+def test_the_python_example_gets_the_right_answer_twice(terminal: Terminal) -> None:
+    (program,) = [block for block in blocks("python") if "tools" not in block]
+    assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 132."] * 2
+
+
+def test_the_tool_loop_comes_to_its_answer(terminal: Terminal) -> None:
+    (program,) = [block for block in blocks("python") if "tools" in block]
+    assert terminal.paste(sys.executable, "-c", text=program).splitlines() == ["The answer is 7006652."]
+
+
+def told(lines: list[str]) -> str:
+    """The text in the lines of a stream of chunks."""
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_broken_connection_loses_nothing(terminal: Terminal) -> None:
+    ask, _, _ = blocks("sh", CALLERS)
+    lines = terminal.paste("bash", "-ec", text=ask).splitlines()
+    end = lines.index("data: [DONE]")
+    first, again, rest = lines[:5], lines[5:end], lines[end + 1 :]
+    assert first[0] == again[0] == "id: 0"
+    assert "391" in told(again)
+    assert told(again).startswith(told(first))
+    assert told(again)[:4] + told(rest) == told(again)
+    assert "data: [DONE]" in rest
+
+
+def test_the_client_may_ask_as_often_as_it_likes(terminal: Terminal) -> None:
+    (program,) = blocks("python", CALLERS)
+    one, other = terminal.paste(sys.executable, "-c", text=program).splitlines()
+    assert one == other
+    assert "391" in one
+
+
+def test_a_run_is_stopped_by_its_id(terminal: Terminal) -> None:
+    _, stop, _ = blocks("sh", CALLERS)
+    listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
+    stopped = json.loads(terminal.paste("bash", "-ec", text=f"RUN={listed[0]['id']}\n{stop}"))
+    assert (stopped["id"], stopped["state"]) == (listed[0]["id"], "succeeded")
+
+
+def test_a_run_is_rated_by_its_id(terminal: Terminal) -> None:
+    _, _, rate = blocks("sh", CALLERS)
+    listed = json.loads(terminal.paste(sys.executable, "-m", "app", "runs", "ls", text="--json"))
+    rated = json.loads(terminal.paste("bash", "-ec", text=f"RUN={listed[0]['id']}\n{rate}"))
+    assert (rated["run"], rated["score"], rated["label"]) == (listed[0]["id"], 0.0, "wrong_unit")
+    shown = terminal.paste(sys.executable, "-m", "app", "runs", "show", text=listed[0]["id"])
+    assert "explicit, by user: 0 of 1, wrong_unit" in shown
+    assert "Miles, not kilometres." in shown
+
+
+def test_the_commands_explain_it(terminal: Terminal) -> None:
+    (block,) = [block for block in blocks("sh") if "runs show" in block]
+    activate, *commands = block.splitlines()
+    assert activate == ". .venv/bin/activate"
+    lines = [re.sub(r"^baton ", f"{sys.executable} -m app ", line) for line in commands]
+    shown = terminal.paste("bash", "-ec", text="\n".join(lines))
+    for words in ("succeeded", "its output is the answer", "sees: the conversation", "estimate: ", "0 violations"):
+        assert words in shown
+
+
+def test_the_pool_snippets_make_a_pool(tmp_path: Path) -> None:
+    text = "\n".join(blocks("toml"))
+    (tmp_path / "pool.toml").write_text(text)
+    loaded = configure(
+        {"BATON_POOL": str(tmp_path / "pool.toml"), "OPENAI_API_KEY": "sk-test", "BATON_DATA_DIR": str(tmp_path)}
+    )
+    assert {"workers", "providers", "tiers"} == set(tomllib.loads(text))
+    assert set(loaded.catalog.tiers) == {"quick"}
+
+
+def test_the_map_is_the_tree() -> None:
+    (section,) = re.findall(r"^## Map of `app/`\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+    named = {name.rstrip("/") for name in re.findall(r"`([\w/.]+)`", section)}
+    there = {path.name for path in (ROOT / "app").iterdir() if not path.name.startswith("__")} | {"__main__.py"}
+    assert there - named == set()
+
+
+def test_the_settings_table_is_complete() -> None:
+    (section,) = re.findall(r"^## Settings\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)
+    assert set(variables()) - set(re.findall(r"BATON_[A-Z_]+", section)) == set()
+
+
+def test_its_links_and_paths_exist() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    paths = re.findall(r"`((?:deploy|tests|app)/[\w./-]+)`", README)
+    assert [path for path in (*links, *paths) if not (ROOT / path).exists()] == []

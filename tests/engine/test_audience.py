@@ -1,0 +1,268 @@
+"""Who is told what of an answer, in which order: several callers, attempts that are lost, slow readers, far ones."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from app.core.run.bill import bill
+from app.core.run.position import ATTEMPT, DONE, Position
+from app.core.run.state import RunState
+from app.engine.delivery import audience as module
+from app.engine.delivery.audience import Audience
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Ended, Noted, Said, Told
+from app.errors import BatonError, QueueUnavailable, RunFailed
+from app.stepqueue.protocol import Committed, Delta, Listen, Live, StepQueue
+from tests.harness.stand_ins import TEXTS, journal_of, state_of
+
+RUN, ANSWER = "run", "Four times four."
+WHOLE = state_of(RUN)
+ONE, TWO = "call_1", "call_2"
+CALLS = {
+    "call_0": WHOLE.calls["call_0"],
+    ONE: replace(WHOLE.calls["call_1"], outcome=None),
+    TWO: replace(WHOLE.calls["call_1"], id=TWO, outcome=None),
+}
+LIVE: RunState = replace(WHOLE, state="running", end={}, calls=CALLS)
+"""A run whose answering step is at its second attempt."""
+
+
+def words(text: str, offset: int = 0, call: str = ONE, step: int = 1) -> Delta:
+    return Delta(RUN, step, call, offset, text)
+
+
+def ended(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None) -> Ended:
+    step = replace(WHOLE.steps[1], call=call, chars=len(answer))
+    state = replace(WHOLE, calls=CALLS, steps={**WHOLE.steps, 1: step})
+    return Ended(state, answer if error is None else "", "stop", bill(WHOLE), error)
+
+
+class Ear:
+    """A caller, and what it was told."""
+
+    def __init__(self, audience: Audience, at: Position = Position(), *, notes: bool = False, room: int = 100) -> None:
+        self.line: Mailbox[Told] = Mailbox(room)
+        audience.admit(self.line, at, notes=notes)
+
+    def told(self) -> list[Told]:
+        """Everything since the last look."""
+        items = list(self.line._items)
+        self.line._items.clear()
+        return items
+
+    def said(self) -> list[tuple[str, int]]:
+        """The words among it, each with its event number."""
+        return [(one.text, one.at) for one in self.told() if isinstance(one, Said)]
+
+    def heard_out(self) -> tuple[str, str | None]:
+        """All words until the end, and the code of the error there."""
+        told = self.told()
+        assert isinstance(told[-1], Ended)
+        assert sum(isinstance(one, Ended) for one in told) == 1
+        error = told[-1].error
+        return "".join(one.text for one in told if isinstance(one, Said)), error.public_code if error else None
+
+
+def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
+    audience = Audience(RUN)
+    first = Ear(audience)
+    audience.hear(LIVE, words("Four "))
+    second, later, ahead = Ear(audience), Ear(audience, Position(1, 2)), Ear(audience, Position(1, 8))
+    assert [one.said() for one in (first, second, later, ahead)] == [
+        [("Four ", 5)],
+        [("Four ", 5)],
+        [("ur ", 5)],
+        [],
+    ]
+    audience.hear(LIVE, words("times ", 5))
+    assert [one.said() for one in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [[("es ", 11)]]
+    audience.end(ended())
+    assert [one.heard_out() for one in (first, second, later, ahead)] == [("four.", None)] * 4
+
+
+def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
+    audience = Audience(RUN)
+    ear = Ear(audience)
+    assert audience.hear(LIVE, words("Four "))
+    assert not audience.hear(LIVE, words("four.", 11))  # the piece between got lost
+    assert not audience.hear(LIVE, words("our ", 1))  # and this one came twice
+    assert audience.hear(LIVE, words("r times", 3))  # told again from a little earlier
+    assert ear.said() == [("Four ", 5), ("times", 10)]
+    audience.end(ended())
+    assert ear.heard_out() == (" four.", None)
+
+
+def test_only_the_answering_step_is_told_and_only_calls_that_are_known() -> None:
+    audience = Audience(RUN)
+    ear = Ear(audience)
+    assert not audience.hear(LIVE, words("Two twos.", call="call_0", step=0))
+    assert not audience.hear(LIVE, words("Four", call="unheard-of"))
+    assert ear.told() == []
+
+
+def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
+    audience = Audience(RUN)
+    slow = Ear(audience, room=1)
+    for place, letter in enumerate(ANSWER[:10]):
+        audience.hear(LIVE, words(letter, place))
+    assert slow.said() == [("F", 1)]
+    audience.hear(LIVE, words(ANSWER[10], 10))
+    assert slow.said() == [(ANSWER[1:11], 11)]
+    audience.end(ended())
+    assert slow.heard_out() == (ANSWER[11:], None)
+
+
+def test_whoever_was_told_nothing_follows_the_next_attempt_at_once() -> None:
+    audience = Audience(RUN)
+    ears = [Ear(audience), Ear(audience, Position(1, 0))]
+    audience.hear(LIVE, words("Four ", call=TWO))
+    audience.end(ended(call=TWO))
+    for ear in ears:
+        assert ear.said() == [("Four ", ATTEMPT + 5), ("times four.", ATTEMPT + len(ANSWER))]
+
+
+def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
+    audience = Audience(RUN)
+    stranded = Ear(audience)
+    audience.hear(LIVE, words("Fünf"))
+    audience.hear(LIVE, words("Fo", call=TWO))
+    fresh = Ear(audience)
+    assert not audience.hear(LIVE, words(" mal", 4))  # the first attempt's dispatcher does not know yet
+    audience.hear(LIVE, words("ur", 2, call=TWO))
+    assert stranded.said() == [("Fünf", 4)]
+    assert fresh.said() == [("Fo", ATTEMPT + 2), ("ur", ATTEMPT + 4)]
+    audience.end(ended(call=TWO))
+    assert stranded.heard_out() == ("", "answer_changed")
+    assert fresh.heard_out() == (ANSWER[4:], None)
+
+
+def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
+    audience = Audience(RUN)
+    ear = Ear(audience)
+    audience.hear(LIVE, words("Four"))
+    audience.hear(LIVE, words("Four times", call=TWO))
+    audience.end(ended(call=TWO))
+    assert ear.heard_out() == (ANSWER, None)
+
+
+@pytest.mark.parametrize(("at", "error"), [(Position(1, 4), "answer_changed"), (Position(2, 4), None)])
+def test_a_caller_who_comes_back_is_held_to_the_attempt_that_it_heard(at: Position, error: str | None) -> None:
+    """Nobody here knows what it was told, only of which attempt that was."""
+    audience = Audience(RUN)
+    ear = Ear(audience, at)
+    audience.hear(LIVE, words("Four times", call=TWO))
+    audience.end(ended(call=TWO))
+    assert ear.heard_out() == ("" if error else ANSWER[4:], error)
+
+
+@pytest.mark.parametrize("behind", range(DONE + 2))
+def test_a_caller_may_have_heard_part_of_the_end(behind: int) -> None:
+    audience = Audience(RUN)
+    ear = Ear(audience, Position(1, len(ANSWER) + behind))
+    audience.end(ended())
+    assert ear.heard_out() == ("", "unknown_event" if behind > DONE else None)
+
+
+def test_the_error_says_where_the_answer_is() -> None:
+    message = module.changed(RUN).message
+    assert f"GET /v1/runs/{RUN}/stream" in message
+    assert "has succeeded" in message
+    assert "Idempotency-Key" in message
+
+
+def test_a_failed_run_fails_for_everybody() -> None:
+    audience = Audience(RUN)
+    ears = [Ear(audience), Ear(audience, Position(1, 3))]
+    audience.hear(LIVE, words("Four"))
+    audience.end(ended(error=RunFailed()))
+    assert [ear.heard_out()[1] for ear in ears] == ["run_failed"] * 2
+
+
+def test_an_end_is_told_once_and_also_to_those_who_come_after_it() -> None:
+    audience = Audience(RUN)
+    ear = Ear(audience)
+    audience.end(ended())
+    audience.end(ended(error=RunFailed()))
+    assert ear.heard_out() == Ear(audience).heard_out() == (ANSWER, None)
+
+
+def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
+    audience = Audience(RUN)
+    ear, other = Ear(audience, notes=True), Ear(audience)
+    assert len(audience) == 2
+    audience.leave(ear.line)
+    audience.hear(LIVE, words("Four"))
+    audience.note(journal_of(RUN, TEXTS)[4])
+    assert ear.told() == []
+    assert len(audience) == 1
+    audience.leave(other.line)
+    assert not audience.heard_by_anyone(0.0)
+    audience.end(ended())
+    assert isinstance(ear.told()[-1], Ended)
+
+
+def test_events_are_noted_once_for_those_who_asked() -> None:
+    audience = Audience(RUN)
+    asked, other = Ear(audience, notes=True), Ear(audience)
+    journal = journal_of(RUN, TEXTS)
+    for event in (*journal[:5], *journal[2:6]):
+        audience.note(event)
+    assert [one.kind for one in asked.told() if isinstance(one, Noted)] == ["plan.step", "plan.step", "plan.accepted"]
+    assert other.told() == []
+
+
+class Wire:
+    """A queue that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Live]] = []
+        self.down = False
+
+    async def tell(self, address: str, messages: list[Live], *, at_once: bool = False) -> None:
+        if self.down:
+            raise QueueUnavailable()
+        self.told += [(address, message) for message in messages]
+
+
+async def test_other_processes_get_what_they_lack_while_they_ask() -> None:
+    audience, wire = Audience(RUN), Wire()
+    queue = cast(StepQueue, wire)
+    audience.hear(LIVE, words("Four "))
+    await audience.tell_far(queue, 0.0)
+    assert wire.told == []
+    audience.listen(Listen(RUN, "new"), until=10.0)
+    audience.listen(Listen(RUN, "old", ONE, 2), until=10.0)
+    audience.listen(Listen(RUN, "other", "another call", 4), until=5.0)
+    await audience.tell_far(queue, 1.0)
+    assert wire.told == [("new", words("Four ")), ("old", words("ur ", 2)), ("other", words("Four "))]
+    wire.told.clear()
+    audience.hear(LIVE, words("times ", 5))
+    await audience.tell_far(queue, 6.0)
+    assert wire.told == [("new", words("times ", 5)), ("old", words("times ", 5))]
+    assert audience.heard_by_anyone(6.0)
+    assert not audience.heard_by_anyone(11.0)
+
+
+async def test_what_a_dead_queue_swallowed_is_told_when_it_is_asked_for_again() -> None:
+    audience, wire = Audience(RUN), Wire()
+    queue: Any = wire
+    audience.listen(Listen(RUN, "far"), until=10.0)
+    wire.down = True
+    audience.hear(LIVE, words("Four "))
+    await audience.tell_far(queue, 1.0)
+    wire.down = False
+    audience.hear(LIVE, words("times ", 5))
+    await audience.tell_far(queue, 1.0)
+    audience.listen(Listen(RUN, "far"), until=10.0)
+    await audience.tell_far(queue, 1.0)
+    await audience.ring_far(queue, 1.0)
+    assert wire.told == [("far", words("times ", 5)), ("far", words("Four times ")), ("far", Committed(RUN, ()))]
+
+
+async def test_there_is_a_bound_on_other_processes() -> None:
+    audience, wire = Audience(RUN), Wire()
+    for n in range(module.FAR + 5):
+        audience.listen(Listen(RUN, f"far-{n}"), until=10.0)
+    await audience.ring_far(cast(StepQueue, wire), 1.0)
+    assert len(wire.told) == module.FAR

@@ -1,0 +1,205 @@
+"""Breakers in a running service: what ejects a worker, who is called in its stead, and how it comes back (F-22)."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.run.events import Kind
+from app.process.wiring import House
+from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan, pool_text
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+
+DOWN = Fail(status=503)
+ANSWER = "Hello there."
+
+
+async def run(opened: House, tier: str = "baton-mini", **changes: Any) -> Outcome:
+    """One run, to its end."""
+    return await finish(await opened.drivers.start(order(opened, tier, **changes)))
+
+
+async def intents(opened: House, outcome: Outcome) -> list[dict[str, Any]]:
+    """The bodies of its `call.intended`."""
+    journal = await events(opened, outcome.ended.state.run)
+    return [dict(event.body) for event in journal if event.kind is Kind.CALL_INTENDED]
+
+
+def later(opened: House, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let time pass for the breakers."""
+    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + seconds)
+
+
+def level(opened: House, worker: str) -> float | None:
+    """The breaker's state as `/metrics` has it."""
+    return opened.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 529])
+async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
+    stub: ProviderStub, opened: House, status: int
+) -> None:
+    stub.always("alpha", Fail(status=status))
+    outcomes = [await run(opened) for _ in range(15)]
+    assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
+    assert len(stub.of("alpha")) <= 10
+    assert level(opened, "alpha") == 2
+    assert level(opened, "beta") == 0
+    counted = opened.means.telemetry.registry.get_sample_value
+    assert counted("baton_ejections_total", {"worker": "alpha", "reason": "failing"}) == 1
+
+
+async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStub, opened: House) -> None:
+    """Thirty at once, and not a word of anybody before: a few scouts go first, and the others follow them."""
+    stub.always("alpha", Fail(status=503, delay=0.1))
+    stub.always("beta", Reply(header_delay=0.05))
+    outcomes = await asyncio.gather(*(run(opened) for _ in range(30)))
+    assert [outcome.ended.answer for outcome in outcomes] == [ANSWER] * 30
+    assert len(stub.of("alpha")) <= 1.2 * 30
+
+
+async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, opened: House) -> None:
+    """However often it comes: nobody waits for good news of workers that have said all they will."""
+    stub.always("*", Fail(status=400))
+    for _ in range(6):
+        outcome = await asyncio.wait_for(run(opened), 5.0)
+        assert outcome.ended.state.state == "failed"
+    assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
+
+
+async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", DOWN)
+    for _ in range(4):
+        await run(opened)
+    outcome = await run(opened, plan=plan(("alpha", "", ["user"])), stream_steps=True)
+    [intent] = await intents(opened, outcome)
+    passed_over = [{"worker": "alpha", "reason": "failing"}]
+    assert (intent["worker"], intent["passed_over"]) == ("beta", passed_over)
+    told = next(noted.body for noted in outcome.noted if noted.kind == "call.intended")
+    assert told["passed_over"] == passed_over
+    assert not outcome.ended.state.degraded
+
+
+async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", DOWN)
+    for _ in range(4):
+        await run(opened)
+    outcome = await run(opened)
+    admitted = (await events(opened, outcome.ended.state.run))[0].body
+    assert admitted["pool"] == ["beta", "gamma"]
+    assert admitted["excluded"] == {"alpha": "ejected: failing"}
+    assert "passed_over" not in (await intents(opened, outcome))[0]
+
+
+async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, opened: House) -> None:
+    stub.always("*", DOWN)
+    for _ in range(8):
+        await run(opened)
+    assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [2, 2, 2]
+    stub.clear()
+    outcome = await run(opened)
+    assert outcome.ended.answer == ANSWER
+    [intent] = await intents(opened, outcome)
+    assert intent["despite"] == "failing"
+    assert level(opened, intent["worker"]) == 0, "it works again, so it is taken back"
+
+
+async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("alpha", DOWN)
+    for _ in range(4):
+        await run(opened)
+    stub.clear()
+    stub.always("alpha", Reply(header_delay=1.0))
+    later(opened, monkeypatch, 10.0)
+    assert level(opened, "alpha") == 1
+    outcomes = await asyncio.gather(*(run(opened) for _ in range(6)))
+    assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
+    assert len(stub.of("alpha")) == 1
+    reasons = [one.get("passed_over") for outcome in outcomes for one in await intents(opened, outcome)]
+    assert reasons.count([{"worker": "alpha", "reason": "probing"}]) == 5
+    assert level(opened, "alpha") == 0
+    await run(opened)
+    assert len(stub.of("alpha")) == 2
+
+
+async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("alpha", DOWN)
+    for _ in range(4):
+        await run(opened)
+    stub.requests.clear()
+    later(opened, monkeypatch, 10.0)
+    outcomes = [await run(opened) for _ in range(3)]
+    assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
+    assert len(stub.of("alpha")) == 1
+    assert level(opened, "alpha") == 2
+
+
+async def test_a_probe_that_was_not_paid_for_does_not_stand_in_the_way(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("alpha", DOWN)
+    for _ in range(4):
+        await run(opened)
+    stub.clear()
+    later(opened, monkeypatch, 10.0)
+    poor = await run(opened, limits=narrowed(opened, "baton-mini", usd=1))
+    assert poor.ended.state.state == "over_budget"
+    await run(opened)
+    assert [received.model for received in stub.requests] == ["alpha"]
+
+
+async def test_a_wrong_key_ejects_at_once_and_is_told_loudly(
+    stub: ProviderStub, opened: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.always("alpha", Fail(status=401))
+    with caplog.at_level(logging.ERROR, "baton"):
+        for _ in range(3):
+            assert (await run(opened)).ended.answer == ANSWER
+    assert len(stub.of("alpha")) == 1
+    [record] = [record for record in caplog.records if "misconfigured" in record.message]
+    assert record.levelno == logging.ERROR
+    assert record.__dict__["fields"]["worker"] == "alpha"
+
+
+async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Fail(status=400))
+    for _ in range(12):
+        assert (await run(opened)).ended.answer == ANSWER
+    assert len(stub.of("alpha")) == 12
+
+
+async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Hang())
+    for number in range(6):
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(number + 1)
+        opened.drivers.cancel(driven.run, "client")
+        await finish(driven)
+    assert level(opened, "alpha") == 0
+
+
+async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+    """Nobody can have a worker ejected for others by being in a hurry."""
+    stub.always("*", Hang())
+    hurried = narrowed(opened, "baton-mini", seconds=0.3)
+    outcomes = await asyncio.gather(*(run(opened, limits=hurried) for _ in range(12)))
+    assert {outcome.ended.state.state for outcome in outcomes} == {"expired"}
+    assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
+    journal = await events(opened, outcomes[0].ended.state.run)
+    assert not any("blamed" in event.body for event in journal)
+
+
+async def test_a_worker_that_hangs_is_ejected_too(stub: ProviderStub, tmp_path: Path) -> None:
+    quick = "[workers.alpha]\ndeadlines = { first = 0.1 }\n"
+    stub.always("alpha", Hang())
+    async with open_house(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
+        outcomes = [await run(opened, streams=True) for _ in range(8)]
+    assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
+    assert len(stub.of("alpha")) == 5

@@ -1,0 +1,184 @@
+"""`POST /v1/runs/{id}/cancel` and `baton runs cancel`: whoever drives the run, and whatever has become of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.run.events import Draft, Kind
+from app.engine.commit.speculative import Aheads
+from app.gateway.runs import cancel
+from app.process.wiring import House
+from app.store.protocol import Appended, Entry, RunRow
+from tests.harness.callers import body, calling, key_of, post
+from tests.harness.conversations import Talk, look
+from tests.harness.conversations import calling as tool_calling
+from tests.harness.service import events, finish, kinds, open_house, order, plan, pool_text
+from tests.stubs import Hang, ProviderStub, Reply
+
+
+@pytest.fixture
+async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened, await key_of(opened)) as running:
+        yield running
+
+
+async def hanging(
+    stub: ProviderStub, client: httpx.AsyncClient, **more: Any
+) -> tuple[asyncio.Task[httpx.Response], str]:
+    """A request whose worker says nothing, and its run."""
+    stub.always("*", Hang())
+    asking = asyncio.create_task(post(client, body(**more), "one"))
+    await stub.wait_for(1)
+    (row,) = (await client.get("/v1/runs")).json()["data"]
+    return asking, row["id"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_run_is_stopped_and_its_caller_told(
+    stub: ProviderStub, client: httpx.AsyncClient, streams: bool
+) -> None:
+    asking, run = await hanging(stub, client, stream=streams)
+    began = time.monotonic()
+    reply = await client.post(f"/v1/runs/{run}/cancel")
+    assert time.monotonic() - began < 2
+    assert (reply.status_code, reply.json()["id"], reply.json()["state"]) == (200, run, "cancelled")
+    told = await asking
+    assert told.status_code == (200 if streams else 499)
+    assert b'"run_cancelled"' in told.content
+    assert stub.requests[0].disconnected_at is not None
+    assert (await client.get(f"/v1/runs/{run}")).json()["cancel_asked"] is True
+
+
+async def test_it_may_be_asked_for_twice_and_too_late(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    asking, run = await hanging(stub, client)
+    both = await asyncio.gather(*(client.post(f"/v1/runs/{run}/cancel", json={}) for _ in range(2)))
+    again = await client.post(f"/v1/runs/chatcmpl-{run}/cancel")
+    assert [reply.json()["state"] for reply in (*both, again)] == ["cancelled"] * 3
+    await asking
+    assert kinds(await events(opened, run)).count(Kind.CANCELLED) == 1
+    stub.always("*", Reply())
+    done = (await post(client, body())).headers["x-baton-run"]
+    late = await client.post(f"/v1/runs/{done}/cancel")
+    assert (late.status_code, late.json()["state"]) == (200, "succeeded")
+    assert Kind.CANCEL_ASKED not in kinds(await events(opened, done))
+
+
+async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    asking, run = await hanging(stub, client)
+    statuses = []
+    for tenant, scopes in (("acme", ("runs:read",)), ("other", ("runs:write",))):
+        async with calling(opened, await key_of(opened, tenant, scopes)) as other:
+            statuses.append((await other.post(f"/v1/runs/{run}/cancel")).status_code)
+    assert statuses == [403, 404]
+    assert not asking.done()
+    async with calling(opened, await key_of(opened, scopes=("runs:write",))) as colleague:
+        assert (await colleague.post(f"/v1/runs/{run}/cancel")).json()["state"] == "cancelled"
+    await asking
+
+
+async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub, tmp_path: Path) -> None:
+    """Over one database without a queue between them: the driver learns of it when it renews its lease."""
+    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+        key = await key_of(one)
+        async with calling(one, key) as here, calling(other, key) as there:
+            asking, run = await hanging(stub, here)
+            began = time.monotonic()
+            reply = await there.post(f"/v1/runs/{run}/cancel")
+            assert reply.json()["state"] == "cancelled"
+            assert time.monotonic() - began < one.means.lease
+            assert (await asking).status_code == 499
+
+
+async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        await cancel.ask(
+            opened.gate.store, None, await opened.gate.store.run(driven.run), "operator", opened.means.now()
+        )
+        row: RunRow = await cancel.settled(opened.gate.store, await opened.gate.store.run(driven.run), 10)
+        assert row.state == "cancelled"
+        journal = await events(opened, driven.run)
+        assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
+
+
+async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a driver that nobody tells of it, whose dispatchers make no call that they could tell of either."""
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
+            monkeypatch.setattr(Aheads, way, lambda *_: None)
+        append = opened.means.store.append
+
+        async def overtaken(entry: Entry) -> Appended:
+            if any(draft.kind is Kind.STEP_QUEUED and draft.body["n"] for draft in entry.events):
+                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            return await append(entry)
+
+        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
+        assert len(stub.requests) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """It would wait for its caller's tools, and nobody would look at it before that is over."""
+    stub.script("alpha", tool_calling(look("a")))
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        if apart:
+            opened.drivers.beside = None
+            for way in ("of", "meet"):
+                monkeypatch.setattr(Aheads, way, lambda *_: None)
+        append = opened.means.store.append
+
+        async def overtaken(entry: Entry) -> Appended:
+            if any(draft.kind is Kind.AWAITING for draft in entry.events):
+                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            return await append(entry)
+
+        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        driven = await Talk(opened).begin()
+        assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
+
+
+async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", tool_calling(look("a")))
+    run = (await Talk(opened).say()).ended.state.run
+    append, store = opened.means.store.append, opened.means.store
+
+    async def overtaken(entry: Entry) -> Appended:
+        if entry.lease is not None and not entry.events:
+            await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+        return await append(entry)
+
+    opened.means.store.append = overtaken  # type: ignore[method-assign]
+    now, ours = opened.means.now(), [("baton-mini", opened.means.code)]
+    (row,) = await store.orphans(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
+    await opened.drivers._orphans._adopt(row)
+    assert (await cancel.settled(store, await store.run(run), 3.0)).state == "cancelled"
+
+
+async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
+    stub.always("*", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    row = await opened.gate.store.run(driven.run)
+    for _ in range(3):
+        await cancel.ask(opened.gate.store, None, row, "operator", opened.means.now())
+    outcome = await finish(driven)
+    assert outcome.ended.state.state == "cancelled"
+    assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1

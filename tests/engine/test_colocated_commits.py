@@ -1,0 +1,330 @@
+"""Where gateway and dispatcher are one process, a step's end travels in one entry with what follows from it, and a step
+that is queued is taken in the entry that queues it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientRequest
+
+from app.core.run.commands import Command, Finish
+from app.core.run.events import Kind
+from app.core.run.progress import decide
+from app.core.run.state import RunState
+from app.engine.runs import driver as conduct
+from app.engine.runs.driver import Driver
+from app.engine.steps.dispatcher import Dispatcher
+from app.engine.steps.execution import Execution
+from app.errors import StoreUnavailable
+from app.process.wiring import House
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import Live, Stop
+from app.store.protocol import Appended, Entry
+from tests.harness.conversations import Talk, calling, look
+from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.stubs import Hang, ProviderStub, Reply
+
+ONE_TWO_ONE = plan(
+    ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
+)
+CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path, stub: ProviderStub, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[House, list[Entry]]]:
+    """A service and every entry that its store was asked to take."""
+    seen: list[Entry] = []
+    async with open_house(folder, pool_text(stub), environ) as opened:
+        append = opened.means.store.append
+
+        async def noting(entry: Entry) -> Appended:
+            seen.append(entry)
+            return await append(entry)
+
+        opened.means.store.append = noting  # type: ignore[method-assign]
+        yield opened, seen
+
+
+DONE = [Kind.CALL_FINISHED, Kind.STEP_DONE]
+QUEUED_TWICE = [Kind.STEP_QUEUED, Kind.STEP_QUEUED]
+
+
+async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(tmp_path, stub) as (opened, seen):
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    written = [[draft.kind for draft in entry.events] for entry in seen]
+    assert len(written) == 1 + 4
+    assert written[0][-2:] == [Kind.STEP_QUEUED, Kind.CALL_INTENDED]
+    assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED, Kind.CALL_INTENDED]
+    assert written[-1] == [*DONE, Kind.SUCCEEDED]
+    assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(tmp_path, stub) as (opened, seen):
+        opened.drivers.beside = None
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    written = [[draft.kind for draft in entry.events] for entry in seen]
+    assert len(written) == 1 + 2 * 4
+    assert [*DONE, *QUEUED_TWICE] in written
+    assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: ProviderStub, tmp_path: Path) -> None:
+    environ = {"BATON_CONCURRENT_STEPS": "2"}
+    stub.always("beta", Reply(header_delay=0.2))
+    async with watched(tmp_path, stub, environ) as (opened, seen):
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    written = [[draft.kind for draft in entry.events] for entry in seen]
+    assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED]  # the step that ends has the other slot
+    assert outcome.ended.answer == "Hello there."
+
+
+async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went: list[str] = []
+    send, drive = ClientRequest.write_bytes, Driver.drive
+
+    async def sending(self: ClientRequest, *given: Any) -> None:
+        went.append("call")
+        await send(self, *given)
+
+    async def driving(self: Driver) -> None:
+        went.append("driver")
+        await drive(self)
+
+    monkeypatch.setattr(ClientRequest, "write_bytes", sending)
+    monkeypatch.setattr(Driver, "drive", driving)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        await finish(await opened.drivers.start(order(opened, "baton-mini")))  # which connects
+        went.clear()
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert went == ["call", "driver"]
+        await finish(driven)
+
+
+async def test_a_driver_decides_once_upon_what_it_has_committed(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act, looked = Driver._act, list[RunState]()
+
+    async def looking(self: Driver, group: asyncio.TaskGroup) -> RunState:
+        looked.append(self.state)
+        return await act(self, group)
+
+    monkeypatch.setattr(Driver, "_act", looking)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+    assert (outcome.ended.answer, looked) == ("Hello there.", [])
+
+
+async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStub, tmp_path: Path) -> None:
+    """The end of the step before is kept, although its entry could not hold what the next one would reserve."""
+    async with watched(tmp_path, stub) as (opened, seen):
+        free = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN)))
+        dearest = max(call.usd_held for call in free.ended.state.calls.values())
+        limits = narrowed(opened, "baton-ultra", usd=dearest)  # one of them fits, not what was spent beside it
+        seen.clear()
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN, limits=limits)))
+        journal = await events(opened, outcome.ended.state.run)
+    assert outcome.ended.state.state == "over_budget"
+    assert kinds(journal).count(Kind.CALL_FINISHED) == kinds(journal).count(Kind.CALL_INTENDED) == 1
+    assert any(entry.hold.usd and Kind.STEP_DONE in [draft.kind for draft in entry.events] for entry in seen)
+
+
+async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStub, tmp_path: Path) -> None:
+    """And the worker's breaker may be probed by the next one."""
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        append, forgone = opened.means.store.append, []
+
+        async def failing(entry: Entry) -> Appended:
+            raise StoreUnavailable(retry_after=1.0)
+
+        opened.means.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
+        opened.means.store.append = failing  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable):
+            await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+        opened.means.store.append = append  # type: ignore[method-assign]
+        await asyncio.sleep(0.05)
+        assert (stub.requests, forgone) == ([], ["alpha"])
+        assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+
+
+async def test_no_step_is_begun_that_is_to_be_stopped(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What follows from its being queued is the run's end, before anybody has a ticket for it."""
+
+    def out_of_plans(state: RunState, now: float) -> tuple[Command, ...]:
+        over = any(step.state == "queued" for step in state.steps.values())
+        return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
+
+    monkeypatch.setattr(conduct, "decide", out_of_plans)
+    async with watched(tmp_path, stub) as (opened, seen):
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    assert (outcome.ended.state.state, stub.requests) == ("failed", [])
+    assert [entry.outbox for entry in seen if entry.outbox] == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
+    stub: ProviderStub, tmp_path: Path, ended: bool
+) -> None:
+    """Its entry is committed after running steps were interrupted, or after the dispatcher has gone: no call is made,
+    and its outcome is either known or said to be unknown."""
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        append, committing, go_on = opened.means.store.append, asyncio.Event(), asyncio.Event()
+
+        async def slow(entry: Entry) -> Appended:
+            committing.set()
+            await go_on.wait()
+            return await append(entry)
+
+        leaver, stopping = Dispatcher(opened.means, name="leaver", slots=4, grace=0.1), asyncio.Event()
+        opened.drivers.beside = leaver
+        leaving = asyncio.create_task(leaver.run(stopping))
+        await asyncio.sleep(0)
+        opened.means.store.append = slow  # type: ignore[method-assign]
+        starting = asyncio.create_task(opened.drivers.start(order(opened, "baton-mini")))
+        await committing.wait()
+        stopping.set()
+        if ended:
+            await leaving
+        else:
+            await asyncio.sleep(0)
+            leaver._interrupting = True
+        go_on.set()
+        driven = await starting
+        await leaving
+        opened.means.store.append = append  # type: ignore[method-assign]
+        assert stub.requests == []
+        heir, heir_ends = Dispatcher(opened.means, name="heir", slots=4, grace=1.0), asyncio.Event()
+        working = asyncio.create_task(heir.run(heir_ends))
+        outcome = await finish(driven)
+        heir_ends.set()
+        await working
+        journal = await events(opened, driven.run)
+    assert outcome.ended.error is None
+    first = next(event for event in journal if event.kind is Kind.CALL_FINISHED)
+    assert first.body["outcome"] == ("unknown" if ended else "cancelled")
+
+
+async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the last one, and meanwhile the dispatcher has come to wait for a slot: it takes the ticket then."""
+    monkeypatch.setattr("app.engine.steps.dispatcher.IDLE_WAIT", 0.05)
+
+    async def too_hard(*_: object) -> None:
+        await asyncio.sleep(0.2)
+        raise StoreUnavailable
+
+    monkeypatch.setattr(Execution, "begin", too_hard)
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        dispatcher, stopping = Dispatcher(opened.means, name="narrow", slots=1, grace=1.0), asyncio.Event()
+        opened.drivers.beside = dispatcher
+        working = asyncio.create_task(dispatcher.run(stopping))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(10):
+                outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+        finally:
+            stopping.set()
+            await working
+    assert outcome.ended.error is None
+
+
+async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path: Path) -> None:
+    """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
+    stub.always("alpha", Reply(header_delay=0.3))
+    async with watched(tmp_path, stub) as (opened, seen):
+        driven = await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+        await stub.wait_for(1)
+        now = opened.means.now()
+        assert await opened.means.store.orphans(
+            "another", now + 100, now + 200, 10, [("baton-ultra", opened.means.code)]
+        )
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if Kind.STEP_DONE in kinds(journal := await events(opened, driven.run)):
+                break
+    assert [entry.epoch for entry in seen[-2:]] == [1, None]
+    assert kinds(journal).count(Kind.STEP_QUEUED) == 1
+
+
+async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end does not wait for a call that was stopped, and the call's outcome travels with the driver all the same.
+    The auditor compares the row as well."""
+    monkeypatch.setattr(conduct, "QUIESCE", 0.0)
+    stub.always("alpha", Hang())
+    async with watched(tmp_path, stub) as (opened, seen):
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1)
+        opened.drivers.cancel(driven.run, "caller")
+        await finish(driven)
+        async with asyncio.timeout(5):
+            while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+        row = await opened.means.store.run(driven.run)
+    assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, 1), "it is the driver's entry too"
+    assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
+
+
+async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a dispatcher brings may have waited; the caller has as long for its results as the limits say."""
+    join, waited = Driver.join, 0.3
+
+    async def late(driver: Driver, entry: Entry) -> Appended:
+        await asyncio.sleep(waited)
+        return await join(driver, entry)
+
+    monkeypatch.setattr(Driver, "join", late)
+    stub.script("alpha", calling(look("a")))
+    async with watched(tmp_path, stub) as (opened, _):
+        state = (await Talk(opened).say()).ended.state
+        (turn,) = [event for event in await events(opened, state.run) if event.kind is Kind.AWAITING]
+    assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=waited / 2)
+
+
+async def test_a_driver_that_has_not_heard_enough_adds_nothing(stub: ProviderStub, tmp_path: Path) -> None:
+    """It cannot say what follows from an end whose intent it does not know."""
+    async with watched(tmp_path, stub) as (opened, seen):
+        heard, Driver.heard = Driver.heard, lambda self, events: None  # type: ignore[method-assign]
+        opened.drivers.beside = None
+        try:
+            outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+        finally:
+            Driver.heard = heard  # type: ignore[method-assign]
+    assert [draft.kind for draft in seen[-2].events] == [Kind.CALL_FINISHED, Kind.STEP_DONE]
+    assert outcome.ended.error is None
+
+
+async def test_a_plan_that_follows_from_an_end_is_begun(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a rejected plan is stopped, and its end comes before the driver's own turn: the repair must begin."""
+    bad, good = plan_text((0, "Try.", ["user"]), (9, "No.", ["user"])), plan_text((0, "Do it.", ["user"]))
+    stub.script("planner", Reply(chunks=tuple(bad), gap=0.005), Reply(chunks=(good,)))
+    stub.script("*", Hang())
+    tell = MemoryQueue.tell
+
+    async def lagging(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+        await tell(queue, address, messages, at_once=at_once)
+        if any(isinstance(message, Stop) for message in messages):
+            await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(MemoryQueue, "tell", lagging)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")), within=10)
+    assert outcome.ended.answer == "Hello there."
+    assert [one.mode for one in outcome.ended.state.proposals] == ["first", "repair"]

@@ -1,0 +1,106 @@
+"""The conductor's breaker: while it is open the fallback decides at once, and nobody waits for time-outs (F-29)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.core.pool.breaker import IN_A_ROW
+from app.core.run.events import Kind
+from app.process.wiring import House
+from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+
+PLAN = Reply(chunks=(plan_text((0, "Solve it", ["user"])),))
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    """The providers."""
+    async with ProviderStub() as running:
+        running.always("planner", PLAN)
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    """A service whose conductor must begin within a second."""
+    quick = "[workers.planner]\ndeadlines = { first = 1.0 }\n"
+    async with open_house(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as running:
+        yield running
+
+
+async def run(opened: House) -> Outcome:
+    """One run, to its end."""
+    return await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+
+
+async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: ProviderStub, opened: House) -> None:
+    stub.always("planner", Hang())
+    await asyncio.gather(*(run(opened) for _ in range(IN_A_ROW)))
+    asked = len(stub.of("planner"))
+    began = time.monotonic()
+    outcome = await run(opened)
+    assert time.monotonic() - began < 1.0
+    assert len(stub.of("planner")) == asked
+    assert outcome.ended.answer == "Hello there."
+    state = outcome.ended.state
+    assert state.degraded
+    assert [(one.mode, one.outage, one.reasons) for one in state.proposals] == [
+        ("first", True, ("conductor_failing",)),
+        ("fallback", False, ()),
+    ]
+    assert [event.body["worker"] for event in await events(opened, state.run) if event.kind is Kind.CALL_INTENDED] == [
+        "beta"
+    ]
+
+
+async def test_one_run_probes_the_conductor_and_brings_it_back(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("planner", Fail(status=500))
+    for _ in range(IN_A_ROW):
+        await run(opened)
+    stub.clear()
+    stub.always("planner", Reply(chunks=PLAN.chunks, header_delay=0.5))
+    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + 10.0)
+    outcomes = await asyncio.gather(*(run(opened) for _ in range(5)))
+    assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
+    assert len(stub.of("planner")) == 1
+    assert sum(outcome.ended.state.degraded for outcome in outcomes) == 4
+    assert not (await run(opened)).ended.state.degraded
+
+
+async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.always("planner", Fail(status=500))
+    for _ in range(IN_A_ROW):
+        await run(opened)
+    stub.always("planner", PLAN)
+    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + 10.0)
+    poor = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", usd=1))
+    await finish(await opened.drivers.start(poor))
+    assert not (await run(opened)).ended.state.degraded
+
+
+async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, opened: House) -> None:
+    stub.always("planner", Reply(chunks=("I would rather not.",)))
+    for _ in range(IN_A_ROW):
+        await run(opened)
+    asked = len(stub.of("planner"))
+    await run(opened)
+    assert len(stub.of("planner")) == asked + 2
+
+
+async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(stub: ProviderStub, opened: House) -> None:
+    stub.always("planner", Reply(chunks=(PLAN.text[:9], PLAN.text[9:]), gap=1.0))
+    await asyncio.gather(*(run(opened) for _ in range(5)))
+    asked = len(stub.of("planner"))
+    hurried = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", seconds=0.9))
+    outcome = await finish(await opened.drivers.start(hurried))
+    assert outcome.ended.answer == "Hello there."
+    assert outcome.ended.state.proposals[0].reasons == ("conductor_no_time",)
+    assert len(stub.of("planner")) == asked

@@ -1,0 +1,200 @@
+"""The conductor's pulse: a dead engine is found without traffic, and the fallback serves until it is back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.breaker import OUT, PULSE, Breaker, heard, sounded
+from app.core.pool.catalog import ConductorSpec
+from app.core.run.events import Kind
+from app.engine.conductors import probe
+from app.engine.conductors.probe import EVERY
+from app.gateway.app import create_app
+from app.process.wiring import House
+from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
+
+PLAN = plan_text((0, "Solve it", ["user"]))
+PROBE = 0.3
+OFTEN = 0.5
+"""Instead of `EVERY`, for the tests' sake."""
+WORST = 2 * OFTEN + 2 * PROBE
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "EVERY", OFTEN)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("planner", Reply(chunks=(PLAN,)))
+        yield running
+
+
+@asynccontextmanager
+async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: str = "") -> AsyncIterator[House]:
+    """A service whose conductor costs that much, under watch."""
+    text = pool_text(stub).replace('worker = "planner" }', f'worker = "planner", probe = {PROBE}{more} }}')
+    before, planner = text.split("[workers.planner]")
+    priced = planner.replace("input = 1.00, output = 2.00, cached = 0.50", f"input = {price}, output = {price}", 1)
+    stopping = asyncio.Event()
+    async with (
+        open_house(folder, f"{before}[workers.planner]{priced}") as opened,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(opened.pulse.run(stopping))
+        try:
+            yield opened
+        finally:
+            stopping.set()
+
+
+def probes(stub: ProviderStub) -> list[Received]:
+    """Requests for one token."""
+    return [one for one in stub.of("planner") if b"Say ok." in one.body]
+
+
+def is_out(opened: House) -> bool:
+    return opened.means.health.is_out(opened.pool.catalog().workers["planner"])
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
+
+
+async def run(opened: House) -> Outcome:
+    return await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+
+
+async def readiness(opened: House) -> tuple[int, dict[str, Any]]:
+    transport = httpx.ASGITransport(create_app(opened.gate))
+    async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
+        reply = await client.get("/readyz")
+    return reply.status_code, reply.json()
+
+
+def test_ten_seconds_are_enough_at_the_default() -> None:
+    assert 2 * EVERY + 2 * ConductorSpec("model", "planner").probe <= 10
+    assert 2 * EVERY + ConductorSpec("model", "planner").probe < PULSE, "what was found holds until it is found anew"
+
+
+@pytest.mark.parametrize(
+    "dead", [Hang(), Drop(), Reply(fault=Stall(after=0)), Reply(chunks=(), fault=Truncate(after=0))]
+)
+async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
+    stub: ProviderStub, tmp_path: Path, dead: Any
+) -> None:
+    async with watched(stub, tmp_path) as opened:
+        await until(lambda: bool(probes(stub)), 2)
+        assert (await readiness(opened))[1]["checks"]["conductor"] == "ok"
+        stub.always("planner", dead)
+        await until(lambda: is_out(opened), WORST + 1)
+        assert await readiness(opened) == (
+            200,
+            {"status": "degraded", "checks": {"store": "ok", "queue": "ok", "conductor": "degraded"}},
+        )
+        asked = len(stub.of("planner")) - len(probes(stub))
+        began = time.monotonic()
+        state = (await run(opened)).ended.state
+        assert time.monotonic() - began < 0.5
+        assert len(stub.of("planner")) - len(probes(stub)) == asked, "nobody waits for it"
+        assert [(one.mode, one.outage, one.reasons) for one in state.proposals] == [
+            ("first", True, ("conductor_out",)),
+            ("fallback", False, ()),
+        ]
+        assert state.degraded
+        assert [
+            event.body["worker"] for event in await events(opened, state.run) if event.kind is Kind.CALL_INTENDED
+        ] == ["beta"]
+        metrics = opened.means.telemetry.exposition().decode()
+        for sample in (
+            'baton_plans_total{outcome="outage",tier="baton-ultra"} 1.0',
+            'baton_degraded_total{tier="baton-ultra"} 1.0',
+            'baton_breaker_state{worker="planner"} 2.0',
+            'baton_ejections_total{reason="out",worker="planner"} 1.0',
+        ):
+            assert sample in metrics
+        stub.always("planner", Reply(chunks=(PLAN,)))
+        await until(lambda: not is_out(opened), OFTEN + PROBE + 1)
+        assert not (await run(opened)).ended.state.degraded
+        assert (await readiness(opened))[1]["status"] == "ready"
+
+
+async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(stub, tmp_path) as opened:
+        stub.always("planner", Hang())
+        began = time.monotonic()
+        outcome = await run(opened)
+        assert time.monotonic() - began < WORST + 1
+        assert outcome.ended.answer == "Hello there."
+        state = outcome.ended.state
+        assert [one.reasons for one in state.proposals] == [("conductor_out",), ()]
+        assert sorted(str(call.outcome) for call in state.calls.values()) == ["cancelled", "ok"]
+
+
+async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(stub, tmp_path) as opened:
+        await run(opened)
+        probes_before = len(probes(stub))
+        until_then = time.monotonic() + 2 * OFTEN
+        while time.monotonic() < until_then:
+            await run(opened)
+            await asyncio.sleep(0.2)
+        assert len(probes(stub)) == probes_before
+        assert not is_out(opened)
+
+
+async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:
+    async with watched(stub, tmp_path, price=1.0) as opened:
+        await run(opened)
+        await asyncio.sleep(2 * OFTEN + 0.5)
+        assert probes(stub) == []
+        stub.always("planner", Fail(status=500))
+        await run(opened)
+        await until(lambda: is_out(opened), WORST + 1)
+        stub.always("planner", Reply(chunks=(PLAN,)))
+        await until(lambda: not is_out(opened), OFTEN + PROBE + 1)
+
+
+@pytest.mark.parametrize("refusal", [Fail(status=429), Fail(status=400)])
+async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_path: Path, refusal: Fail) -> None:
+    async with watched(stub, tmp_path) as opened:
+        stub.always("planner", refusal)
+        await until(lambda: len(probes(stub)) >= 2, 2 * OFTEN + 1)
+        assert not is_out(opened)
+
+
+async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.always("planner", Reply(chunks=tuple(PLAN), gap=0.2))
+    async with watched(stub, tmp_path, more=", share = 0.2") as opened:
+        limits = narrowed(opened, "baton-ultra", seconds=6.0)
+        began = time.monotonic()
+        driven = await opened.drivers.start(order(opened, "baton-ultra", limits=limits))
+        outcome = await finish(driven)
+        assert time.monotonic() - began < 0.2 * 6 + 0.7
+        assert (outcome.ended.answer, outcome.ended.state.degraded) == ("Hello there.", True)
+        assert outcome.ended.state.proposals[0].reasons == ("worker_timeout",)
+
+
+def test_a_sign_of_life_excuses_no_failure_and_closes_what_a_probe_opened() -> None:
+    failing = Breaker()
+    for second in range(5):
+        failing = heard(failing, "failing", began=float(second), now=float(second), chance=1.0)
+    assert failing.state(4.0) == "open"
+    assert sounded(failing, alive=True, now=4.0) == failing
+    dead = sounded(Breaker(), alive=False, now=10.0)
+    assert (dead.reason, dead.objection(10.0)) == (OUT, OUT)
+    again = sounded(dead, alive=False, now=15.0)
+    assert (again.since, again.until) == (10.0, 15.0 + PULSE)
+    assert sounded(again, alive=True, now=16.0).state(16.0) == "closed"
+    assert heard(dead, "good", began=9.0, now=11.0, chance=0.0).state(11.0) == "open", "an old call proves nothing"

@@ -1,0 +1,109 @@
+"""Versions of a conductor through the whole service: who plans a run, what the journal says of it, and the way back.
+
+`open_house` ends with the independent auditor, who recomposes each planning request under its version's name.
+"""
+
+from asyncio import to_thread
+from pathlib import Path
+from time import time
+from typing import Any
+
+import httpx
+
+from app.cli import shadow
+from app.cli.run_words import proposal
+from app.core.pool.conductor_versions import Change, ChangeKind
+from app.process.wiring import House
+from app.providers.vllm import Management
+from app.store.archive import open_archive
+from tests.harness.service import calling, open_house, plan_text, pool_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
+
+
+async def changed(opened: House, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
+    """Store changes of the conductor `planner`, and let the gateway look."""
+    for kind, version, *share in changes:
+        n = len(await opened.means.store.changes())
+        at = opened.means.now()
+        await opened.means.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
+    await opened.succession.look()
+
+
+async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
+    """The model that was asked for one run's plan, and the run; nobody, if its breaker is open."""
+    body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    run = (await client.get(reply.json()["baton"]["audit"])).json()
+    return next((one["model"] for one in run["proposals"][0]["attempts"]), "nobody"), run
+
+
+async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        for model in ("planner", "planner@1", "planner@2"):
+            stub.always(model, PLAN)
+        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+            assert (await planned(client))[0] == "planner"
+            await changed(opened, ("loaded", "planner@1"), ("shadowed", "planner@1"))
+            assert (await planned(client))[0] == "planner"
+            await changed(opened, ("promoted", "planner@1"), ("loaded", "planner@2"))
+            model, run = await planned(client)
+            assert model == "planner@1"
+            assert proposal(run["proposals"][0]).endswith("(planner, version planner@1) · accepted · single of 1 step")
+            await changed(opened, ("promoted", "planner@2"))
+            assert (await planned(client))[0] == "planner@2"
+            await changed(opened, ("rolled_back", ""))
+            assert (await planned(client))[0] == "planner@1"
+            await changed(opened, ("rolled_back", ""))
+            model, run = await planned(client)
+            assert (model, run["degraded"]) == ("planner", False)
+            events = (await client.get(f"/v1/runs/{run['id']}/events")).json()["data"]
+            assert all("version" not in event["body"] for event in events)
+            assert "version" not in proposal(run["proposals"][0])
+            for path in ("load_lora_adapter", "unload_lora_adapter"):  # the server's management is nobody's business
+                assert (await client.post(f"/v1/{path}", json={"lora_name": "x"})).status_code == 404
+        assert [one.json["model"] for one in stub.requests if "planner" in one.json["model"]] == [
+            "planner", "planner", "planner@1", "planner@2", "planner@1", "planner",
+        ]  # fmt: skip
+
+
+async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallback(tmp_path: Path) -> None:
+    async with ProviderStub() as stub:
+        stub.always("planner", PLAN)
+        stub.always("planner@1", PLAN)
+        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+            await changed(opened, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
+            models = [(await planned(client))[0] for _ in range(16)]
+            assert set(models) == {"planner", "planner@1"}
+            stub.always("planner@1", Fail(status=404))
+            found = [await planned(client) for _ in range(10)]
+            assert {run["degraded"] for model, run in found if model == "planner"} == {False}
+            assert {run["degraded"] for model, run in found if model != "planner"} == {True}
+
+
+async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_nothing(tmp_path: Path) -> None:
+    """The very messages and schema come from the journal; the comparison counts what differs and what is no plan."""
+    async with ProviderStub() as stub:
+        stub.always("planner", PLAN)
+        same, other, none = PLAN, Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)), Reply(chunks=("No idea.",))
+        stub.script("planner@1", same, other, none)
+        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+            for _ in range(3):
+                assert (await planned(client))[0] == "planner"
+        before = len(stub.requests)
+        live = [one.json for one in stub.requests if one.json["model"] == "planner"]
+        compared, server = shadow.Compared(), Management(stub.vllm_url, None)
+        async with open_archive(opened.pool.loaded.settings.database_url) as archive:
+            async for case in shadow.cases(archive, "planner", 0.0, time(), compared):
+                await to_thread(shadow.compare, server, "planner@1", case, compared)
+        server.close()
+        asked = [one.json for one in stub.requests[before:]]
+    assert (compared.plans, compared.valid, compared.same) == (3, 2, 1)
+    assert (compared.steps, compared.steps_live) == (2, 3)
+    assert shadow.told(compared.as_json()) == "2 of 3 plans valid, 1 the same as the live conductor's"
+    assert [one["model"] for one in asked] == ["planner@1"] * 3
+    assert [(one["messages"], one["response_format"]["json_schema"]["schema"]) for one in asked] == [
+        (one["messages"], one["response_format"]["json_schema"]["schema"]) for one in live
+    ]

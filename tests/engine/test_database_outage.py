@@ -1,0 +1,331 @@
+"""The database goes away under runs and comes back: nothing is called that could not be recorded, and nothing that was
+called is forgotten."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from app.core.run.events import Kind
+from app.core.run.progress import fold
+from app.engine.runs import driver
+from app.engine.runs.request import Driven
+from app.engine.steps import pending_outcomes
+from app.engine.steps.pending_outcomes import Outcomes
+from app.errors import StoreUnavailable
+from app.process.wiring import House
+from app.store.protocol import Appended, Entry, Store
+from app.store.sql import SqlStore
+from app.store.sqlkit.engines import Fault
+from app.telemetry import Telemetry
+from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+LEASE = 0.6
+SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
+CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
+
+
+@contextmanager
+def away(opened: House) -> Iterator[None]:
+    """The database of a house can be neither read nor written."""
+    runner = cast(SqlStore, opened.means.store)._runner
+    read, write = runner.read, runner.write
+
+    async def down(_: object, **_more: object) -> Any:
+        raise Fault("down")
+
+    runner.read = runner.write = down  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        runner.read, runner.write = read, write  # type: ignore[method-assign]
+
+
+def metric(opened: House, name: str) -> float:
+    lines = opened.means.telemetry.exposition().decode().splitlines()
+    return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+
+
+async def came_to(opened: House, driven: Driven) -> list[str | None]:
+    """What the calls came to, in the order in which they were made."""
+    return [call.outcome for call in fold(await events(opened, driven.run)).calls.values()]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_run_outlives_an_outage_longer_than_its_lease(
+    stub: ProviderStub, tmp_path: Path, streams: bool
+) -> None:
+    stub.script("alpha", Reply(header_delay=0.3))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
+        await stub.wait_for(1, "alpha")
+        with away(opened):
+            await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
+            assert metric(opened, "baton_outcomes_waiting_bytes") > 0
+            await asyncio.sleep(2 * LEASE)
+            assert stub.of("beta") == [], "no call is made that cannot be recorded"
+        came_back = time.monotonic()
+        outcome = await finish(driven)
+        assert time.monotonic() - came_back < 1.0
+        assert (outcome.ended.error, outcome.ended.answer) == (None, "Hello there.")
+        assert await came_to(opened, driven) == ["ok", "ok"]
+        assert metric(opened, "baton_outcomes_waiting") == 0
+
+
+async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderStub, tmp_path: Path) -> None:
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        store = opened.means.store
+        with away(opened):
+            with pytest.raises(StoreUnavailable):
+                await store.ready()
+            assert (store.sound, store.calm) == (False, 0.0)
+            for _ in range(20):
+                began = time.monotonic()
+                with pytest.raises(StoreUnavailable) as refused:
+                    await opened.drivers.start(order(opened, "baton-mini"))
+                assert time.monotonic() - began < 0.05
+                assert refused.value.retry_after
+                with pytest.raises(StoreUnavailable):
+                    await store.key("a key")
+        assert await store.wait(2.0)
+        assert 0 <= store.calm < 2.0
+        assert len(opened.drivers) == 0
+        assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+        assert len(stub.requests) == 1
+
+
+async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    stub.script("alpha", Fail(status=500, delay=0.2))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        with away(opened):
+            await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
+            await asyncio.sleep(LEASE)
+            assert len(stub.requests) == 1
+        assert (await finish(driven)).ended.error is None
+        assert await came_to(opened, driven) == ["error", "ok"]
+
+
+async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script(
+        "planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',), header_delay=0.3)
+    )
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-ultra"))
+        await stub.wait_for(1, "planner")
+        with away(opened):
+            await asyncio.sleep(2 * LEASE)
+        assert (await finish(driven)).ended.error is None
+        assert await came_to(opened, driven) == ["ok", "ok"]
+        assert not (await opened.means.store.run(driven.run)).degraded
+
+
+async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LATE", 0.2)
+    monkeypatch.setattr(driver, "QUIESCE", 0.1)
+    stub.script("alpha", Reply(header_delay=0.3))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        limits = narrowed(opened, "baton-mini", seconds=1.0)
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
+        await stub.wait_for(1, "alpha")
+        with away(opened):
+            await asyncio.sleep(1.5)
+            assert len(opened.drivers) == 0, "it is not kept for ever"
+        assert (await finish(driven)).ended.state.state == "expired"
+        assert await came_to(opened, driven) == ["ok"]
+        assert stub.of("beta") == []
+
+
+async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """Nobody could prolong anything, so everything has lapsed: whoever is back first must not take it all."""
+    stub.always("alpha", Reply(header_delay=4 * LEASE))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as first:
+        driven = await first.drivers.start(order(first, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        async with open_house(tmp_path, pool_text(stub), SETTINGS) as second:
+            with away(first):
+                with away(second):
+                    await asyncio.sleep(2 * LEASE)
+                await asyncio.sleep(LEASE / 3)  # it comes back last, though it has more to lose
+            assert (await finish(driven)).ended.error is None
+            assert await came_to(first, driven) == ["ok"]
+            assert (await first.means.store.run(driven.run)).epoch == 1
+        assert len(stub.requests) == 1
+
+
+async def commit_and_pretend(
+    opened: House, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
+) -> list[Entry]:
+    """From now on the chosen entries are committed, and the first answer to each is that they were not."""
+    append, seen = opened.means.store.append, list[Entry]()
+
+    async def undecided(entry: Entry) -> Appended:
+        appended = await append(entry)
+        if chosen(entry) and not any(entry is one for one in seen):
+            seen.append(entry)
+            raise StoreUnavailable
+        return appended
+
+    monkeypatch.setattr(opened.means.store, "append", undecided)
+    return seen
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    stub.script("planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',)))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        seen = await commit_and_pretend(
+            opened, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
+        )
+        driven = await opened.drivers.start(order(opened, tier))
+        assert (await finish(driven)).ended.error is None
+        journal = kinds(await events(opened, driven.run))
+        once = (Kind.PLAN_ACCEPTED, Kind.STEP_QUEUED, Kind.STEP_DONE, Kind.SUCCEEDED)
+        assert [journal.count(kind) for kind in once] == [1] * len(once)
+        assert bool(seen) == (tier == "baton-ultra")
+
+
+async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It travels with the intent of the next call, which is then never made: `unknown`, and possibly billed."""
+    stub.script("alpha", Fail(status=500))
+
+    def next_intent(entry: Entry) -> bool:
+        told = [(draft.kind, draft.body.get("outcome")) for draft in entry.events]
+        return told == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
+
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        seen = await commit_and_pretend(opened, monkeypatch, next_intent)
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(driven)).ended.error is None
+        assert len(seen) == 1
+        assert await came_to(opened, driven) == ["error", "unknown", "ok"]
+        assert len(stub.requests) == 2
+
+
+class Shelf:
+    """A database that can be told to be away."""
+
+    def __init__(self) -> None:
+        self.there = asyncio.Event()
+        self.written: list[int] = []
+
+    @property
+    def sound(self) -> bool:
+        return self.there.is_set()
+
+    async def wait(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.there.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def append(self, number: int) -> Callable[[], Awaitable[None]]:
+        async def write() -> None:
+            if not self.sound:
+                raise StoreUnavailable
+            self.written.append(number)
+
+        return write
+
+
+def outcome(size: int = 0) -> Entry:
+    return Entry("run", 0.0, contents=(("ref", b"x" * size),) if size else ())
+
+
+@contextmanager
+def kept(shelf: Shelf, **bounds: int) -> Iterator[tuple[Outcomes, list[int]]]:
+    """Outcomes over a shelf, and their depth whenever it changed."""
+    depths: list[int] = []
+    telemetry = Telemetry()
+    made = Outcomes(
+        cast(Store, shelf), telemetry, tick=time.monotonic, freed=lambda: depths.append(len(made)), **bounds
+    )
+    yield made, depths
+
+
+async def test_outcomes_are_written_in_the_order_in_which_they_came() -> None:
+    shelf = Shelf()
+    with kept(shelf) as (buffer, depths):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(buffer.keep())
+            writing = []
+            for number in range(200):
+                writing.append(group.create_task(buffer.write(outcome(), shelf.append(number))))
+                if number % 50 == 0:
+                    await asyncio.sleep(0.3)  # some have been waiting for long, and were woken in vain
+                    shelf.there.set()
+                    shelf.there.clear()
+            await asyncio.sleep(0)
+            assert len(buffer) == 200
+            shelf.there.set()
+            await asyncio.wait(writing)
+            buffer.close()
+        assert shelf.written == list(range(200))
+        assert (max(depths), depths[-1]) == (200, 0)
+
+
+@pytest.mark.parametrize("bounds", [{"entries": 3}, {"size": 3 * 10_000}])
+async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str, int]) -> None:
+    shelf = Shelf()
+    with kept(shelf, **bounds) as (buffer, depths):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(buffer.keep())
+            writing = [group.create_task(buffer.write(outcome(10_000), shelf.append(n))) for n in range(5)]
+            await asyncio.sleep(0.05)
+            assert (buffer.full, len(buffer)) == (True, 3), "the others keep their slots"
+            shelf.there.set()
+            await asyncio.wait(writing)
+            buffer.close()
+        assert shelf.written == list(range(5))
+        assert max(depths) == 3
+        assert not buffer.full
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
+    monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    monkeypatch.setattr(pending_outcomes, "OUTCOME_PATIENCE", 60.0 if closes else 0.2)
+    shelf = Shelf()
+    with kept(shelf) as (buffer, _):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(buffer.keep())
+            writing = group.create_task(refused(buffer.write(outcome(), shelf.append(1))))
+            await asyncio.sleep(0.05)
+            if closes:
+                buffer.close()
+            assert await writing
+            buffer.close()
+        assert (shelf.written, len(buffer)) == ([], 0)
+
+
+async def refused(call: Awaitable[None]) -> bool:
+    try:
+        await call
+    except StoreUnavailable:
+        return True
+    return False

@@ -1,0 +1,111 @@
+"""A step over which one dispatcher after the other falls silent is given up; its run ends, and no other run notices."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from app.core.run.events import Draft, Kind
+from app.engine.runs.request import Driven
+from app.engine.steps.execution import DELIVERIES
+from app.errors import NotFound
+from app.process.wiring import House
+from app.store.protocol import Entry, Ledger, Move
+from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.stubs import ProviderStub
+
+PATIENT = {"BATON_LEASE_SECONDS": "0.6"}
+
+
+@asynccontextmanager
+async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[House]:
+    """A house whose dispatcher does not work until it is told to (`opened.dispatcher.run`)."""
+    async with open_house(folder, pool_text(stub), PATIENT, dispatches=False, audits=False) as opened:
+        yield opened
+
+
+async def die(opened: House, run: str, times: int, *, with_intent: bool = False) -> None:
+    """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
+    store, now = opened.means.store, opened.means.now()
+    due = await store.due(run, 0)
+    assert due is not None
+    for n in range(times):
+        body = {"call": f"call_{n}", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
+        intent = (Draft(Kind.CALL_INTENDED, body),) if with_intent else ()
+        move = Move(0, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
+        await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
+
+
+async def ended(opened: House, driven: Driven) -> str:
+    """Let the dispatcher work; the state in which the run ends, and why."""
+    stopping = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(opened.dispatcher.run(stopping))
+        outcome = (await finish(driven)).ended
+        stopping.set()
+    return f"{outcome.state.state} {outcome.state.end.get('error', '')}".strip()
+
+
+async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
+    async with silent_house(stub, tmp_path) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await die(opened, driven.run, DELIVERIES - 1)
+        await die(opened, driven.run, 1, with_intent=True)
+        assert await ended(opened, driven) == "failed dead_letter"
+        assert stub.requests == []
+        journal = await events(opened, driven.run)
+        tail = [(event.kind, event.body) for event in journal if event.kind in (Kind.CALL_FINISHED, Kind.STEP_FAILED)]
+        assert [kind for kind, _ in tail] == [Kind.CALL_FINISHED, Kind.STEP_FAILED]
+        assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
+        assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": DELIVERIES}
+        row = await opened.means.store.run(driven.run)
+        assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
+        assert await opened.means.store.due(driven.run, 0) is None
+        assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in opened.means.telemetry.exposition()
+
+
+async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
+    async with silent_house(stub, tmp_path) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await die(opened, driven.run, DELIVERIES - 1)
+        assert await ended(opened, driven) == "succeeded"
+
+
+async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) -> None:
+    async with silent_house(stub, tmp_path) as opened:
+        brave = plan(("alpha", "Die.", ["user"]), ("beta", "Answer.", ["user", 0]))
+        poisoned = await opened.drivers.start(order(opened, "baton-mini", plan=brave))
+        other = await opened.drivers.start(order(opened, "baton-mini"))
+        await die(opened, poisoned.run, DELIVERIES)
+        assert await ended(opened, other) == "succeeded"
+        assert await ended(opened, poisoned) == "succeeded"
+        assert Kind.STEP_FAILED in kinds(await events(opened, poisoned.run))
+        assert (await opened.means.store.run(poisoned.run)).degraded
+
+
+async def test_the_claim_comes_before_what_could_kill_again(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose text alone is fatal leaves no intent: only a claim that was taken before shows that it happened."""
+
+    async def fatal(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("app.engine.steps.execution.look", fatal)
+    async with silent_house(stub, tmp_path) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini", limits=narrowed(opened, "baton-mini")))
+        assert await ended(opened, driven) == "failed dead_letter"
+
+
+async def test_erased_content_fails_the_step_at_once(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def erased(*_: object) -> None:
+        raise NotFound
+
+    monkeypatch.setattr("app.engine.steps.execution.look", erased)
+    async with silent_house(stub, tmp_path) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert await ended(opened, driven) == "failed content_erased"

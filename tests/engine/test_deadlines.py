@@ -1,0 +1,75 @@
+"""Deadlines of a worker inside a run: one that hangs, stalls or never ends is left in time for another (F-23)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
+from app.process.wiring import House
+from tests.harness.service import finish, narrowed, open_house, order, plan, pool_text
+from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
+from tests.stubs.script import Behaviour
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    """A service whose worker alpha must be quick."""
+    quick = "[workers.alpha]\ndeadlines = { first = 0.3, gap = 0.3, total = 0.8 }\n"
+    async with open_house(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("act", [Hang(), Reply(trickle=Trickle(1, 0.05))], ids=["hangs", "drips"])
+async def test_a_worker_that_says_nothing_in_time_is_replaced(
+    stub: ProviderStub, opened: House, act: Behaviour, streams: bool
+) -> None:
+    stub.always("alpha", act)
+    began = time.monotonic()
+    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=streams)))
+    assert time.monotonic() - began < 4
+    assert outcome.ended.answer == "Hello there."
+    assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
+    await asyncio.sleep(0.1)
+    assert all(received.disconnected_at is not None for received in stub.of("alpha"))
+
+
+@pytest.mark.parametrize("act", [Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.02)], ids=["stall", "endless"])
+async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
+    stub: ProviderStub, opened: House, act: Behaviour
+) -> None:
+    stub.always("alpha", act)
+    began = time.monotonic()
+    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=True)))
+    assert time.monotonic() - began < 3
+    assert outcome.ended.state.state == "failed"
+    assert outcome.ended.error is not None
+    assert outcome.ended.error.public_code == "worker_timeout"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
+    stub: ProviderStub, opened: House, streams: bool
+) -> None:
+    """The run's five seconds are far below what beta may take by itself."""
+    stub.always("beta", Hang())
+    limits = narrowed(opened, "baton-mini", seconds=5.0)
+    wanted = plan(("beta", "", ["user"]))
+    ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
+    outcome = await finish(await opened.drivers.start(ordered))
+    assert outcome.ended.answer == "Hello there."
+    assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
+
+
+async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
+    limits = narrowed(opened, "baton-mini", output_tokens=16)
+    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", limits=limits, streams=True)))
+    assert outcome.ended.error is not None
+    assert outcome.ended.error.public_code == "worker_malformed"
+    assert len("".join(outcome.said)) <= 16 * TOKEN_CHARS + SPARE_CHARS
+    await asyncio.sleep(0.1)
+    assert stub.requests[0].disconnected_at is not None

@@ -1,0 +1,141 @@
+"""Answers that must have a form: native where a worker can be held to it, else asked for, checked and repaired once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.message.chat import Form, Message, Task, Text
+from app.core.run.events import Kind
+from app.process.wiring import House
+from tests.harness.service import events, finish, open_house, order, plan, pool_text
+from tests.stubs import ProviderStub, Reply
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+STRICT, LOOSE = Form(POINT, strict=True), Form(POINT)
+GOOD, BAD = Reply(chunks=('{"x"', ": 7}")), Reply(chunks=("Seven", "!"))
+
+
+def asked(opened: House, form: Form, tier: str = "baton-mini", **more: Any) -> Any:
+    """An order whose answer must have this form."""
+    return order(opened, tier, task=Task((Message("user", (Text("Where?"),)),), form=form), **more)
+
+
+async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", GOOD)
+    outcome = await finish(await opened.drivers.start(asked(opened, STRICT)))
+    assert json.loads(outcome.ended.answer) == {"x": 7}
+    [received] = stub.requests
+    assert received.json["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": POINT}
+    assert len(received.json["messages"]) == 1
+
+
+async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", BAD, GOOD)
+    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE)))
+    assert json.loads(outcome.ended.answer) == {"x": 7}
+    first, second = stub.of("alpha")
+    assert "JSON schema" in first.json["messages"][-1]["content"]
+    told = [message["content"] for message in second.json["messages"]]
+    assert told[-2] == "Seven!"
+    assert "not JSON" in told[-1]
+    calls = [event.body for event in await events(opened, outcome.ended.state.run) if event.kind is Kind.CALL_INTENDED]
+    assert calls[1]["repairs"] == calls[0]["call"]
+
+
+async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", BAD)
+    stub.always("beta", GOOD)
+    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE)))
+    assert json.loads(outcome.ended.answer) == {"x": 7}
+    assert "Seven!" not in str(stub.of("beta")[0].json)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, opened: House, streams: bool) -> None:
+    stub.always("*", BAD)
+    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE, streams=streams)))
+    assert outcome.ended.error is not None
+    assert (outcome.ended.error.status, outcome.ended.error.public_code) == (502, "answer_off_form")
+    assert outcome.said == []
+
+
+async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", BAD, GOOD)
+    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE, streams=True)))
+    assert "".join(outcome.said) == outcome.ended.answer == '{"x": 7}'
+
+
+async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
+    outcome = await finish(await opened.drivers.start(asked(opened, STRICT, streams=True)))
+    assert len(outcome.said) > 1
+
+
+OPEN = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("form", "live"),
+    [
+        (Form(OPEN), True),
+        (STRICT, True),
+        (Form(POINT | {"properties": {"x": {"oneOf": [{"type": "integer"}]}}}), False),
+        (Form(), False),
+    ],
+)
+async def test_open_schemas_are_kept_where_the_operator_says_so(
+    stub: ProviderStub, tmp_path: Path, form: Form, live: bool
+) -> None:
+    """The worker is told the schema in words all the same: its server shows it none. Nothing else is relayed."""
+    pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
+    stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
+    async with open_house(tmp_path, pool) as opened:
+        outcome = await finish(await opened.drivers.start(asked(opened, form, streams=True)))
+    assert (len(outcome.said) > 1, "".join(outcome.said)) == (live, '{"x": 7}')
+    assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
+
+
+async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_path: Path) -> None:
+    pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
+    stub.always("alpha", Reply(chunks=('{"x"', ': "7"}'), gap=0.1))
+    async with open_house(tmp_path, pool) as opened:
+        outcome = await finish(await opened.drivers.start(asked(opened, Form(OPEN), streams=True)))
+    assert outcome.ended.error is not None
+    assert (outcome.ended.error.public_code, len(stub.requests)) == ("answer_off_form", 1)
+
+
+async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, opened: House) -> None:
+    stub.always("beta", GOOD)
+    chosen = plan(("alpha", "Think.", ["user"]), ("beta", "", ["user", 0]))
+    outcome = await finish(await opened.drivers.start(asked(opened, STRICT, "baton-ultra", plan=chosen)))
+    assert outcome.ended.error is None
+    assert "response_format" not in stub.of("alpha")[0].json
+    assert "response_format" in stub.of("beta")[0].json
+
+
+async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(chunks=('{"x"',), finish="length"))
+    outcome = await finish(await opened.drivers.start(asked(opened, STRICT)))
+    assert (outcome.ended.answer, outcome.ended.finish) == ('{"x"', "length")
+
+
+async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, opened: House) -> None:
+    """Nothing satisfies it, which says nothing of the workers."""
+    for _ in range(6):
+        await finish(await opened.drivers.start(asked(opened, Form({"not": {}}))))
+    assert opened.means.health.ejected(list(opened.pool.catalog().workers.values())) == {}
+
+
+async def test_any_object_will_do_in_json_mode(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(chunks=('{"anything": []}',)))
+    outcome = await finish(await opened.drivers.start(asked(opened, Form())))
+    assert outcome.ended.answer == '{"anything": []}'
+    assert stub.requests[0].json["response_format"] == {"type": "json_object"}
+    assert "JSON object" in stub.requests[0].json["messages"][-1]["content"]

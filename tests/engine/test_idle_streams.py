@@ -1,0 +1,125 @@
+"""What a stream holds while its worker has nothing to say yet, in a gateway that has no dispatcher of its own.
+
+Blocks are those of Python's allocators: a bound on them is the same on every machine. What the C library gets on top of
+it is in `python -m tests.bench`, with the resident memory.
+"""
+
+import asyncio
+import gc
+import socket
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from app.engine.calls.attempt import Attempt
+from app.engine.delivery.mailbox import Mailbox
+from app.gateway.app import create_app
+from app.gateway.http.connection import Connection
+from app.process.wiring import House
+from app.store.protocol import Held
+from app.store.sql import SqlStore
+from tests.harness.callers import body, key_of
+from tests.harness.service import finish, open_house, order, plan, pool_text
+from tests.harness.stand_ins import serving
+from tests.stubs import Hang, ProviderStub
+
+MORE = 25
+BEGUN = b"assistant"
+BOUND = 31_000
+"""Bytes; 29,600 were measured, with the caller's end of the connection."""
+EACH = 1_000
+SHARED = 29
+"""Attributes beyond which CPython gives an object a dictionary of its own, of more than a kilobyte."""
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Every allocation from here on is counted."""
+    tracemalloc.start(1)
+    yield
+    tracemalloc.stop()
+
+
+def _all(kind: type[object]) -> list[object]:
+    """Every object of this very type."""
+    return [one for one in gc.get_objects() if type(one) is kind]
+
+
+async def _hold(stack: ExitStack, url: str, request: bytes) -> None:
+    """One more stream, which has begun."""
+    loop, where = asyncio.get_running_loop(), urlsplit(url)
+    caller = stack.enter_context(socket.socket())
+    caller.setblocking(False)
+    async with asyncio.timeout(10):
+        await loop.sock_connect(caller, (where.hostname, where.port))
+        await loop.sock_sendall(caller, request)
+        heard = b""
+        while BEGUN not in heard:
+            heard += await loop.sock_recv(caller, 4096)
+
+
+async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
+    """Bytes that each of so many more streams takes."""
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(MORE):
+        await _hold(stack, url, request)
+    gc.collect()
+    return (tracemalloc.get_traced_memory()[0] - before) / MORE
+
+
+async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        key = await key_of(opened)
+        asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
+        request = f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked
+        async with serving(create_app(opened.gate)) as url:
+            with ExitStack() as stack:
+                slopes = [await _slope(stack, url, request) for _ in range(3)]
+                assert min(slopes) < BOUND, slopes  # a table of all streams may have grown in one of them
+                connections = _all(Connection)
+                assert len(connections) == 3 * MORE
+                assert max(len(vars(one)) for one in connections) <= SHARED
+
+
+async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
+    stub.always("*", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    await stub.wait_for()
+    [attempt] = _all(Attempt)
+    assert len(vars(attempt)) <= SHARED
+    opened.drivers.cancel(driven.run, "client")
+    await finish(driven)
+
+
+async def test_renewing_holds_nothing_until_the_next_time(
+    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewed, keep = asyncio.Event(), SqlStore.keep
+
+    async def kept(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
+        ours = await keep(store, held, until)
+        renewed.set()
+        return ours
+
+    monkeypatch.setattr(SqlStore, "keep", kept)
+    stub.always("*", Hang())
+    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    async with asyncio.timeout(10):
+        await renewed.wait()
+        while _all(Held):  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
+    opened.drivers.cancel(driven.run, "client")
+    await finish(driven)
+
+
+def test_so_does_an_empty_mailbox(traced: None) -> None:
+    before = tracemalloc.get_traced_memory()[0]
+    boxes: list[Mailbox[object]] = [Mailbox(8) for _ in range(EACH)]
+    assert (tracemalloc.get_traced_memory()[0] - before) / len(boxes) < 200

@@ -1,0 +1,54 @@
+"""A run that has ended leaves nothing behind that only the garbage collector would find."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from weakref import ref
+
+import pytest
+
+from app.engine.runs.driver import Driver
+from app.process.wiring import House
+from tests.harness.service import finish, order, plan, plan_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """No collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def freed(opened: House, **asked: object) -> bool:
+    """Whether the driver of such a run is gone soon after its end."""
+    driven = await opened.drivers.start(order(opened, "baton-ultra", **asked))
+    driver: ref[Driver] = ref(opened.drivers.known(driven.run))  # type: ignore[arg-type]
+    assert driver() is not None
+    await finish(driven)
+    del driven
+    for _ in range(100):
+        if driver() is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_a_driver_is_freed_with_its_run(opened: House, uncollected: None) -> None:
+    steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    assert await freed(opened, plan=steps)
+    assert await freed(opened, plan=steps, streams=True)
+
+
+async def test_a_driver_that_asked_a_conductor_is_freed_with_its_run(
+    stub: ProviderStub, opened: House, uncollected: None
+) -> None:
+    stub.script("planner", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
+    assert await freed(opened)
+
+
+async def test_a_driver_is_freed_after_failures(stub: ProviderStub, opened: House, uncollected: None) -> None:
+    stub.always("*", Fail(status=400))
+    assert await freed(opened, plan=plan(("alpha", "one", ["user"])))

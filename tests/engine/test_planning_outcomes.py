@@ -1,0 +1,97 @@
+"""A planning call has exactly one outcome, whatever the database does between its intent and the plan's end."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.core.run.events import Draft, Kind
+from app.engine.steps import pending_outcomes
+from app.errors import StoreUnavailable, WorkerUnavailable
+from app.store.protocol import Appended, Entry
+from app.store.sql import SqlStore
+from tests.harness.audited import audited
+from tests.harness.service import events, finish, open_house, order, plan_text, pool_text
+from tests.stubs import ProviderStub, Reply
+
+AWAY = 0.8
+"""Seconds for which what is refused stays refused."""
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("planner", Reply(chunks=(plan_text((0, "Solve it.", ["user"])),)))
+        yield running
+
+
+class Refusing:
+    """A database that is away for the entries of planning calls of one kind, from the first of them on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: Kind, seconds: float) -> None:
+        self._kind, self._seconds, self._since = kind, seconds, 0.0
+        self._append = SqlStore.append
+        monkeypatch.setattr(SqlStore, "append", lambda store, entry: self(store, entry))
+
+    def _is_meant(self, draft: Draft) -> bool:
+        return draft.kind is self._kind and draft.body["n"] is None
+
+    async def __call__(self, store: SqlStore, entry: Entry) -> Appended:
+        if any(map(self._is_meant, entry.events)):
+            self._since = self._since or time.monotonic()
+            if time.monotonic() < self._since + self._seconds:
+                raise StoreUnavailable
+        return await self._append(store, entry)
+
+
+async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
+    """One run: the outcomes of its planning calls, what became of its proposals, and whether it had an answer."""
+    async with open_house(folder, pool_text(stub)) as opened:
+        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+        journal = await events(opened, outcome.ended.state.run)
+    assert await audited(f"sqlite:///{folder / 'baton.db'}") == []
+    calls = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED and event.body["n"] is None]
+    ends = [event.kind.value for event in journal if event.kind in (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)]
+    return calls, ends, outcome.ended.error is None
+
+
+async def test_an_outcome_is_kept_until_it_can_be_written(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Refusing(monkeypatch, Kind.CALL_FINISHED, AWAY)
+    assert await planned(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
+
+
+async def test_an_outcome_that_could_not_be_kept_is_unknown(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending_outcomes, "OUTCOME_PATIENCE", 0.05)
+    refusing = Refusing(monkeypatch, Kind.CALL_FINISHED, 0.0)
+    refusing._is_meant = lambda draft: draft.body.get("outcome") == "ok" and draft.body["n"] is None  # type: ignore[method-assign]
+    refusing._seconds = 60.0
+    assert await planned(stub, tmp_path) == (["unknown"], ["plan.rejected", "plan.accepted"], True)
+
+
+async def test_a_call_waits_until_its_intent_can_be_written(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Refusing(monkeypatch, Kind.CALL_INTENDED, AWAY)
+    began = time.monotonic()
+    assert await planned(stub, tmp_path) == (["ok"], ["plan.accepted"], True)
+    assert stub.of("planner")[0].at > began + AWAY
+
+
+async def test_a_call_that_was_never_intended_is_named_by_nobody(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = SqlStore.append
+
+    async def over_budget(store: SqlStore, entry: Entry) -> Appended:
+        if any(draft.kind is Kind.CALL_INTENDED and draft.body["n"] is None for draft in entry.events):
+            raise WorkerUnavailable
+        return await append(store, entry)
+
+    monkeypatch.setattr(SqlStore, "append", over_budget)
+    assert await planned(stub, tmp_path) == ([], ["plan.rejected", "plan.accepted"], True)
+    assert stub.of("planner") == []

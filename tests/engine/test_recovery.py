@@ -1,0 +1,390 @@
+"""Runs whose driver is gone: driven on by whoever can, left to those who can, ended where nobody needs to understand
+them. And drivers that are told nothing: they learn from the renewal of their leases that a journal has moved."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from app.core.run.events import Draft, Kind
+from app.engine.runs.recovery import is_newer
+from app.engine.runs.registry import Drivers
+from app.errors import StoreUnavailable
+from app.process.wiring import House
+from app.store.protocol import Appended, Entry, Lapsed, Ledger, RunRow
+from app.store.sql import SqlStore
+from tests.harness.service import events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.stubs import Hang, ProviderStub, Reply
+
+LEASE = 0.6
+SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
+
+
+async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
+    """A run that its process has left in the middle of things."""
+    stub.script("planner", Hang())
+    async with open_house(folder, pool_text(stub), SETTINGS, dispatches=False) as opened:
+        limits = narrowed(opened, tier, seconds=seconds)
+        driven = await opened.drivers.start(order(opened, tier, limits=limits))
+        if tier == "baton-ultra":
+            await stub.wait_for(1, "planner")
+    stub.clear()
+    return driven.run
+
+
+async def at_its_end(opened: House, run: str, within: float = 6.0) -> RunRow:
+    """The run's row once it has ended."""
+    async with asyncio.timeout(within):
+        while (row := await opened.means.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
+            await asyncio.sleep(0.02)
+    return row
+
+
+def gauge(opened: House) -> float:
+    """How many orphans this process reports that it cannot drive."""
+    lines = opened.means.telemetry.exposition().decode().splitlines()
+    return float(next(line.rpartition(" ")[2] for line in lines if line.startswith("baton_orphans_stranded ")))
+
+
+async def until_reported(opened: House) -> None:
+    async with asyncio.timeout(5):
+        while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.02)
+
+
+async def until_relieved(opened: House, run: str) -> None:
+    """Until the driver that admitted a run is not its driver any more."""
+    async with asyncio.timeout(20):
+        while (now := opened.drivers.known(run)) is not None and now.epoch == 1:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.02)
+
+
+async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await abandoned(stub, tmp_path)
+    clock, away = SqlStore.clock, True
+
+    async def asked(store: SqlStore) -> float:
+        if away:
+            raise StoreUnavailable
+        return await clock(store)
+
+    monkeypatch.setattr(SqlStore, "clock", asked)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        with pytest.raises(StoreUnavailable):
+            await opened.drivers.start(order(opened, "baton-mini"))
+        before = await opened.means.store.due(run, 0)
+        await asyncio.sleep(4 * LEASE)
+        assert (await opened.means.store.run(run)).epoch == 1
+        assert await opened.means.store.due(run, 0) == before
+        away = False
+        await opened.clock.look()
+        assert (await at_its_end(opened, run, 20.0)).state == "succeeded"
+
+
+async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
+    run = await abandoned(stub, tmp_path)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        assert (await at_its_end(opened, run)).state == "succeeded"
+
+
+@pytest.mark.parametrize("tier", ["baton-mini", "baton-ultra"])
+async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
+    stub: ProviderStub, tmp_path: Path, tier: str
+) -> None:
+    run = await abandoned(stub, tmp_path, tier)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        await opened.means.store.erase(run)
+        row = await at_its_end(opened, run)
+        assert (row.state, row.error) == ("failed", "content_erased")
+        journal = await events(opened, run)
+        assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
+        assert row.held == Ledger()
+        assert (row.spent == Ledger()) == (tier == "baton-mini")
+        other = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(other)).ended.error is None
+
+
+async def test_an_orphan_that_ends_while_it_is_read_is_left_alone(stub: ProviderStub, tmp_path: Path) -> None:
+    """A caller came back with tool results meanwhile; there is nothing left to drive, and nothing to drive it with."""
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        run = (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.state.run
+        row = await opened.means.store.run(run)
+        await opened.means.store.erase(run)
+        await opened.drivers._orphans._adopt(row)
+        assert len(opened.drivers) == 0
+        assert b'baton_swept_total{kind="run"}' not in opened.means.telemetry.exposition()
+
+
+async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
+    settings = {"BATON_LEASE_SECONDS": "60"}
+    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        row = await opened.means.store.run(driven.run)
+        assert row.lease_until > opened.means.now() + 30
+    async with open_house(tmp_path, pool_text(stub), settings) as heir:
+        heir.drivers.sweep_soon()
+        row = await at_its_end(heir, driven.run)
+        assert (row.state, row.epoch) == ("succeeded", 2)
+
+
+async def test_a_background_run_that_no_dispatcher_takes_is_driven_by_its_gateway(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    """And it is not handed over in the first place while as many lie there as this process would drive."""
+    settings = SETTINGS | {"BATON_CONCURRENT_RUNS": "1"}
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
+        opened.drivers.hands_over = True
+        handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        assert opened.drivers.known(handed.run) is None
+        kept = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        assert opened.drivers.known(kept.run) is not None
+        opened.drivers.cancel(kept.run, "caller")
+        await finish(kept)
+        async with asyncio.timeout(10):
+            while opened.drivers.known(handed.run) is None:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.02)
+        assert 'baton_swept_total{kind="run"}' not in opened.means.telemetry.exposition().decode()
+        opened.drivers.cancel(handed.run, "caller")
+        assert (await finish(handed)).ended.state.state == "cancelled"
+
+
+async def test_a_renewal_on_its_way_does_not_prolong_a_lease_that_is_given_up(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would find the run before that lapses."""
+    append, renew, renewals = SqlStore.append, SqlStore.renew, asyncio.Queue[asyncio.Task[object]]()
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+
+        async def overtaken(store: SqlStore, entry: Entry) -> Appended:
+            appended = await append(store, entry)
+            renewals.put_nowait(asyncio.create_task(opened.drivers._renew()))
+            await asyncio.sleep(0)
+            return appended
+
+        async def slow(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+            if until > opened.means.now():
+                await asyncio.sleep(0.1)
+            return await renew(store, driver, epochs, until)
+
+        monkeypatch.setattr(SqlStore, "append", overtaken)
+        monkeypatch.setattr(SqlStore, "renew", slow)
+        opened.drivers.hands_over = True
+        handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+        await (await renewals.get())
+        assert (await opened.means.store.run(handed.run)).lease_until < opened.means.now()
+
+
+async def test_runs_that_lie_about_are_not_counted_for_every_run_that_is_handed_over(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = {"format": "responses", "background": True}
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+        lapsed, counts = opened.means.store.lapsed, 0
+
+        async def counting(now: float) -> Sequence[Lapsed]:
+            nonlocal counts
+            counts += 1
+            return await lapsed(now)
+
+        monkeypatch.setattr(opened.means.store, "lapsed", counting)
+        opened.drivers.hands_over = True
+        for wait in (0.0, 0.0, 0.0, 0.0, 0.3):
+            await asyncio.sleep(wait)
+            handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
+            assert opened.drivers.known(handed.run) is None
+        assert counts == 2
+
+
+async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
+    run = await abandoned(stub, tmp_path)
+    renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
+    async with open_house(tmp_path, renamed, SETTINGS) as stranger:
+        await until_reported(stranger)
+        assert (await stranger.means.store.run(run)).epoch == 1
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        assert (await at_its_end(opened, run)).state == "succeeded"
+        assert gauge(opened) == 0
+
+
+async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_is_up(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await abandoned(stub, tmp_path, seconds=4.0)
+    with sqlite3.connect(tmp_path / "baton.db") as database:  # a word that only newer code knows
+        database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
+    database.close()
+    monkeypatch.setattr("app.process.wiring.version", lambda _: "0.0.9")
+    async with open_house(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
+        await until_reported(opened)
+        assert (await opened.means.store.run(run)).epoch == 1
+        row = await at_its_end(opened, run)
+        assert (row.state, row.error, row.ended_at is not None and row.ended_at >= row.deadline) == (
+            "expired",
+            "run_expired",
+            True,
+        )
+
+
+async def test_a_process_takes_nothing_over_from_itself(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.script("alpha", Hang(4 * LEASE))
+
+    async def away(*_: object) -> object:
+        raise StoreUnavailable
+
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
+            slow.setattr(SqlStore, "renew", away)
+            await asyncio.sleep(3 * LEASE)
+        assert (await finish(driven)).ended.error is None
+        assert (await opened.means.store.run(driven.run)).epoch == 1
+
+
+async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is_heard_and_driven_on(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = SqlStore.append
+
+    async def nothing(*_: object) -> Mapping[str, int]:
+        return {}
+
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+
+        async def late(store: SqlStore, entry: Entry) -> Appended:
+            appended = await append(store, entry)
+            if entry.new is not None:  # committed, and its lease lapses before this process hears of it
+                await until_relieved(opened, entry.run)
+                monkeypatch.undo()
+            return appended
+
+        monkeypatch.setattr(SqlStore, "append", late)
+        monkeypatch.setattr(SqlStore, "renew", nothing)
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(driven)).ended.error is None
+        assert (await opened.means.store.run(driven.run)).epoch == 2
+        assert len(opened.drivers) == 0
+
+
+async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_taken_it_over(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is cancelled before its first step never runs, and nobody would ever hear of it."""
+    stub.script("alpha", Reply(header_delay=4 * LEASE))
+    renew, asked = SqlStore.renew, 0
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        first = opened.drivers.known(driven.run)
+
+        async def lapsing(store: SqlStore, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+            """The first driver's lease is lost, and this process takes the run over as the second look finds that."""
+            nonlocal asked
+            if epochs.get(driven.run) != 1:
+                return await renew(store, driver, epochs, until)
+            asked += 1
+            if asked == 2:
+                now = opened.means.now()
+                ours = [("baton-mini", opened.means.code)]
+                (row,) = await store.orphans(driver, now + 60.0, now + LEASE, 1, ours)
+                await opened.drivers._orphans._adopt(row)
+            return {}
+
+        monkeypatch.setattr(SqlStore, "renew", lapsing)
+        outcome = await finish(driven)
+        assert (outcome.ended.error, asked) == (None, 2)
+        row = await opened.means.store.run(driven.run)
+        assert (row.state, row.epoch) == ("succeeded", 2)
+        assert first is not opened.drivers.known(driven.run)
+        assert len(opened.drivers) == 0
+
+
+async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script("alpha", Hang(1.0))
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        old = opened.drivers.known(driven.run)
+        with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # another one took it over, and died
+            database.execute("UPDATE runs SET epoch = 2, driver = 'other', lease_until = 0 WHERE id = ?", (driven.run,))
+        database.close()
+        await opened.drivers._orphans.sweep(5)
+        again = opened.drivers.known(driven.run)
+        assert again is not None
+        assert again is not old
+        assert (await finish(driven)).ended.error is None, "its caller hears the new driver"
+        assert (await at_its_end(opened, driven.run)).state == "succeeded"
+        other = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(other)).ended.error is None
+
+
+@pytest.mark.parametrize(
+    ("code", "than", "newer"),
+    [
+        ("0.1.0", "0.1.0", False),
+        ("0.2.0", "0.10.0", False),
+        ("0.10.0", "0.9.9", True),
+        ("1", "0.9", True),
+        ("dev", "dev", False),
+        ("dev", "1.0", True),
+    ],
+)
+def test_versions_are_compared_by_number(code: str, than: str, newer: bool) -> None:
+    assert is_newer(code, than) is newer
+
+
+async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.script("alpha", Hang())
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        began = time.monotonic()
+        asked = Draft(Kind.CANCEL_ASKED, {"by": "operator"})
+        await opened.means.store.append(Entry(driven.run, opened.means.now(), (asked,)))
+        assert (await finish(driven)).ended.state.state == "cancelled"
+        assert time.monotonic() - began < LEASE / 3 + 0.5
+
+
+async def test_waiting_drivers_do_not_read_their_journals(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    journal, renew = SqlStore.journal, SqlStore.renew
+
+    async def counted(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> object:
+        reads.append(run)
+        return await journal(store, run, upto, after)
+
+    async def one_query(store: SqlStore, driver: str, epochs: dict[str, int], until: float) -> object:
+        renewals.append(len(epochs))
+        return await renew(store, driver, epochs, until)
+
+    renewals: list[int] = []
+    stub.always("alpha", Hang())
+    monkeypatch.setattr(SqlStore, "journal", counted)
+    monkeypatch.setattr(SqlStore, "renew", one_query)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        drivers: Drivers = opened.drivers
+        driven = [await drivers.start(order(opened, "baton-mini")) for _ in range(5)]
+        await stub.wait_for(5, "alpha")
+        reads.clear()
+        await asyncio.sleep(2.5)
+        assert reads == []
+        assert renewals[-5:] == [5] * 5
+        for one in driven:
+            drivers.cancel(one.run, "caller")
+        for one in driven:
+            await finish(one)

@@ -1,0 +1,353 @@
+"""Workflows inside steps: the conductor takes a step itself. Who sees what of it; what holds it within bounds; what
+becomes of it when something fails or a driver dies inside. The auditor reads every journal."""
+
+import asyncio
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from app.cli import run_record, run_tree
+from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
+from app.core.plan.workflow import CONDUCTOR
+from app.core.run.events import Event, Kind
+from app.core.run.state import DRIVER_LOST
+from app.process.wiring import House
+from tests.harness.service import (
+    SAYS,
+    Outcome,
+    calling,
+    events,
+    finish,
+    kinds,
+    narrowed,
+    of,
+    open_house,
+    order,
+    plan_text,
+    plans,
+    pool_text,
+    speak,
+)
+from tests.stubs import Fail, Hang, ProviderStub, Reply
+from tests.stubs import Usage as Used
+
+TIER = "baton-nested"
+ITSELF = 3
+"""The ordinal behind those of the three workers."""
+OUTER = plan_text((0, "Draft it", ["user"]), (ITSELF, "Take it apart", [0]), (1, "Put it together", ["user", 1]))
+INNER = plan_text((1, "Look at it", ["user"]), (2, "Say it", ["user", 0]))
+ALONE = plan_text((ITSELF, "Do it all", ["user"]))
+SIMPLE = plan_text((0, "Just do it", ["user"]))
+SETTINGS = {"BATON_LEASE_SECONDS": "0.6"}
+
+
+@pytest.fixture(autouse=True)
+def said(stub: ProviderStub) -> None:
+    speak(stub)
+
+
+async def run(opened: House, **changes: Any) -> Outcome:
+    """A run of one round, if nothing else is said."""
+    changes = {"limits": narrowed(opened, TIER, rounds=1)} | changes
+    return await finish(await opened.drivers.start(order(opened, TIER, **changes)))
+
+
+def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
+    """All that a model was shown in one of its calls."""
+    return "\n".join(str(message["content"]) for message in stub.of(model)[place].json["messages"])
+
+
+def shown(stub: ProviderStub, subtask: str) -> str:
+    """All that the worker of this subtask was shown."""
+    for name in SAYS:
+        for place, call in enumerate(stub.of(name)):
+            if str(call.json["messages"][-1]["content"]).endswith(f"Your subtask:\n{subtask}"):
+                return asked(stub, name, place)
+    raise AssertionError(f"nobody was given {subtask}")
+
+
+# -- what it is
+
+
+async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, opened: House) -> None:
+    plans(stub, OUTER, INNER)
+    outcome = await run(opened)
+    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    assert (outcome.ended.error, state.degraded, state.end["step"]) == (None, False, 2)
+    assert [(body["proposal"], body.get("parent"), body.get("room")) for body in of(journal, Kind.PLAN_OPENED)] == [
+        (0, None, None),
+        (1, 1, 2),
+    ], "of four steps, two are the workers' of the plan around it"
+    assert [(step.n, step.state) for step in state.planned] == [(n, "done") for n in range(5)]
+    assert [body["n"] for body in of(journal, Kind.STEP_DONE)] == [0, 3, 4, 1, 2]
+    assert of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == of(journal, Kind.STEP_DONE, n=4)[0] | {"from": 4}
+    assert not of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
+    assert outcome.ended.answer == SAYS[state.steps[2].worker]
+    row = await opened.means.store.run(state.run)
+    assert (row.steps, row.topology, row.degraded) == (5, "chain", False)
+
+
+async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, opened: House) -> None:
+    """The step was given one answer, and not the question: nor is anybody inside, nor the conductor."""
+    inner = plan_text((1, "Look at it", ["user"]), (2, "Say it", [0]))
+    plans(stub, OUTER, inner)
+    outcome = await run(opened, text="A question?")
+    journal = await events(opened, outcome.ended.state.run)
+    assert [(body["n"], body.get("parent"), body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
+        (0, None, ["user"]),
+        (1, None, [0]),
+        (2, None, ["user", 1]),
+        (3, 1, [0]),
+        (4, 1, [3]),
+    ]
+    draft = outcome.ended.state.steps[0].worker
+    planning, first, second = asked(stub, "planner", 1), shown(stub, "Look at it"), shown(stub, "Say it")
+    for text in (planning, first):
+        assert "A question?" not in text
+        assert SAYS[draft] in text
+        assert "The task:\nTake it apart" in text
+        assert "Put it together" not in text
+    for hidden in ("A question?", SAYS[draft], "Draft it", "Take it apart"):
+        assert hidden not in second.replace(SAYS[outcome.ended.state.steps[3].worker], "")
+    assert of(journal, Kind.CALL_INTENDED, n=None)[1]["access"] == [0], "the conductor reads what the step may see"
+    last = shown(stub, "Put it together")
+    assert SAYS[outcome.ended.state.steps[4].worker] in last, "what came out is the step's answer"
+    assert '<step index="1"' in last
+    assert '<step index="4"' not in last
+
+
+async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, opened: House) -> None:
+    """Only the step whose words the caller gets is held to it, and its answer comes whole."""
+    for name in SAYS:
+        stub.always(name, Reply(chunks=('{"a": ', "1}")))
+    plans(stub, ALONE, plan_text((0, "First", ["user"]), (1, "Last", ["user", 0])))
+    form = Form({"type": "object"}, strict=False)
+    task = order(opened, TIER).task
+    task = Task(task.messages, Sampling(max_tokens=77), form)
+    outcome = await run(opened, task=task, streams=True)
+    assert outcome.ended.error is None
+    caps = {str(call.json["messages"]): call.json["max_tokens"] for call in _sent(stub)}
+    assert sorted(caps.values()) == [77, 1000]
+    assert outcome.said == ['{"a": 1}']
+    split, state = outcome.ended.bill, outcome.ended.state
+    assert split.visible.output == state.calls[state.steps[0].call].usage.output
+    assert summed((split.visible, split.orchestration)) == split.turn
+
+
+def _sent(stub: ProviderStub) -> list[Any]:
+    return [call for name in SAYS for call in stub.of(name)]
+
+
+async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, opened: House) -> None:
+    both = plan_text((ITSELF, "Left", ["user"]), (ITSELF, "Right", ["user"]), (0, "Join", [0, 1]))
+    again = plan_text((ITSELF, "Mend it", ["previous"]))
+    plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
+    outcome = await run(opened, limits=narrowed(opened, TIER))
+    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    assert (outcome.ended.error, state.degraded, state.rounds, len(state.nested)) == (None, False, 2, 3)
+    assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 1, 1, 2, 2]
+    assert [body["proposal"] for body in of(journal, Kind.PLAN_OPENED)] == [0, 1, 2, 3, 4]
+    assert SAYS[state.steps[2].worker] in asked(stub, "planner", 4), "the answer before is this step's to see"
+    assert "What is 2 + 2?" not in asked(stub, "planner", 4)
+    shown_before = asked(stub, "planner", 3)
+    assert f"- step 0, worker {ITSELF}, access user: Left" in shown_before
+    assert outcome.ended.answer == SAYS[state.steps[6].worker]
+
+
+# -- bounds
+
+
+async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: ProviderStub, opened: House) -> None:
+    stub.always("planner", Reply(chunks=(ALONE,)))
+    outcome = await run(opened)
+    state = outcome.ended.state
+    assert (outcome.ended.error, state.degraded) == (None, True)
+    assert outcome.ended.answer in SAYS.values()
+    assert (len(state.nested), len(stub.of("planner"))) == (2, 4), "one plan a level; the deepest is mended once"
+    assert [one.mode for one in state.nested[1]] == ["first", "repair", "fallback"]
+    assert len(_sent(stub)) == 1
+
+
+async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: House) -> None:
+    everything = plan_text(*((ITSELF, f"Part {place}", ["user"]) for place in range(4)))
+    stub.always("planner", Reply(chunks=(everything,)))
+    state = (await run(opened)).ended.state
+    assert state.state == "succeeded"
+    assert sum(not step.opens for step in state.planned) == 4, "as many as in a plan without any"
+    assert len(state.nested) <= 8
+
+
+async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, opened: House) -> None:
+    plans(stub, ALONE, ALONE, SIMPLE)
+    outcome = await run(opened)
+    assert not outcome.ended.state.degraded
+    told = [call.json for call in stub.of("planner")]
+    ordinals = [_first_step(call)["properties"]["worker"]["enum"] for call in told]
+    assert ordinals == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2]]
+    assert ["Worker 3: you" in str(call["messages"]) for call in told] == [True, True, False]
+    journal = await events(opened, outcome.ended.state.run)
+    assert [body["order"][3:] for body in of(journal, Kind.PLAN_OPENED)] == [[CONDUCTOR], [CONDUCTOR], []]
+
+
+def _first_step(call: dict[str, Any]) -> dict[str, Any]:
+    schema = call["response_format"]["json_schema"]["schema"]
+    return dict(schema["properties"]["steps"]["prefixItems"][0])
+
+
+async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, opened: House) -> None:
+    box = Toolbox((Tool("look", "Looks something up."),))
+    plans(stub, SIMPLE)
+    outcome = await run(opened, task=Task(order(opened, TIER).task.messages, toolbox=box))
+    assert outcome.ended.state.admitted.limits.depth == 0
+    assert "Worker 3" not in asked(stub, "planner")
+    async with calling(opened) as client:
+        plan = {"steps": [{"worker": CONDUCTOR, "subtask": "Do it", "access": ["user"]}]}
+        question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}], "baton": {"plan": plan}}
+        refused = await client.post("/v1/chat/completions", json=question)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_plan")
+
+
+async def test_money_is_the_runs(stub: ProviderStub, opened: House) -> None:
+    """What was spent around it is not there inside, and its plan is not asked for."""
+    stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
+    outcome = await run(opened, limits=narrowed(opened, TIER, rounds=1, usd=13_000))
+    state = outcome.ended.state
+    assert (state.state, state.end["error"]) == ("over_budget", "run_over_budget")
+    assert len(stub.of("planner")) == 1
+    assert state.usd <= 13_000
+
+
+# -- failures inside
+
+
+async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: House) -> None:
+    plans(stub, ALONE, plan_text((9, "Nobody", ["user"])), SIMPLE)
+    outcome = await run(opened)
+    state = outcome.ended.state
+    assert (outcome.ended.error, state.degraded) == (None, False)
+    assert [one.mode for one in state.nested[0]] == ["first", "repair"]
+    assert "worker is not an eligible worker" in asked(stub, "planner", 2)
+    assert "Nobody" in asked(stub, "planner", 2)
+    assert "Do it all" in asked(stub, "planner", 2)
+
+
+async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, opened: House) -> None:
+    plans(stub, ALONE)
+    stub.always("planner", Fail(status=400))
+    outcome = await run(opened)
+    state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
+    assert (outcome.ended.error, state.degraded) == (None, True)
+    assert [(one.mode, one.outage) for one in state.nested[0]] == [("first", True), ("fallback", False)]
+    assert outcome.ended.answer == SAYS["beta"]
+    assert [body["conductor"] for body in of(journal, Kind.PLAN_OPENED)] == ["model", "model", "fallback"]
+    assert "Do it all" in asked(stub, "beta")
+
+
+async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, opened: House) -> None:
+    plans(stub, ALONE, SIMPLE)
+    for name in SAYS:
+        stub.always(name, Fail(status=400))
+    state = (await run(opened)).ended.state
+    assert (state.state, state.steps[0].state) == ("failed", "failed")
+    assert state.steps[0].error == state.steps[1].error != ""
+    stub.clear()
+    speak(stub)
+    plans(stub, OUTER, INNER)
+    assert (await run(opened)).ended.state.state == "succeeded"
+
+
+async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: House) -> None:
+    plans(stub, ALONE, SIMPLE)
+    for name in SAYS:
+        stub.always(name, Hang())
+    limits = narrowed(opened, TIER, rounds=1)
+    driven = await opened.drivers.start(order(opened, TIER, limits=limits))
+    await stub.wait_for(2, "planner")
+    await asyncio.sleep(0.1)
+    opened.drivers.cancel(driven.run, "caller")
+    state = (await finish(driven)).ended.state
+    assert state.state == "cancelled"
+    assert all(step.settled for step in state.steps.values())
+    assert not state.open_calls
+
+
+# -- a driver that dies
+
+
+async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event, ...]:
+    """Another process finishes the run."""
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
+        async with asyncio.timeout(20):
+            while (await again.means.store.run(run_id)).ended_at is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        return await events(again, run_id)
+
+
+async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
+    """Nothing that was done is done again, and no plan is made twice."""
+    plans(stub, OUTER)
+    stub.script("planner", Hang())
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        limits = narrowed(opened, TIER, rounds=1)
+        driven = await opened.drivers.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+        await stub.wait_for(2, "planner")
+    plans(stub, INNER)
+    journal = await _again(stub, tmp_path, driven.run)
+    assert journal[-1].kind is Kind.SUCCEEDED
+    assert [(body.get("parent"), body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [
+        (None, "first"),
+        (1, "first"),
+        (1, "first"),
+    ]
+    assert [body["reasons"] for body in of(journal, Kind.PLAN_REJECTED)] == [[DRIVER_LOST]]
+    assert len(_sent(stub)) == 4
+    assert kinds(journal).count(Kind.CALL_INTENDED) == kinds(journal).count(Kind.CALL_FINISHED)
+
+
+async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
+    """The plan inside is made, and nobody has begun to carry it out."""
+    plans(stub, ALONE, INNER)
+    async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
+        limits = narrowed(opened, TIER, rounds=1)
+        driven = await opened.drivers.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+        async with asyncio.timeout(10):
+            while kinds(await events(opened, driven.run)).count(Kind.PLAN_ACCEPTED) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    journal = await _again(stub, tmp_path, driven.run)
+    assert journal[-1].kind is Kind.SUCCEEDED
+    assert (len(of(journal, Kind.PLAN_OPENED)), len(stub.of("planner"))) == (2, 2), "no plan is made twice"
+    assert [body["n"] for body in of(journal, Kind.STEP_DONE)] == [1, 2, 0], "each once"
+
+
+# -- what is told
+
+
+async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: House) -> None:
+    plans(stub, OUTER, INNER)
+    async with calling(opened) as client:
+        question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
+        body = question | {"baton": {"budget": {"rounds": 1}}}
+        told = (await client.post("/v1/chat/completions", json=body)).json()["baton"]
+        assert [one.get("parent") for one in told["proposals"]] == [None, 1]
+        assert [one.get("parent") for one in told["steps"]] == [None, None, None, 1, 1]
+        run_id = told["run"]
+        whole = (await client.get(f"/v1/runs/{run_id}")).json()
+        assert [one["parent"] for one in whole["proposals"]] == [None, 1]
+        assert [one["parent"] for one in whole["steps"]] == [None, None, None, 1, 1]
+        assert whole["limits"]["depth"] == 2
+        step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()
+        assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
+        assert step["output"] == SAYS[whole["steps"][4]["worker"]]
+    store = opened.means.store
+    found, question = await run_record.read(store, await store.run(run_id))
+    out = StringIO()
+    Console(file=out, width=160).print(run_tree.draw(found, question, full=False))
+    lines = out.getvalue().splitlines()
+    at = {name: next(line.index(name) for line in lines if name in line) for name in ("step 1 ", "step 3 ", "step 4 ")}
+    assert at["step 3 "] == at["step 4 "] > at["step 1 "]
+    inner = next(line for line in lines if "proposal 1" in line)
+    assert inner.index("proposal 1") == at["step 3 "]
+    assert any("the conductor itself" in line for line in lines)

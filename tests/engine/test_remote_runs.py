@@ -1,0 +1,171 @@
+"""Callers of one process hear runs that another one drives: with a queue between them, without one, and after its end.
+
+Two houses over one database stand for two processes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from app.process.wiring import House
+from tests.harness.callers import Heard, body, calling, key_of, post, stream
+from tests.harness.service import events, kinds, open_house, pool_text
+from tests.stubs import ProviderStub, Reply, Stall
+
+PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
+ANSWER = "".join(PIECES)
+ASKED = body(stream=True, baton={"on_disconnect": "finish", "stream_steps": True})
+LEASE = 0.8
+BLINK = 1.8
+"""Seconds within which live words arrive; what only the journal tells takes longer."""
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    """The providers, whose worker falls silent in the middle of its answer for a while."""
+    async with ProviderStub() as running:
+        running.always("alpha", Reply(chunks=PIECES, fault=Stall(after=3, seconds=3.0)))
+        yield running
+
+
+@dataclass
+class Two:
+    """Two processes; the second one executes the steps."""
+
+    driving: House
+    other: House
+    here: httpx.AsyncClient
+    there: httpx.AsyncClient
+    stack: AsyncExitStack
+
+    async def end_driving(self) -> None:
+        """The first process is no more."""
+        await self.stack.aclose()
+
+
+@asynccontextmanager
+async def two(folder: Path, stub: ProviderStub, redis: str | None) -> AsyncIterator[Two]:
+    settings = {"BATON_LEASE_SECONDS": str(LEASE)} | ({"BATON_REDIS_URL": redis} if redis else {})
+    async with (
+        open_house(folder, pool_text(stub), settings) as other,
+        AsyncExitStack() as stack,
+    ):
+        driving = await stack.enter_async_context(open_house(folder, pool_text(stub), settings, dispatches=not redis))
+        key = await key_of(other)
+        here = await stack.enter_async_context(calling(driving, key))
+        async with calling(other, key) as there:
+            yield Two(driving, other, here, there, stack)
+
+
+async def begin(both: Two, stub: ProviderStub) -> asyncio.Task[Heard]:
+    """A stream at the first process, which has come to the worker's silence."""
+    first = asyncio.create_task(stream(both.here, ASKED, "one"))
+    await stub.wait_for(1)
+    await asyncio.sleep(0.3)
+    return first
+
+
+async def listen(client: httpx.AsyncClient) -> tuple[float, Heard]:
+    """The same request at another process; and after how many seconds it heard the first word."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    heard = await stream(client, ASKED, "one", upto=1)
+    return loop.time() - began, heard
+
+
+@pytest.mark.integration
+async def test_live_words_reach_the_callers_of_another_process(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    async with two(tmp_path, stub, redis_url) as both:
+        first = await begin(both, stub)
+        others = [asyncio.create_task(stream(both.there, ASKED, "one")) for _ in range(2)]
+        took, early = await listen(both.there)
+        assert took < BLINK
+        assert early.text == "".join(PIECES[:3])
+        assert not first.done()
+        rest = asyncio.create_task(stream(both.there, ASKED, "one", last_event_id=str(early.numbers[-1])))
+        heard = [await first]
+        async with asyncio.timeout(BLINK):  # the end is told, too
+            heard += [await other for other in others]
+            assert early.text + (await rest).text == ANSWER
+    assert {one.text for one in heard} == {ANSWER}
+    assert all(one.chunks[-1] == heard[0].chunks[-1] for one in [*heard, rest.result()])
+    notes = [[chunk["baton"]["event"] for chunk in one.chunks if "event" in chunk.get("baton", {})] for one in heard]
+    assert notes[0] == notes[1] == notes[2]
+    assert len(stub.requests) == 1
+
+
+async def test_without_a_queue_between_them_the_journal_tells_it_all(stub: ProviderStub, tmp_path: Path) -> None:
+    stub.always("alpha", Reply(chunks=PIECES, fault=Stall(after=3, seconds=1.0)))
+    async with two(tmp_path, stub, None) as both:
+        first = await begin(both, stub)
+        followed, whole = await asyncio.gather(
+            stream(both.there, ASKED, "one"), post(both.there, ASKED | {"stream": True}, "one")
+        )
+        assert followed.text == (await first).text == ANSWER
+        assert followed.chunks[-1] == (await first).chunks[-1]
+        assert b"[DONE]" in whole.content
+    assert len(stub.requests) == 1
+
+
+@pytest.mark.integration
+async def test_an_emptied_or_frozen_queue_costs_time_and_no_words(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.always("alpha", Reply(chunks=PIECES * 20, gap=0.02))
+    async with two(tmp_path, stub, redis_url) as both, Redis.from_url(redis_url) as redis:
+        first = asyncio.create_task(stream(both.here, ASKED, "one"))
+        await stub.wait_for(1)
+        other = asyncio.create_task(stream(both.there, ASKED, "one"))
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            await redis.client_kill_filter(_type="pubsub")
+        assert (await other).text == (await first).text == ANSWER * 20
+    assert len(stub.requests) == 1
+
+
+@pytest.mark.integration
+async def test_a_stream_outlives_the_process_that_drives_its_run(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    """Its words come from a dispatcher that goes on, to the process that takes the run over."""
+    stub.always("alpha", Reply(chunks=PIECES * 20, gap=0.05))
+    async with two(tmp_path, stub, redis_url) as both:
+        first = await begin(both, stub)
+        listener = asyncio.create_task(stream(both.there, ASKED, "one"))
+        await listen(both.there)
+        await both.end_driving()
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            assert (await first).done
+        heard = await listener
+        journal = kinds(await events(both.other, heard.headers["x-baton-run"]))
+    assert (heard.text, heard.error, heard.done) == (ANSWER * 20, None, True)
+    assert len([text for text in heard.texts if text]) > 40, "words came one by one, before the takeover and after it"
+    assert len(stub.requests) == 1
+    assert journal.count(journal[0]) == 1
+
+
+@pytest.mark.integration
+async def test_whoever_comes_after_the_driver_died_hears_live_words(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.always("alpha", Reply(chunks=PIECES * 20, gap=0.05))
+    async with two(tmp_path, stub, redis_url) as both:
+        first = await begin(both, stub)
+        await both.end_driving()
+        first.cancel()
+        async with asyncio.timeout(8):
+            while not len(both.other.drivers):  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.02)
+        took, early = await listen(both.there)
+        rest = await stream(both.there, ASKED, "one", last_event_id=str(early.numbers[-1]))
+    assert took < BLINK
+    assert early.text + rest.text == ANSWER * 20
+    assert len(rest.texts) > 20

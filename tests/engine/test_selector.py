@@ -1,0 +1,209 @@
+"""The selector over the real wiring: what it may choose, what the journal keeps of it, and what it learns."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from app.cli.run_words import why
+from app.core.pool.catalog import SelectorSpec, Tier
+from app.core.rating.calibration import Trial
+from app.core.rating.features import features, from_json
+from app.core.run.events import Kind
+from app.engine.conductors.ratings import Learner, Standings
+from app.process.wiring import House
+from tests.harness.service import WORKER, calling, events, open_house, plan_text
+from tests.stubs import ProviderStub, Reply
+
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = "true" }}
+
+{workers}
+
+[tiers.baton-mini]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "selector", templates = ["answer", "answer-check"], checkers = ["gamma"] }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-ultra]
+pool = ["alpha", "beta"]
+conductor = {{ kind = "selector", templates = ["answer"], worker = "planner", explore = 1.0 }}
+limits = {{ steps = 5, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+QUESTION = "What is 2 + 2?"
+ARMS = {f"answer {name}" for name in ("alpha", "beta", "gamma")}
+ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    bound = 'region = "eu"\nretention = "none"\nclearance = ["phi"]\n'
+    workers = WORKER.format(name="planner")
+    workers += "".join(WORKER.format(name=name) + bound for name in ("alpha", "beta", "gamma"))
+    async with open_house(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
+        yield running
+
+
+async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: str = "baton-mini", **baton: Any) -> str:
+    asked = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
+    reply = await client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    return str(reply.headers["x-baton-run"])
+
+
+async def decision(opened: House, run: str) -> dict[str, Any]:
+    journal = await events(opened, run)
+    found: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    return found
+
+
+async def test_a_decision_is_journaled_whole_before_anything_is_executed(
+    opened: House, client: httpx.AsyncClient
+) -> None:
+    run = await ask(client)
+    made = await decision(opened, run)
+    assert (made["layer"], made["policy"]) == ("selector", "selector-2/baton-mini")
+    assert set(made["candidates"]) == ARMS
+    assert sum(made["candidates"].values()) == pytest.approx(1, abs=1e-12)
+    assert made["propensity"] == made["candidates"][made["action"]] > 0
+    assert min(made["candidates"].values()) >= 0.05 / len(ARMS)
+    journal = await events(opened, run)
+    planned = [event.body["worker"] for event in journal if event.kind is Kind.PLAN_STEP]
+    assert planned == made["action"].split(" ")[1:]
+    kinds = [event.kind for event in journal]
+    assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED)
+    kept = await opened.means.store.contents(run, [made["features"]])
+    assert from_json(orjson.loads(kept[made["features"]])) == features("What is 2 + 2?")
+
+
+async def test_what_is_not_eligible_is_no_arm(opened: House, client: httpx.AsyncClient) -> None:
+    pinned = await decision(opened, await ask(client, pool={"pin": "beta"}))
+    assert set(pinned["candidates"]) == {"answer beta", "answer-check beta beta"}
+    denied = await decision(opened, await ask(client, pool={"deny": ["gamma"]}))
+    assert not any("gamma" in arm for arm in denied["candidates"])
+    short = await decision(opened, await ask(client, budget={"steps": 1}))
+    assert set(short["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
+
+
+async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: House, client: httpx.AsyncClient) -> None:
+    made = [await decision(opened, await ask(client, explore=False)) for _ in range(3)]
+    assert {one["propensity"] for one in made} == {1.0}
+    assert {(one["explore"], one["explored"]) for one in made} == {(0.0, False)}
+    assert len({one["action"] for one in made}) == 1
+
+
+async def test_the_propensities_are_those_of_the_dice(opened: House, client: httpx.AsyncClient) -> None:
+    made = [await decision(opened, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
+    assert {one["explore"] for one in made} == {1.0}
+    assert all(set(one["candidates"].values()) == {1 / 3} for one in made)
+    assert len(Counter(one["action"] for one in made)) == 3, "the chance that one is missing is 1 in 60,000"
+
+
+async def test_ratings_move_the_choice_and_survive_a_restart(
+    opened: House, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
+) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    for _ in range(30):
+        run = await ask(client)
+        action = (await decision(opened, run))["action"]
+        good = action == "answer beta"
+        assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).status_code == 200
+        await opened.learner.learn(tier, spec_of(tier))
+    made = await decision(opened, run := await ask(client))
+    assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
+    assert made["version"].partition("-")[0] == "30"
+    shown = (await client.get(f"/v1/runs/{run}")).json()
+    assert shown["proposals"][0]["decision"] == made
+    text = (tmp_path / "pool.toml").read_text()
+    async with open_house(tmp_path, text) as again, calling(again) as other:
+        await again.learner.learn(tier, spec_of(tier))
+        anew = await decision(again, await ask(other))
+        assert anew["version"] == made["version"]
+
+
+async def test_processes_that_learn_at_once_come_to_the_same(opened: House, client: httpx.AsyncClient) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    standings = [Standings() for _ in range(3)]
+    learners = [Learner(opened.means, one) for one in standings]
+    for _ in range(3):
+        for _ in range(2):
+            await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
+        await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
+    await asyncio.gather(*(one.learn(tier, spec_of(tier)) for one in learners))
+    known = [one.of(tier.name) for one in standings]
+    assert len({one.version for one in known}) == 1
+    assert {one.posterior.ratings for one in known} == {6}, "each rating was learned once"
+
+
+async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: House, client: httpx.AsyncClient) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    run = await ask(client)
+    for body in ({"label": "odd"}, {"score": 0.2}, {"score": 0.2}, {"score": 0.8}, {"score": 1, "source": "other"}):
+        await client.post(f"/v1/runs/{run}/feedback", json=body)
+        await opened.learner.learn(tier, spec_of(tier))
+    version = (await decision(opened, await ask(client)))["version"]
+    await opened.learner.learn(tier, spec_of(tier))
+    assert (await decision(opened, await ask(client)))["version"] == version
+    assert opened.means.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
+
+
+async def test_the_trials_of_a_calibration_are_what_it_begins_with(opened: House, client: httpx.AsyncClient) -> None:
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    for worker in tier.pool:
+        for n in range(12):
+            at = opened.means.now() - 60 + n
+            trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, 0, 0, 0)
+            await opened.means.store.note_trial(replace(trial, score=float(worker == "beta")))
+    await opened.learner.learn(tier, spec_of(tier))
+    made = await decision(opened, await ask(client, explore=False))
+    assert made["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
+    await opened.learner.learn(tier, spec_of(tier))
+    assert (await decision(opened, await ask(client)))["version"] == made["version"], "no trial counts twice"
+
+
+async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(
+    client: httpx.AsyncClient, opened: House, stub: ProviderStub
+) -> None:
+    for label in ("region:eu", "retention:none", "phi"):
+        made = await decision(opened, await ask(client, model="baton-ultra", labels=[label]))
+        assert sorted(made["candidates"]) == ["answer alpha", "answer beta"]
+    assert stub.of("planner") == []
+
+
+async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
+    opened: House, client: httpx.AsyncClient, stub: ProviderStub
+) -> None:
+    for _ in range(40):
+        stub.script("planner", Reply(chunks=(plan_text((0, "Think", ["user"]), (1, "Answer", ["user", 0])),)))
+        run = await ask(client, model="baton-ultra")
+        stub.clear()
+        made = await decision(opened, run)
+        if made["action"] == "model":
+            break
+    assert made["action"] == "model"
+    journal = await events(opened, run)
+    assert [event.body["subtask"] != "" for event in journal if event.kind is Kind.PLAN_STEP] == [True, True]
+    kinds = [event.kind for event in journal]
+    assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED) < kinds.index(Kind.PLAN_STEP)
+    rated = await client.post(f"/v1/runs/{run}/feedback", json={"score": 1})
+    assert rated.status_code == 200
+    tier = opened.pool.catalog().tiers["baton-ultra"]
+    await opened.learner.learn(tier, spec_of(tier))
+    shown = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
+    assert "the selector chose by what ratings have taught it" in shown
+    assert "model, with probability 0.333 among 3 arms" in shown
+    assert "worker cards alone, before any rating" in shown
+
+
+def spec_of(tier: Tier) -> SelectorSpec:
+    assert tier.conductor.selector is not None
+    return tier.conductor.selector

@@ -1,0 +1,157 @@
+"""A selector that looks at embeddings: the call for one is journaled like any other, and no run fails without it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from app.core.pool.catalog import SelectorSpec
+from app.core.rating.features import SKETCH, features, from_json
+from app.core.run.events import Event, Kind
+from app.process.wiring import House
+from tests.harness.embedding_server import DIMENSIONS, Embeddings, Fault, embeddings
+from tests.harness.service import WORKER, events, open_house
+from tests.stubs import ProviderStub
+
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+
+[providers.vectors]
+format = "embeddings"
+base_url = "{vectors}"
+options = {{ dimensions = {dimensions} }}
+
+{workers}
+
+[workers.eye]
+provider = "vectors"
+model = "eye-1"
+pooled = false
+price = {{ input = 10, output = 0 }}
+clearance = ["internal"]
+region = "us"
+retention = "none"
+
+[tiers.baton-mini]
+pool = "all"
+conductor = {{ kind = "selector", templates = ["answer"], embedder = "eye", patience = 0.4 }}
+limits = {{ steps = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+QUESTION = "Please tell me of oceans"
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Embeddings]:
+    async with embeddings() as running:
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, served: Embeddings, tmp_path: Path) -> AsyncIterator[House]:
+    cleared = 'clearance = ["internal", "secret"]\nregion = "eu"\nretention = "none"\n'
+    workers = "".join(WORKER.format(name=name) + cleared for name in ("alpha", "beta"))
+    made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS)
+    async with open_house(tmp_path, made) as running:
+        yield running
+
+
+async def ask(client: httpx.AsyncClient, text: str = QUESTION, model: str = "baton-mini", **baton: Any) -> str:
+    asked = {"model": model, "messages": [{"role": "user", "content": text}], "baton": baton}
+    reply = await client.post("/v1/chat/completions", json=asked)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["choices"][0]["message"]["content"]
+    return str(reply.headers["x-baton-run"])
+
+
+async def seen(opened: House, run: str) -> tuple[dict[str, Any], list[Event], Any]:
+    """The decision, the journal, and the features that were looked at."""
+    journal = await events(opened, run)
+    decision = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    kept = await opened.means.store.contents(run, [decision["features"]])
+    return decision, journal, from_json(orjson.loads(kept[decision["features"]]))
+
+
+async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
+    opened: House, client: httpx.AsyncClient, served: Embeddings
+) -> None:
+    decision, journal, found = await seen(opened, await ask(client))
+    asked = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
+    assert served.asked == [{"key": None, **asked}]
+    assert decision["embedder"] == "eye"
+    assert "blind" not in decision
+    assert found.words == features(QUESTION).words
+    assert 0 < len(found.vector) <= min(SKETCH, DIMENSIONS)
+    assert sum(value * value for _, value in found.vector) == pytest.approx(1, abs=1e-3)
+    told = [(event.kind, event.body.get("worker")) for event in journal][:4]
+    assert told[:2] == [(Kind.ADMITTED, None), (Kind.CALL_INTENDED, "eye")], "the intent before the socket"
+    assert [kind for kind, _ in told[2:]] == [Kind.CALL_FINISHED, Kind.PLAN_OPENED]
+    assert journal[1].body["usd_held"] > 0
+    assert (journal[2].body["outcome"], journal[2].body["usd"]) == ("ok", 5 * 10), "five words at ten dollars a million"
+
+
+FAULTS: dict[Fault, str] = {
+    "500": "worker_unavailable",
+    "hang": "worker_timeout",
+    "garbage": "worker_malformed",
+    "page": "worker_malformed",
+    "short": "worker_malformed",
+    "words": "worker_malformed",
+    "nothing": "worker_malformed",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
+    opened: House, client: httpx.AsyncClient, served: Embeddings, fault: Fault
+) -> None:
+    served.fault = fault
+    decision, journal, found = await seen(opened, await ask(client))
+    assert found == features(QUESTION)
+    assert (decision["embedder"], decision["blind"]) == ("eye", FAULTS[fault])
+    outcome = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
+    assert (outcome["outcome"], outcome["error"]) == ("error", FAULTS[fault])
+    assert outcome["seconds"] < 2, "no run waits longer than the selector's patience"
+
+
+async def test_an_endpoint_that_keeps_failing_is_left_alone(
+    opened: House, client: httpx.AsyncClient, served: Embeddings
+) -> None:
+    served.fault = "500"
+    for _ in range(12):
+        decision, journal, _ = await seen(opened, await ask(client))
+    assert decision["blind"].startswith("conductor_")
+    assert next(event.body["worker"] for event in journal if event.kind is Kind.CALL_INTENDED) != "eye"
+    assert len(served.asked) < 12
+
+
+@pytest.mark.parametrize(("barred", "allowed"), [("secret", "internal"), ("region:eu", "retention:none")])
+async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
+    opened: House, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
+) -> None:
+    decision, _, found = await seen(opened, await ask(client, labels=[allowed, barred]))
+    assert served.asked == []
+    assert found == features(QUESTION)
+    assert decision["blind"] == "not_cleared"
+    decision, _, _ = await seen(opened, await ask(client, labels=[allowed]))
+    assert len(served.asked) == 1
+    assert "blind" not in decision
+
+
+async def test_what_was_rated_is_learned_of_the_embedding_too(
+    opened: House, client: httpx.AsyncClient, served: Embeddings
+) -> None:
+    run = await ask(client)
+    await client.post(f"/v1/runs/{run}/feedback", json={"score": 0})
+    tier = opened.pool.catalog().tiers["baton-mini"]
+    spec = tier.conductor.selector
+    assert isinstance(spec, SelectorSpec)
+    await opened.learner.learn(tier, spec)
+    _, _, found = await seen(opened, run)
+    weights = opened.learner._standings.of("baton-mini").posterior.weights["base"]
+    assert all(weights[place][0] != 0 for place in weights if place >= 1_000_000 or place < 1024)
+    assert len([place for place in weights if place > 10_000]) == len(found.vector)

@@ -1,0 +1,187 @@
+"""Storms and waiting: how many attempts a failing pool gets, and how long a step waits for Retry-After (F-21)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.pool.breaker import MINIMUM, SHARE
+from app.core.run.events import Kind
+from app.process.wiring import House
+from tests.harness.service import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+ANSWER = "Hello there."
+
+
+@pytest.fixture
+async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    """A service with one worker."""
+    text = (
+        pool_text(stub)
+        .replace('["alpha", "beta", "gamma"]', '["alpha"]')
+        .replace('workers = ["alpha", "beta"]', 'workers = ["alpha"]')
+        .replace('fallback = "beta"', 'fallback = "alpha"')
+    )
+    async with open_house(tmp_path, text) as running:
+        yield running
+
+
+async def run(opened: House, **changes: Any) -> Outcome:
+    """One run, to its end."""
+    return await finish(await opened.drivers.start(order(opened, "baton-mini", **changes)))
+
+
+async def timed(opened: House, **changes: Any) -> tuple[Outcome, float]:
+    """The same, with its seconds."""
+    began = time.monotonic()
+    return await run(opened, **changes), time.monotonic() - began
+
+
+# -- storms
+
+
+@pytest.mark.parametrize(
+    ("act", "warm"),
+    [
+        pytest.param(Fail(status=429), False, id="429"),
+        pytest.param(Fail(status=429, retry_after=0.2), False, id="429 soon"),
+        pytest.param(Fail(status=429, retry_after=0.8), True, id="429 later"),
+        pytest.param(Fail(status=429, retry_after=3_600), False, id="429 much later"),
+        pytest.param(Fail(status=503, delay=0.02), False, id="503"),
+        pytest.param(Fail(status=503, delay=0.02), True, id="503 out of calm"),
+    ],
+)
+async def test_a_storm_gets_little_more_than_one_attempt_a_call(
+    stub: ProviderStub, opened: House, act: Fail, warm: bool
+) -> None:
+    runs = 48
+    if warm:
+        await asyncio.gather(*(run(opened) for _ in range(5)))
+    stub.clear()
+    stub.always("*", act)
+    outcomes: list[Outcome] = []
+    for _ in range(runs // 12):
+        outcomes += await asyncio.gather(*(run(opened) for _ in range(12)))
+    assert {outcome.ended.state.state for outcome in outcomes} == {"failed"}
+    assert runs <= len(stub.requests) <= (1 + SHARE) * runs + 3 * MINIMUM
+    counted = opened.means.telemetry.registry.get_sample_value
+    made = sum(
+        counted("baton_retries_total", {"worker": worker, "kind": kind}) or 0
+        for worker in ("alpha", "beta", "gamma")
+        for kind in ("retry", "replacement")
+    )
+    assert made == len(stub.requests) - runs
+
+
+async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened: House) -> None:
+    stub.always("*", Fail(status=429, retry_after=0.5))
+    await asyncio.gather(*(run(opened) for _ in range(20)))
+    stub.always("*", Reply())
+    await asyncio.sleep(0.6)
+    outcomes = await asyncio.gather(*(run(opened) for _ in range(20)))
+    assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
+
+
+async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(stub: ProviderStub, lonely: House) -> None:
+    stub.always("*", Fail(status=500))
+    outcomes = [await run(lonely) for _ in range(MINIMUM + 1)]
+    *_, failed, _ = await events(lonely, outcomes[-1].ended.state.run)
+    assert failed.kind is Kind.STEP_FAILED
+    assert failed.body["passed_over"] == [{"worker": "alpha", "reason": "retry_budget"}]
+    assert failed.body["error"] == "worker_unavailable"
+    counted = lonely.means.telemetry.registry.get_sample_value
+    assert counted("baton_retry_budget_exhausted_total", {"worker": "alpha"}) == 1
+
+
+# -- Retry-After
+
+
+async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", Fail(status=429, retry_after=0.7))
+    outcome, seconds = await timed(opened)
+    assert [received.model for received in stub.requests] == ["alpha", "alpha"]
+    assert stub.requests[1].at - stub.requests[0].at >= 0.7
+    assert seconds < 2
+    assert outcome.ended.answer == ANSWER
+
+
+async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", Fail(status=503, retry_after=2, as_date=True))
+    await run(opened)
+    assert [received.model for received in stub.requests] == ["alpha", "alpha"]
+    assert 0.9 <= stub.requests[1].at - stub.requests[0].at < 2.5
+
+
+async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once(
+    stub: ProviderStub, opened: House
+) -> None:
+    stub.always("alpha", Fail(status=429, retry_after=25))
+    outcome, seconds = await timed(opened)
+    assert seconds < 1
+    assert outcome.ended.answer == ANSWER
+    assert [received.model for received in stub.requests] == ["alpha", "beta"]
+    await run(opened)
+    assert len(stub.of("alpha")) == 1, "and the next run leaves it alone"
+
+
+@pytest.mark.parametrize("retry_after", [20, 7])
+async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely: House, retry_after: float) -> None:
+    stub.always("alpha", Fail(status=429, retry_after=retry_after))
+    outcome, seconds = await timed(lonely, limits=narrowed(lonely, "baton-mini", seconds=6.0))
+    assert seconds < 2
+    assert outcome.ended.state.state == "failed"
+    assert len(stub.requests) == 1
+
+
+async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: House) -> None:
+    stub.script("alpha", Fail(status=429, retry_after=1.2))
+    outcome, seconds = await timed(lonely)
+    assert outcome.ended.answer == ANSWER
+    assert seconds >= 1.2
+
+
+async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: House) -> None:
+    stub.always("alpha", Fail(status=429, retry_after=20))
+    driven = await lonely.drivers.start(order(lonely, "baton-mini"))
+    await stub.wait_for(1)
+    await asyncio.sleep(0.2)
+    journal = await events(lonely, driven.run)
+    assert kinds(journal)[-1] is Kind.CALL_FINISHED
+    assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
+    began = time.monotonic()
+    lonely.drivers.cancel(driven.run, "client")
+    outcome = await finish(driven)
+    assert time.monotonic() - began < 1
+    assert outcome.ended.state.state == "cancelled"
+    assert len(stub.requests) == 1
+    await asyncio.sleep(0.1)
+    assert lonely.means.telemetry.registry.get_sample_value("baton_steps_running") == 0
+
+
+# -- time
+
+
+async def test_a_step_that_nobody_could_do_in_time_is_not_begun(stub: ProviderStub, lonely: House) -> None:
+    stub.always("alpha", Reply(header_delay=1.0))
+    await asyncio.gather(*(run(lonely) for _ in range(5)))
+    stub.requests.clear()
+    outcome, seconds = await timed(lonely, limits=narrowed(lonely, "baton-mini", seconds=0.9))
+    assert seconds < 0.9
+    assert stub.requests == []
+    assert outcome.ended.state.state == "expired"
+    failed = next(event for event in await events(lonely, outcome.ended.state.run) if event.kind is Kind.STEP_FAILED)
+    assert failed.body["error"] == "no_time"
+    assert failed.body["passed_over"] == [{"worker": "alpha", "reason": "no_time"}]
+    assert 0 < failed.body["left"] < 0.9
+
+
+async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(header_delay=1.2))
+    await asyncio.gather(*(run(opened) for _ in range(5)))
+    outcome = await run(opened, limits=narrowed(opened, "baton-mini", seconds=1.1))
+    assert outcome.ended.answer == ANSWER
+    assert stub.requests[-1].model == "beta"

@@ -1,0 +1,102 @@
+"""Tickets as they may come: one lets read too little, one comes too early; one comes again, for a step that nobody can
+pay for; one comes when the end has been asked for."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.core.run.events import Draft, Kind
+from app.engine.commit.speculative import Aheads
+from app.stepqueue.memory import MemoryQueue
+from app.stepqueue.protocol import AGAIN, Ticket
+from app.store.protocol import Appended, Entry, Journal
+from app.store.sql import SqlStore
+from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.stubs import ProviderStub
+
+
+async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """A run whose second step sees the first, by tickets alone."""
+    chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
+    async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:  # which audits what was sent
+        opened.drivers.beside = None
+        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
+            patch.setattr(Aheads, way, lambda *_: None)
+        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        assert (await finish(driven)).ended.error is None
+
+
+async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, ring = SqlStore.journal, MemoryQueue.ring
+
+    async def no_more(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        read = await journal(store, run, upto, after)
+        return read if upto is None else Journal(read.salt, tuple(one for one in read.events if one.seq <= upto))
+
+    async def early(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [replace(ticket, seq=6) for ticket in tickets])
+
+    monkeypatch.setattr(SqlStore, "journal", no_more)
+    monkeypatch.setattr(MemoryQueue, "ring", early)
+    await chained(tmp_path, monkeypatch)
+
+
+async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody guesses it, and the claim is so long on its way that the step has been queued when it arrives."""
+    ring, append = MemoryQueue.ring, SqlStore.append
+
+    async def guessed(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [*tickets, *(replace(ticket, step=1) for ticket in tickets if ticket.step == 0)])
+
+    async def slow(store: SqlStore, entry: Entry) -> Appended:
+        if entry.move is not None and (entry.move.step, entry.move.verb) == (1, "take"):
+            await asyncio.sleep(0.5)
+        return await append(store, entry)
+
+    monkeypatch.setattr(MemoryQueue, "ring", guessed)
+    monkeypatch.setattr(SqlStore, "append", slow)
+    await chained(tmp_path, monkeypatch)
+
+
+async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = MemoryQueue.ring
+
+    async def again(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+        await ring(queue, [replace(ticket, version=AGAIN) for ticket in tickets])
+
+    monkeypatch.setattr(MemoryQueue, "ring", again)
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+        poor = narrowed(opened, "baton-mini", usd=1)
+        driven = await opened.drivers.start(order(opened, "baton-mini", limits=poor))
+        assert (await finish(driven)).ended.state.state == "over_budget"
+
+
+async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its dispatcher has read so, though its driver has yet to hear of it."""
+    ring = MemoryQueue.ring
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+        opened.drivers.beside = None
+
+        async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
+            asked = (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)
+            for ticket in tickets:
+                await opened.means.store.append(Entry(ticket.run, opened.means.now(), asked))
+            await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
+
+        monkeypatch.setattr(MemoryQueue, "ring", late)
+        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        assert (await finish(driven)).ended.state.state == "cancelled"
+        assert Kind.CALL_INTENDED not in kinds(await events(opened, driven.run))
+        assert stub.requests == []

@@ -1,0 +1,161 @@
+"""Results of tool calls as they come back: together, once, from the caller that the calls were given to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.message.chat import Image, Message, Text
+from app.core.message.tools import mint
+from app.engine.runs import tool_results
+from app.errors import InvalidRequest
+from app.process.wiring import House
+from tests.harness.conversations import ASK, Talk, calling, look
+from tests.harness.service import finish, open_house, pool_text
+from tests.stubs import ProviderStub, Reply
+
+DONE = Reply(chunks=("It is ", "42."))
+
+
+@pytest.fixture
+async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        yield opened
+
+
+def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
+    return refused.value.public_code
+
+
+async def test_results_of_several_calls_come_together(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a"), look("b")), DONE)
+    talk = Talk(house)
+    first = await talk.say()
+    talk.answer(first, "A", "B")
+    kept = talk.messages.pop()
+    with pytest.raises(InvalidRequest) as refused:
+        await talk.say()
+    assert code(refused) == "tool_results_missing"
+    assert first.ended.calls[1].id in refused.value.message
+    talk.messages.append(kept)
+    assert (await talk.say()).ended.answer == "It is 42."
+
+
+async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
+    talk = Talk(house)
+    talk.answer(await talk.say(), "A")
+    together = await asyncio.gather(*(talk.say() for _ in range(3)))
+    late = await talk.say()
+    assert len({outcome.ended.calls for outcome in (*together, late)}) == 1
+    assert len(stub.of("alpha")) == 2
+    talk.answer(late, "B")
+    assert (await talk.say()).ended.answer == "It is 42."
+
+
+async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
+    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
+    stub.script("alpha", calling(look("a")), calling(look("b")), DONE)
+    talk, looking, find = Talk(house), 0, tool_results.find
+
+    async def find_together(*given: Any) -> Any:
+        nonlocal looking
+        found, looking = await find(*given), looking + 1
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while looking < 3:  # noqa: ASYNC110 - nobody else would set an event
+                    await asyncio.sleep(0.001)
+        return found
+
+    talk.answer(await talk.say(), "A")
+    monkeypatch.setattr(tool_results, "find", find_together)
+    replies = await asyncio.gather(*(talk.say() for _ in range(3)))
+    assert len({outcome.ended.calls for outcome in replies}) == 1
+    assert len(stub.of("alpha")) == 2
+    async with asyncio.timeout(10):
+        while len(house.drivers):  # noqa: ASYNC110 - an end has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
+    talk, liar = Talk(house), Talk(house)
+    first = await talk.say()
+    talk.answer(first, "A")
+    liar.answer(first, "not A")
+    running = await talk.begin()
+    with pytest.raises(InvalidRequest) as refused:
+        await liar.say()
+    assert code(refused) == "tool_call_answered"
+    second = await finish(running)
+    with pytest.raises(InvalidRequest) as refused:
+        await liar.say()
+    assert code(refused) == "tool_call_answered"
+    talk.answer(second, "B")
+    await talk.say()
+
+
+async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", *[calling(look(str(n))) for n in range(3)])
+    talk = Talk(house)
+    talk.answer(await talk.say(), "A")
+    early = list(talk.messages)
+    talk.answer(await talk.say(), "B")
+    await talk.say()
+    talk.messages = early
+    with pytest.raises(InvalidRequest) as refused:
+        await talk.say()
+    assert code(refused) == "tool_call_answered"
+
+
+async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")))
+    talk = Talk(house)
+    first = await talk.say()
+    (given,) = first.ended.calls
+    nobodys = replace(given, id=mint("run_" + "0" * 31, b"x" * 9))
+    others = replace(given, id=mint(first.ended.state.run, b"x" * 9))
+    for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (given, "stranger")):
+        result = Message("tool", (Text("A"),), call_id=call.id)
+        stranger = Talk(house, messages=[ASK, Message("assistant", (), calls=(call,)), result])
+        with pytest.raises(InvalidRequest) as refused:
+            await house.drivers.start(replace(stranger.order(), tenant=tenant))
+        assert code(refused) == "unknown_tool_call"
+        assert call.id not in refused.value.message
+
+
+async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")), DONE)
+    talk = Talk(house)
+    talk.answer(await talk.say(), "A")
+    asked = replace(talk.order(), key="other")
+    with pytest.raises(InvalidRequest) as refused:
+        await house.drivers.start(replace(asked, tier=house.pool.catalog().tiers["baton-ultra"]))
+    assert code(refused) == "unknown_tool_call"
+    assert (await finish(await house.drivers.start(asked))).ended.answer == "It is 42."
+
+
+async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")))
+    talk = Talk(house)
+    talk.answer(await talk.say(), "A")
+    with pytest.raises(InvalidRequest) as refused:
+        await talk.say(labels=frozenset({"phi"}))
+    assert (code(refused), refused.value.param) == ("labels_changed", "baton.labels")
+
+
+async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStub, house: House) -> None:
+    stub.script("alpha", calling(look("a")))
+    talk = Talk(house)
+    first = await talk.say()
+    talk.answer(first, "A")
+    talk.messages[-1] = replace(talk.messages[-1], parts=(Image("data:image/png;base64,AA"),))
+    with pytest.raises(InvalidRequest) as refused:
+        await talk.say()
+    assert code(refused) == "no_eligible_worker"

@@ -1,0 +1,105 @@
+"""The database goes away between an admission's COMMIT and its answer, and does not come back in time: F-18.
+
+Nobody knows then whether there is a run, and nobody is told otherwise.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.errors import NotFound, StoreUnavailable
+from app.process.wiring import House
+from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
+from tests.harness.service import calling, open_house, pool_text
+from tests.stubs import Hang, ProviderStub
+
+SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub), SETTINGS) as running:
+        yield running
+
+
+def unanswered(opened: House, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
+    """The next admission is committed or not, and the store cannot find out which."""
+    append, done = opened.means.store.append, False
+
+    async def undecided(entry: Entry) -> Appended:
+        nonlocal done
+        if entry.new is None or done:
+            return await append(entry)
+        done = True
+        if lands:
+            await append(entry)
+        raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
+
+    monkeypatch.setattr(opened.means.store, "append", undecided)
+
+
+async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+    return await client.post("/v1/chat/completions", json=body | more.pop("body", {}), **more)
+
+
+async def ended(opened: House, run: str) -> RunRow:
+    """The run's row once it has ended; bounded by the test's own time limit."""
+    while (row := await opened.means.store.run(run)).ended_at is None:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.02)
+    return row
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
+    opened: House, monkeypatch: pytest.MonkeyPatch, lands: bool
+) -> None:
+    unanswered(opened, monkeypatch, lands=lands)
+    async with calling(opened) as client:
+        reply = await asked(client)
+        run = reply.headers["x-baton-run"]
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], int(reply.headers["retry-after"]) >= 1) == (503, UNDECIDED, True)
+        assert run in error["message"]
+        assert "nothing was started" not in error["message"]
+        assert (await client.get(f"/v1/runs/{run}")).status_code == (200 if lands else 404)
+        assert len(opened.drivers) == 0
+        assert (await asked(client)).status_code == 200, "its place is free again"
+
+
+async def test_a_run_that_nobody_waits_for_is_cancelled(
+    opened: House, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
+) -> None:
+    stub.always("alpha", Hang())
+    unanswered(opened, monkeypatch, lands=True)
+    async with calling(opened) as client:
+        reply = await asked(client)
+    assert (await ended(opened, reply.headers["x-baton-run"])).state == "cancelled"
+
+
+async def test_a_run_that_is_to_be_finished_goes_on(opened: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    unanswered(opened, monkeypatch, lands=True)
+    async with calling(opened) as client:
+        reply = await asked(client, body={"baton": {"on_disconnect": "finish"}})
+    assert reply.status_code == 503
+    assert (await ended(opened, reply.headers["x-baton-run"])).state == "succeeded"
+
+
+@pytest.mark.parametrize("lands", [True, False])
+async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again(
+    opened: House, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
+) -> None:
+    unanswered(opened, monkeypatch, lands=lands)
+    async with calling(opened) as client:
+        first = await asked(client, headers={"Idempotency-Key": "one"})
+        again = await asked(client, headers={"Idempotency-Key": "one"})
+    assert (first.status_code, again.status_code) == (503, 200)
+    assert (again.headers["x-baton-run"] == first.headers["x-baton-run"]) == lands
+    assert len(stub.requests) == 1
+    if not lands:
+        with pytest.raises(NotFound):
+            await opened.means.store.run(first.headers["x-baton-run"])

@@ -1,0 +1,386 @@
+"""Webhooks end to end: real drivers, store and sender, and a receiver on loopback that the official client plays."""
+
+import asyncio
+import base64
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from openai import OpenAI
+
+from app.core.run import notices
+from app.engine.delivery import webhooks
+from app.errors import StoreUnavailable
+from app.gateway.responses import reply
+from app.process.wiring import House
+from app.store.sql import SqlStore
+from tests.engine.test_tool_turns import Talk
+from tests.harness.service import finish, open_house, order, pool_text
+from tests.stubs import Fail, ProviderStub, Reply, ToolCall
+
+SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
+BACKGROUND = {"format": "responses", "background": True}
+Answer = Callable[[web.Request], Any]
+
+
+@dataclass
+class Receiver:
+    """An operator's webhook; `answers` are given one after the other, and 200 once they are used up."""
+
+    url: str = ""
+    answers: list[Any] = field(default_factory=list)
+    came: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+    elsewhere: int = 0
+    """Requests at the address that it redirects to."""
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.came.append((dict(request.headers), await request.read()))
+        answer = self.answers.pop(0) if self.answers else 200
+        if answer == "hang":
+            await asyncio.sleep(30)
+        if answer == "redirect":
+            return web.Response(status=307, headers={"location": f"{self.url}/elsewhere"})
+        return web.Response(status=answer)
+
+    async def wrong(self, _request: web.Request) -> web.Response:
+        self.elsewhere += 1
+        return web.Response()
+
+    def events(self) -> list[Any]:
+        """What has come, as the official client reads it: a wrong signature raises."""
+        client = OpenAI(api_key="unused")
+        return [client.webhooks.unwrap(body, headers, secret=SECRET) for headers, body in self.came]
+
+    def ids(self) -> list[str]:
+        return [{name.lower(): value for name, value in headers.items()}["webhook-id"] for headers, _ in self.came]
+
+    async def wait_for(self, count: int) -> list[Any]:
+        """The events, once that many have come."""
+        await soon(lambda: len(self.came) >= count)
+        return self.events()
+
+
+async def soon(true: Callable[[], bool], within: float = 10.0) -> None:
+    async with asyncio.timeout(within):
+        while not true():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    made = Receiver()
+    application = web.Application()
+    application.router.add_post("/hook", made.take)
+    application.router.add_route("*", "/hook/elsewhere", made.wrong)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+    yield made
+    await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of tens of milliseconds where they are seconds."""
+    monkeypatch.setattr(webhooks, "POLL", 0.02)
+    monkeypatch.setattr(webhooks, "COUNTING", 0.02)
+    monkeypatch.setattr(webhooks, "CLAIM", 4.0)
+    monkeypatch.setattr(webhooks, "DEADLINE", 1.0)
+    monkeypatch.setattr(notices, "SHORTEST", 0.05)
+
+
+@asynccontextmanager
+async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[House]:
+    environ = {"BATON_WEBHOOK_URL": receiver.url, "BATON_WEBHOOK_SECRET": SECRET} | more.pop("environ", {})
+    async with open_house(folder, pool_text(stub), environ, **more) as opened:
+        yield opened
+
+
+async def run_of(opened: House, wire: dict[str, Any] | None = None) -> str:
+    """A background run of this process, to its end."""
+    driven = await opened.drivers.start(order(opened, "baton-mini", wire=BACKGROUND if wire is None else wire))
+    await finish(driven)
+    return driven.run
+
+
+def metric(opened: House, sample: str) -> float:
+    lines = opened.means.telemetry.exposition().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} "))
+
+
+def outcomes(opened: House) -> list[float]:
+    """How many tries were delivered, retried and failed."""
+    return [metric(opened, f'baton_webhooks_total{{outcome="{word}"}}') for word in ("delivered", "retried", "failed")]
+
+
+async def none_left(opened: House) -> None:
+    await until_pending(opened, 0)
+
+
+async def until_pending(opened: House, count: int) -> None:
+    async with asyncio.timeout(10):
+        while await opened.means.store.pending_notices(100) != count:  # noqa: ASYNC110 - as in `soon`
+            await asyncio.sleep(0.01)
+
+
+async def test_the_end_of_a_background_response_is_told_once(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path
+) -> None:
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        run = await run_of(opened)
+        (event,) = await receiver.wait_for(1)
+        assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
+        assert event.created_at == int((await opened.means.store.run(run)).ended_at or 0)
+        await none_left(opened)
+        await asyncio.sleep(0.3)
+        assert len(receiver.came) == 1
+        assert outcomes(opened) == [1, 0, 0]
+    headers, body = receiver.came[0]
+    assert headers["Content-Type"] == "application/json"
+    assert set(event.to_dict()) == {"id", "object", "created_at", "type", "data"}
+    assert b"2 + 2" not in body
+
+
+async def test_runs_that_somebody_waits_for_are_not_told(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path
+) -> None:
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        for wire in ({}, {"format": "responses"}, {"format": "chat", "background": True}):
+            await run_of(opened, wire)
+        await run_of(opened)
+        await none_left(opened)
+        assert len(receiver.came) == 1
+
+
+async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        for worker in ("alpha", "beta", "gamma"):
+            stub.always(worker, Fail(status=400))
+        failed = await run_of(opened)
+        await receiver.wait_for(1)
+        driven = await opened.drivers.start(order(opened, "baton-ultra", wire=BACKGROUND))
+        opened.drivers.cancel(driven.run, "caller")
+        assert (await finish(driven)).ended.state.state == "cancelled"
+        events = await receiver.wait_for(2)
+    found = [(event.type, event.data.id) for event in events]
+    assert found == [("response.failed", f"resp_{failed}"), ("response.cancelled", f"resp_{driven.run}")]
+
+
+async def test_each_background_turn_is_told_under_its_own_ids(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path
+) -> None:
+    calls = [Reply(chunks=(), tool_calls=(ToolCall("look", "{}", f"id-{n}"),), finish="tool") for n in range(2)]
+    stub.script("alpha", *calls, Reply(chunks=("Cut",), finish="length"))
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        talk = Talk(opened)
+        asked = await talk.say(wire=BACKGROUND)
+        await none_left(opened)
+        talk.answer(asked, "one")
+        asked = await talk.say(wire={"format": "responses"})  # this turn has a caller who waits for it
+        talk.answer(asked, "two")
+        ended = await talk.say(wire=BACKGROUND)
+        run = ended.ended.state.run
+        events = await receiver.wait_for(2)
+        await none_left(opened)
+    told = [(event.type, event.data.id) for event in events]
+    assert told == [("response.completed", f"resp_{run}"), ("response.incomplete", f"resp_{run}_2")]
+    assert len(set(receiver.ids())) == 2
+
+
+async def test_an_end_that_nobody_can_explain_is_told_too(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path
+) -> None:
+    """A run past its deadline is ended without its journal being understood: newer code has written to it."""
+    async with opened_house(stub, receiver, tmp_path, dispatches=False) as opened:
+        driven = await opened.drivers.start(order(opened, "baton-mini", wire=BACKGROUND))
+    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+        database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
+        database.execute("UPDATE runs SET deadline = 0, lease_until = 0")
+    database.close()
+    async with opened_house(stub, receiver, tmp_path, audits=False) as opened:
+        (event,) = await receiver.wait_for(1)
+        assert (event.type, event.data.id) == ("response.failed", f"resp_{driven.run}")
+        assert (await opened.means.store.run(driven.run)).state == "expired"
+
+
+@pytest.mark.parametrize("trouble", [500, 404, 429, "hang", "redirect"])
+async def test_what_is_not_delivered_is_tried_again_under_the_same_id(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, trouble: Any
+) -> None:
+    receiver.answers = [trouble, trouble]
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        await run_of(opened)
+        await receiver.wait_for(3)
+        await none_left(opened)
+        assert outcomes(opened) == [1, 2, 0]
+    assert len(receiver.events()) == 3, "each is signed for its own time"
+    assert len(set(receiver.ids())) == 1
+    assert len({body for _, body in receiver.came}) == 1
+    assert receiver.elsewhere == 0, "a redirect is not followed"
+
+
+async def test_a_receiver_that_is_away_is_tried_again(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
+    nobody = {"BATON_WEBHOOK_URL": "http://127.0.0.1:1/hook"}
+    async with opened_house(stub, receiver, tmp_path, environ=nobody) as opened:
+        await run_of(opened)
+        await soon(lambda: outcomes(opened)[1] >= 2)
+        await soon(lambda: metric(opened, "baton_webhooks_pending") == 1)
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        assert [event.type for event in await receiver.wait_for(1)] == ["response.completed"]
+        await none_left(opened)
+
+
+async def test_a_receiver_that_is_gone_is_not_tried_again(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [410]
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        run = await run_of(opened)
+        await none_left(opened)
+        await run_of(opened)
+        await receiver.wait_for(2)
+        await none_left(opened)
+        assert outcomes(opened) == [1, 0, 1], "it is that delivery alone"
+    (given_up,) = [record for record in caplog.records if record.message == "a webhook was given up"]
+    assert given_up.levelname == "ERROR"
+    assert (given_up.fields["run"], given_up.fields["status"]) == (run, 410)  # type: ignore[attr-defined]
+    assert receiver.url not in caplog.text
+
+
+async def test_after_three_days_it_is_given_up(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
+        await run_of(opened)
+        await soon(lambda: outcomes(opened)[1] >= 1)
+    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+        database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
+    database.close()
+    receiver.answers = [503]
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        await none_left(opened)
+        assert (len(receiver.came), outcomes(opened)) == (1, [0, 0, 1]), "it has one more try, however old"
+    assert "a webhook was given up" in caplog.messages
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Settings for either database, with the schema in it."""
+    if request.param == "sqlite":
+        return {}
+    return {"BATON_DATABASE_URL": request.getfixturevalue("migrated_postgres_url")}
+
+
+async def test_a_process_that_dies_between_commit_and_delivery_loses_nothing(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> tuple[()]:
+        return ()
+
+    with monkeypatch.context() as dying:  # it commits the end, and never gets to deliver anything
+        dying.setattr(SqlStore, "take_notices", never)
+        async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+            run = await run_of(opened)
+            await until_pending(opened, 1)
+    assert receiver.came == []
+    async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+        (event,) = await receiver.wait_for(1)
+        assert event.data.id == f"resp_{run}"
+        await none_left(opened)
+
+
+async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, database: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> bool:
+        raise StoreUnavailable
+
+    with monkeypatch.context() as dying:  # it is delivered, and that is all that anybody knows
+        dying.setattr(SqlStore, "close_notice", lost)
+        dying.setattr(webhooks, "CLAIM", 1.5)
+        async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+            await run_of(opened)
+            await receiver.wait_for(1)
+    async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
+        assert await opened.means.store.pending_notices(9) == 1
+        await receiver.wait_for(2)
+        await none_left(opened)
+    assert len(set(receiver.ids())) == 1
+
+
+async def test_of_two_processes_one_delivers(
+    stub: ProviderStub,
+    receiver: Receiver,
+    tmp_path: Path,
+    database: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runs = []
+    async with AsyncExitStack() as stack:
+        houses = [
+            await stack.enter_async_context(opened_house(stub, receiver, tmp_path, environ=database)) for _ in range(2)
+        ]
+        async with asyncio.timeout(20):  # which of them gets a notice is chance; both get some in the end
+            while len(runs) < 12 or not all(outcomes(one)[0] for one in houses):
+                runs += await asyncio.gather(*map(run_of, houses))
+        await none_left(houses[0])
+        await soon(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
+        counted = [outcomes(one) for one in houses]
+    # A busy machine may keep a process from writing down that it has delivered; it says so, and that one comes again.
+    unkept = sum("could not be kept" in message for message in caplog.messages)
+    assert {event.data.id for event in receiver.events()} == {f"resp_{run}" for run in runs}
+    assert len(receiver.came) <= len(runs) + unkept
+    assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unkept, 0, 0]
+
+
+async def test_a_slow_receiver_holds_up_nobody_else(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:
+    receiver.answers = ["hang"]
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        first = await run_of(opened)
+        await receiver.wait_for(1)
+        second = await run_of(opened)
+        await soon(lambda: outcomes(opened)[0] == 1)
+        assert outcomes(opened) == [1, 0, 0]
+        await none_left(opened)
+    assert [event.data.id for event in receiver.events()] == [f"resp_{run}" for run in (first, second, first)]
+
+
+async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
+        await run_of(opened)
+    monkeypatch.setattr(webhooks, "FORGETTING", 0.02)
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        await run_of(opened)
+        assert await opened.means.store.pending_notices(9) == 1
+        with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
+            database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
+        database.close()
+        await none_left(opened)
+    assert receiver.came == []
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        await run_of(opened)
+        await receiver.wait_for(1)
+        await none_left(opened)
+        assert outcomes(opened) == [1, 0, 0]
+
+
+def test_a_notice_and_the_response_agree_on_what_is_incomplete() -> None:
+    assert set(reply.INCOMPLETE) == notices.CUT_SHORT

@@ -1,0 +1,149 @@
+"""The audit routes: pages that lose and repeat nothing, filters, and what a worker saw."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from tests.harness.stand_ins import TEXTS, House, row_of
+
+
+async def get(gateway: House, key: str, path: str, status: int = 200) -> dict[str, Any]:
+    async with gateway.client(key) as client:
+        reply = await client.get(path)
+    assert reply.status_code == status, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+async def test_pages_give_every_run_once(gateway: House, key: str) -> None:
+    gateway.store.rows = [row_of(f"run_{n:02}", "acme", 1e9 + n // 3) for n in range(25)]
+    gateway.store.rows += [row_of("run_x", "other")]
+    seen: list[str] = []
+    path = "/v1/runs?limit=7"
+    while path:
+        page = await get(gateway, key, path)
+        assert page["object"] == "list"
+        assert page["has_more"] == (page["next"] is not None)
+        seen += [run["id"] for run in page["data"]]
+        gateway.store.rows.append(row_of(f"run_new_{len(seen)}", "acme", 2e9))
+        path = f"/v1/runs?limit=7&after={page['next']}" if page["has_more"] else ""
+    assert seen == [f"run_{n:02}" for n in reversed(range(25))]
+
+
+async def test_filters_reach_the_store(gateway: House, key: str) -> None:
+    since = "2026-09-01T00:00:00Z"
+    await get(
+        gateway,
+        key,
+        f"/v1/runs?state=failed&tier=baton-mini&worker=alpha&label=phi&key=k&since={since}&until=1900000000.5"
+        "&min_cost_usd=0.0000015&degraded=true",
+    )
+    [query] = gateway.store.queries
+    assert (query.tenant, query.state, query.tier, query.key) == ("acme", "failed", "baton-mini", "k")
+    assert (query.since, query.until, query.min_usd, query.degraded) == (1788220800.0, 1900000000.5, 2, True)
+    assert query.tags == (("worker", "alpha"), ("label", "phi"))
+    assert query.limit == 21
+
+
+async def test_an_offset_of_time_is_kept(gateway: House, key: str) -> None:
+    for written in ("2026-09-01T02:00:00%2B02:00", "2026-09-01T02:00:00+02:00", "2026-09-01T00:00:00"):
+        await get(gateway, key, f"/v1/runs?since={written}")
+    assert {query.since for query in gateway.store.queries} == {1788220800.0}
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=x", "limit"),
+        ("limit=٣", "limit"),
+        ("state=canary", "state"),
+        ("degraded=maybe", "degraded"),
+        ("since=yesterday", "since"),
+        ("since=nan", "since"),
+        ("until=1e99", "until"),
+        ("min_cost_usd=-1", "min_cost_usd"),
+        ("min_cost_usd=NaN", "min_cost_usd"),
+        ("min_cost_usd=1e9", "min_cost_usd"),
+        ("after=canary", "after"),
+        ("after=" + base64.urlsafe_b64encode(b'{"a":1}').decode(), "after"),
+        ("after=" + base64.urlsafe_b64encode(b'["x","y"]').decode(), "after"),
+        ("after=" + base64.urlsafe_b64encode(b'[1,"a b"]').decode(), "after"),
+        ("key=a%00b", "key"),
+        ("key=" + "a" * 513, "key"),
+        ("canary=1", None),
+    ],
+)
+async def test_a_bad_query_is_a_400_that_names_the_parameter(
+    gateway: House, key: str, query: str, param: str | None
+) -> None:
+    error = (await get(gateway, key, f"/v1/runs?{query}", 400))["error"]
+    assert error["param"] == param
+    assert "canary" not in error["message"]
+
+
+async def test_a_run_explains_itself(gateway: House, key: str) -> None:
+    run = await get(gateway, key, "/v1/runs/run_mine")
+    assert (run["id"], run["state"], run["topology"]) == ("run_mine", "succeeded", "chain")
+    assert run["labels"] == ["phi"]
+    assert run["excluded"] == {"gamma": "not cleared for phi"}
+    assert run["limits"]["usd"] == 2.0
+    [proposal] = run["proposals"]
+    assert (proposal["state"], proposal["steps"], proposal["probabilities"]) == (
+        "accepted",
+        [0, 1],
+        {"0": 0.5, "1": 0.5},
+    )
+    first, last = run["steps"]
+    assert (first["access"], last["access"]) == (["user"], ["user", 0])
+    [attempt] = last["attempts"]
+    assert (attempt["worker"], attempt["outcome"], attempt["cost_usd"]) == ("alpha", "ok", 0.00005)
+    assert attempt["usage"]["output"] == 7
+    assert run["usage"]["total_tokens"] == 17
+    assert run["cost_usd"] == 0.0001
+    assert not any(text in str(run) for text in TEXTS.values())
+
+
+async def test_the_id_of_a_completion_names_its_run(gateway: House, key: str) -> None:
+    assert (await get(gateway, key, "/v1/runs/chatcmpl-run_mine"))["id"] == "run_mine"
+
+
+async def test_events_come_in_pages(gateway: House, key: str) -> None:
+    seen: list[int] = []
+    path = "/v1/runs/run_mine/events?limit=5"
+    while path:
+        page = await get(gateway, key, path)
+        seen += [event["seq"] for event in page["data"]]
+        path = f"/v1/runs/run_mine/events?limit=5&after={page['next']}" if page["has_more"] else ""
+    assert seen == list(range(1, 15))
+    every = await get(gateway, key, "/v1/runs/run_mine/events")
+    assert every["data"][0]["kind"] == "run.admitted"
+    assert every["data"][-1]["kind"] == "run.succeeded"
+
+
+async def test_a_step_shows_what_its_worker_saw(gateway: House, key: str) -> None:
+    first = await get(gateway, key, "/v1/runs/run_mine/steps/0")
+    question = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"}]}
+    assert first["messages"][0] == question
+    assert "Think." in first["messages"][1]["content"][0]["text"]
+    assert first["output"] == "Two twos."
+    assert first["attempts"][0]["output"] == "Two twos."
+    assert first["erased"] is False
+    last = await get(gateway, key, "/v1/runs/run_mine/steps/1")
+    assert "Two twos." in last["messages"][1]["content"][0]["text"]
+    assert (last["subtask"], last["output"]) == ("Answer.", "Four.")
+
+
+async def test_erased_content_is_said_to_be_erased(gateway: House, key: str) -> None:
+    gateway.store.shelf = {}
+    step = await get(gateway, key, "/v1/runs/run_mine/steps/1")
+    assert step["erased"] is True
+    assert step["messages"] is step["output"] is step["subtask"] is None
+    assert step["usage"]["output"] == 7
+
+
+@pytest.mark.parametrize("n", ["2", "-1", "x", "0.5", "٣", "1" * 50])
+async def test_a_step_that_is_none(gateway: House, key: str, n: str) -> None:
+    await get(gateway, key, f"/v1/runs/run_mine/steps/{n}", 404)

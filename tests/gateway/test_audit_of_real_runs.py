@@ -1,0 +1,95 @@
+"""Real runs over the real wiring, asked for and explained by HTTP: the audit trail reads what the journal wrote."""
+
+from typing import Any
+
+import httpx
+
+from tests.harness.service import plan
+from tests.stubs import Fail, ProviderStub, Reply
+
+
+async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    body = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]} | more
+    return await client.post("/v1/chat/completions", json=body, timeout=20)
+
+
+async def test_a_planned_run_is_explained_step_by_step(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=("Two", " twos.")))
+    stub.always("beta", Reply(chunks=("Four.",)))
+    steps = plan(("alpha", "Think about it", ["user"]), ("beta", "Answer", [0]))
+    reply = await ask(client, baton={"plan": steps, "labels": []})
+    assert reply.status_code == 200, reply.text
+    body = reply.json()
+    assert body["choices"][0]["message"]["content"] == "Four."
+    run = (await client.get(body["baton"]["audit"])).json()
+    assert (run["state"], run["topology"], run["conductor"]) == ("succeeded", "chain", "caller")
+    assert [(step["worker"], step["access"], step["state"]) for step in run["steps"]] == [
+        ("alpha", ["user"], "done"),
+        ("beta", [0], "done"),
+    ]
+    assert run["cost_usd"] == body["baton"]["cost_usd"] == run["spent"]["usd"] > 0
+    assert run["usage"] == body["usage"]
+    last = (await client.get(f"{body['baton']['audit']}/steps/1")).json()
+    sent = [received.json["messages"] for received in stub.requests][1]
+    shown = [{"role": one["role"], "content": one["content"][0]["text"]} for one in last["messages"]]
+    assert shown == sent
+    assert "What is 2 + 2?" not in str(sent)
+    assert (last["output"], last["erased"]) == ("Four.", False)
+    events = (await client.get(f"{body['baton']['audit']}/events")).json()["data"]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    listed = (await client.get("/v1/runs?worker=beta&state=succeeded")).json()["data"]
+    assert [one["id"] for one in listed] == [run["id"]]
+
+
+async def test_a_replaced_worker_is_shown(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Fail(status=401))
+    reply = await ask(client, stream=True)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    run = (await client.get(f"/v1/runs/{reply.headers['x-baton-run']}")).json()
+    [step] = run["steps"]
+    assert (step["planned_worker"], step["worker"] != "alpha") == ("alpha", True)
+    assert {attempt["worker"]: attempt["outcome"] for attempt in step["attempts"]} == {
+        "alpha": "error",
+        step["worker"]: "ok",
+    }
+
+
+async def test_a_bad_plan_of_the_caller_lists_every_fault(client: httpx.AsyncClient) -> None:
+    steps = plan(("nobody7Q", "x", ["user"]), ("alpha", "y", [1]), ("beta", "z", [2, 7]))
+    reply = await ask(client, baton={"plan": steps})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "baton.plan"
+    assert all(f"step {n}" in error["message"] for n in range(3))
+    assert "nobody7Q" not in reply.text
+    assert (await client.get("/v1/runs")).json()["data"] == []
+
+
+async def test_a_huge_bad_plan_gets_a_small_answer(client: httpx.AsyncClient) -> None:
+    reply = await ask(client, baton={"plan": {"steps": [{"worker": 5, "subtask": 7, "access": "x"}] * 5_000}})
+    assert reply.status_code == 400
+    assert len(reply.content) <= 4_096
+
+
+async def test_pages_of_real_runs_hold_each_once(client: httpx.AsyncClient) -> None:
+    made = [(await ask(client)).json()["baton"]["run"] for _ in range(5)]
+    seen: list[str] = []
+    path = "/v1/runs?limit=2"
+    while path:
+        page = (await client.get(path)).json()
+        seen += [one["id"] for one in page["data"]]
+        path = f"/v1/runs?limit=2&after={page['next']}" if page["has_more"] else ""
+    assert seen == made[::-1]
+
+
+async def test_a_caller_learns_why_the_planned_worker_was_passed_over(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.always("alpha", Fail(status=401))
+    steps = plan(("alpha", "Answer", ["user"]))
+    first, second = [(await ask(client, baton={"plan": steps})).json()["baton"]["audit"] for _ in range(2)]
+    [refused, _] = (await client.get(first)).json()["steps"][0]["attempts"]
+    assert (refused["blamed"], refused["retry_after"], refused["passed_over"]) == ("misconfigured", None, [])
+    [step] = (await client.get(second)).json()["steps"]
+    assert (step["planned_worker"], step["worker"], step["passed_over"]) == ("alpha", "beta", [])
+    assert step["attempts"][0]["passed_over"] == [{"worker": "alpha", "reason": "misconfigured"}]

@@ -1,0 +1,217 @@
+"""Keys: every route with every way to be nobody, in every spelling; and what a store that is down looks like."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import httpx
+import pytest
+
+from app.errors import ConfigInvalid, StoreUnavailable
+from app.gateway.http.auth import adopt, digest, mint
+from tests.harness.stand_ins import CALLER, PEPPER, SECRET, House, api_routes, ask
+
+OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+NEEDS = {
+    ("POST", "/v1/chat/completions"): {"runs:write"},
+    ("POST", "/v1/completions"): {"runs:write"},
+    ("POST", "/v1/messages"): {"runs:write"},
+    ("POST", "/v1/messages/count_tokens"): {"runs:write"},
+    ("POST", "/v1/responses"): {"runs:write"},
+    ("GET", "/v1/responses/{response}"): {"runs:read"},
+    ("DELETE", "/v1/responses/{response}"): {"runs:write"},
+    ("POST", "/v1/responses/{response}/cancel"): {"runs:write"},
+    ("GET", "/v1/responses/{response}/input_items"): {"runs:read"},
+    ("GET", "/v1/models"): set(),
+    ("GET", "/v1/models/{model:path}"): set(),
+    ("GET", "/v1/runs"): {"runs:read"},
+    ("GET", "/v1/runs/{run}"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/events"): {"runs:read"},
+    ("GET", "/v1/runs/{run}/steps/{n}"): {"runs:read", "audit:read"},
+    ("GET", "/v1/runs/{run}/stream"): {"runs:read", "audit:read"},  # the latter for runs of other keys, as this one is
+    ("POST", "/v1/runs/{run}/cancel"): {"runs:write"},
+    ("POST", "/v1/runs/{run}/feedback"): {"runs:write"},
+}
+BODIES = {
+    "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
+    "/v1/messages": ask() | {"max_tokens": 64},
+    "/v1/runs/{run}/feedback": {"thumbs": "up"},
+    "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
+}
+"""What a POST route is sent that does not take a chat."""
+EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine", "n": "0"}
+
+
+def closed_routes() -> Iterator[tuple[str, str]]:
+    """Every route of the application that is not open to everybody, from the route table."""
+    for route in api_routes(House().app.routes):
+        for method in sorted((route.methods or set()) - {"HEAD"}):  # a GET without its body
+            if route.path not in OPEN:
+                yield method, route.path
+
+
+ROUTES = sorted(closed_routes())
+SPELLINGS = {
+    "Bearer": lambda key: {"authorization": f"Bearer {key}"},
+    "bearer": lambda key: {"Authorization": f"bearer   {key} "},
+    "x-api-key": lambda key: {"x-api-key": key},
+    "X-Api-Key": lambda key: {"X-Api-Key": f" {key}"},
+    "both": lambda key: {"authorization": f"Bearer {key}", "x-api-key": key},
+}
+STRANGERS = {
+    "malformed": "sk-1234567890",
+    "no secret": "bt_caller_",
+    "empty": "",
+    "wrong secret": "bt_caller_" + "t" * 43,
+    "half the secret": "bt_caller_" + SECRET[:-1],
+    "unknown id": f"bt_nobody_{SECRET}",
+    "revoked": f"bt_revoked_{SECRET}",
+    "expired": f"bt_expired_{SECRET}",
+    "non-ascii": "bt_caller_\xe9" + SECRET,
+    "very long": "bt_caller_" + "s" * 4_000,
+}
+
+
+@pytest.fixture
+def gateway(gateway: House) -> House:
+    """With keys that were good once."""
+    gateway.add_key()
+    gateway.add_key("revoked", revoked_at=1.0)
+    gateway.add_key("expired", expires_at=gateway.seconds)
+    return gateway
+
+
+CODES = {"authentication_error": "invalid_api_key", "permission_error": "insufficient_scope"}
+
+
+def said(reply: httpx.Response) -> str:
+    """The error's code; Anthropic's shape has a type alone, which means as much."""
+    error: dict[str, str] = reply.json()["error"]
+    return error["code"] if "code" in error else CODES[error["type"]]
+
+
+async def knock(gateway: House, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+    url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
+    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    async with gateway.client() as client:
+        return await client.request(
+            method, url, headers=sent, json=BODIES.get(path, ask()) if method == "POST" else None
+        )
+
+
+def test_the_table_names_every_closed_route() -> None:
+    assert sorted(NEEDS) == ROUTES
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_strangers_are_all_alike(gateway: House, method: str, path: str) -> None:
+    nobody = await knock(gateway, method, path, {})
+    for (stranger, key), (spelling, header) in product(STRANGERS.items(), SPELLINGS.items()):
+        reply = await knock(gateway, method, path, header(key))
+        assert reply.status_code == nobody.status_code == 401, (stranger, spelling)
+        assert re.sub(rb"req_\d+", b"", reply.content) == re.sub(rb"req_\d+", b"", nobody.content)
+        assert said(reply) == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert gateway.drivers.orders == []
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_key_with_the_scopes_gets_in(gateway: House, method: str, path: str) -> None:
+    key = gateway.add_key("exact", scopes=sorted(NEEDS[method, path]))
+    for spelling, header in SPELLINGS.items():
+        assert (await knock(gateway, method, path, header(key))).status_code == 200, spelling
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if NEEDS[route]])
+async def test_each_scope_is_needed(gateway: House, method: str, path: str) -> None:
+    for missing in NEEDS[method, path]:
+        key = gateway.add_key(f"no{missing.replace(':', '')}", scopes=sorted(set(CALLER) - {missing}))
+        reply = await knock(gateway, method, path, {"x-api-key": key})
+        assert reply.status_code == 403
+        assert said(reply) == "insufficient_scope"
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "{run}" in route[1]])
+async def test_another_tenants_run_is_not_there(gateway: House, method: str, path: str) -> None:
+    key, admin = gateway.add_key("other1", tenant="else"), gateway.add_key("root", tenant="ops", scopes=["admin"])
+    foreign = await knock(gateway, method, path, {"x-api-key": key})
+    absent = await knock(gateway, method, path.replace("{run}", "run_none"), {"x-api-key": key})
+    assert foreign.status_code == absent.status_code == 404
+    assert foreign.content == absent.content
+    assert (await knock(gateway, method, path, {"x-api-key": admin})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("x-api-key", "good"), ("x-api-key", "bad")],
+        [("authorization", "Bearer good"), ("x-api-key", "bad")],
+        [("authorization", "Basic good"), ("x-api-key", "good")],
+        [("authorization", "good")],
+    ],
+)
+async def test_headers_that_disagree_are_nobody(gateway: House, headers: list[tuple[str, str]]) -> None:
+    good = f"bt_caller_{SECRET}"
+    sent = [(name, value.replace("good", good)) for name, value in headers]
+    async with gateway.client() as client:
+        assert (await client.get("/v1/models", headers=sent)).status_code == 401
+
+
+@pytest.mark.parametrize("fault", [StoreUnavailable(), OSError("no route"), TimeoutError()])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_a_store_that_is_down_is_a_503(gateway: House, method: str, path: str, fault: Exception) -> None:
+    gateway.store.fault = fault
+    reply = await knock(gateway, method, path, {"x-api-key": f"bt_caller_{SECRET}"})
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"] == "1"
+    gateway.store.fault = None
+    assert (await knock(gateway, method, path, {"x-api-key": f"bt_caller_{SECRET}"})).status_code == 200
+
+
+async def test_lookups_are_remembered_for_five_seconds_and_no_longer(gateway: House) -> None:
+    key = gateway.add_key("fleeting")
+    row = gateway.store.key_rows["fleeting"]
+    for _ in range(3):
+        assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
+    assert gateway.store.lookups == 1
+    gateway.store.key_rows["fleeting"] = replace(row, revoked_at=1.0)
+    gateway.ticks += 5.0
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 401
+    gateway.store.key_rows["fleeting"] = row
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 401
+    gateway.ticks += 5.0
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
+    assert gateway.store.lookups == 3
+
+
+async def test_a_remembered_key_expires_all_the_same(gateway: House) -> None:
+    key = gateway.add_key("mortal", expires_at=gateway.seconds + 1)
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
+    gateway.seconds += 1
+    assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 401
+
+
+def test_a_minted_key_is_stored_without_its_secret() -> None:
+    key, row = mint(PEPPER, tenant="acme", name="ci", scopes=["runs:read"], now=5.0, expires_at=9.0)
+    marker, public, secret = key.split("_", 2)
+    assert (marker, public) == ("bt", row.id)
+    assert len(secret) >= 43
+    assert row.digest == digest(secret, PEPPER) != digest(secret, b"another pepper")
+    assert secret not in repr(row)
+    assert (row.tenant, row.created_at, row.expires_at) == ("acme", 5.0, 9.0)
+    assert mint(PEPPER, tenant="acme", name="ci", scopes=[], now=5.0)[0] != key
+
+
+@pytest.mark.parametrize(
+    ("key", "scopes"), [("sk-abc", CALLER), ("bt_x_y", CALLER), (f"bt_abcd_{SECRET}", ["runs:delete"])]
+)
+def test_only_keys_in_form_are_adopted(key: str, scopes: list[str]) -> None:
+    with pytest.raises(ConfigInvalid) as caught:
+        adopt(key, PEPPER, tenant="t", name="n", scopes=scopes, now=0.0)
+    assert key not in str(caught.value)
+
+
+def test_a_secret_may_hold_underscores() -> None:
+    secret = "a_b-c_" * 5
+    assert adopt(f"bt_abcd_{secret}", PEPPER, tenant="t", name="n", scopes=[], now=0.0).digest == digest(secret, PEPPER)

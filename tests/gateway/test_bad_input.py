@@ -1,0 +1,407 @@
+"""Bad requests: each gets its status in OpenAI's shape, small, fast, and without a byte of itself in the reply."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from app.gateway.http.ingress import Bounds
+from tests.harness.bad_bodies import CANARY, LIMIT, RAW
+from tests.harness.stand_ins import House, ask
+
+STALL = 0.25
+"""Seconds; `python -m tests.bench` has the figure on a quiet machine, and its budget of 0.1."""
+
+
+def message(content: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+    return ask() | {"messages": [{"role": role, "content": content} | more]}
+
+
+def by_schema(schema: Any) -> dict[str, Any]:
+    return ask(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+
+
+def baton(**fields: Any) -> dict[str, Any]:
+    return ask(baton=fields)
+
+
+CALL = {"id": CANARY, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of so many objects and lists inside each other; each property takes two."""
+    schema: dict[str, Any] = {"type": "object"} if levels % 2 else {"enum": [1]}
+    for _ in range((levels - 1) // 2):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def offer(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | more}
+
+
+def write(name: str, format: Any = None) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name, "format": format}}
+
+
+def choose(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "no model": ({"messages": [{"role": "user", "content": "x"}]}, "model"),
+    "no messages": ({"model": "baton-mini"}, "messages"),
+    "empty messages": ({"model": "baton-mini", "messages": []}, "messages"),
+    "messages is a string": ({"model": "baton-mini", "messages": CANARY}, "messages"),
+    "messages of strings": ({"model": "baton-mini", "messages": [CANARY]}, "messages[0]"),
+    "too many messages": (ask() | {"messages": [{"role": "user", "content": "x"}] * 2_049}, "messages"),
+    "no role": (ask() | {"messages": [{"content": CANARY}]}, "messages[0].role"),
+    "unknown role": (message("x", CANARY), "messages[0].role"),
+    "function role": (message("x", "function", name="f"), "messages[0].role"),
+    "a result of nothing": (message("x", "tool", tool_call_id=CANARY), "messages[0].tool_call_id"),
+    "a result without an id": (message("x", "tool"), "messages[0].tool_call_id"),
+    "a user with an id": (message("x", tool_call_id=CANARY), "messages[0].tool_call_id"),
+    "no content": (message(None), "messages[0].content"),
+    "content is a number": (message(5), "messages[0].content"),
+    "empty parts": (message([]), "messages[0].content"),
+    "unknown part": (message([{"type": CANARY}]), "messages[0].content[0]"),
+    "a text part with a strange field": (
+        message([{"type": "text", "text": "x", "foo": CANARY}]),
+        "messages[0].content[0].foo",
+    ),
+    "text is a number": (message([{"type": "text", "text": 5}]), "messages[0].content[0].text"),
+    "audio part": (message([{"type": "input_audio", "input_audio": {"data": CANARY}}]), "messages[0].content[0]"),
+    "file url": (
+        message([{"type": "image_url", "image_url": {"url": "file:///" + CANARY}}]),
+        "messages[0].content[0].image_url.url",
+    ),
+    "svg image": (
+        message([{"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,AA"}}]),
+        "messages[0].content[0].image_url.url",
+    ),
+    "image from an assistant": (
+        message([{"type": "image_url", "image_url": {"url": "https://x/y"}}], "assistant"),
+        "messages[0].content[0]",
+    ),
+    "half a call": (message("x", "assistant", tool_calls=[{"id": CANARY}]), "messages[0].tool_calls[0].type"),
+    "no call": (message("x", "assistant", tool_calls=[]), "messages[0].tool_calls"),
+    "a call of a user": (message("x", tool_calls=[CALL]), "messages[0].tool_calls"),
+    "a call of a custom tool": (
+        message("x", "assistant", tool_calls=[CALL | {"type": "custom"}]),
+        "messages[0].tool_calls[0].custom",
+    ),
+    "a call of another tool": (
+        message("x", "assistant", tool_calls=[CALL | {"type": CANARY}]),
+        "messages[0].tool_calls[0]",
+    ),
+    "arguments that are none": (
+        message("x", "assistant", tool_calls=[CALL | {"function": {"name": "f", "arguments": {}}}]),
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    "a call without its result": (message(None, "assistant", tool_calls=[CALL]), "messages[0].tool_calls"),
+    "the same call twice": (message(None, "assistant", tool_calls=[CALL, CALL]), "messages[0].tool_calls"),
+    "bad name": (message("x", name="a b " + CANARY), "messages[0].name"),
+    "temperature is a string": (ask(temperature="1" + CANARY), "temperature"),
+    "temperature is true": (ask(temperature=True), "temperature"),
+    "temperature too high": (ask(temperature=2.1), "temperature"),
+    "top_p below 0": (ask(top_p=-0.1), "top_p"),
+    "max_tokens 0": (ask(max_tokens=0), "max_tokens"),
+    "max_tokens below 0": (ask(max_tokens=-1), "max_tokens"),
+    "max_tokens 1e18": (ask(max_tokens=10**18), "max_tokens"),
+    "max_tokens 1.5": (ask(max_tokens=1.5), "max_tokens"),
+    "both max_tokens": (ask(max_tokens=1, max_completion_tokens=1), "max_tokens"),
+    "five stops": (ask(stop=["a"] * 5), "stop"),
+    "empty stop": (ask(stop=""), "stop"),
+    "seed is a float": (ask(seed=1.5), "seed"),
+    "penalty": (ask(presence_penalty=3), "presence_penalty"),
+    "stream is a number": (ask(stream=1), "stream"),
+    "stream_options alone": (ask(stream_options={"include_usage": True}), "stream_options"),
+    "long user": (ask(user=CANARY * 100), "user"),
+    "metadata of numbers": (ask(metadata={"a": 1}), "metadata.a"),
+    "17 metadata": (ask(metadata={str(n): "x" for n in range(17)}), "metadata"),
+    "bad effort": (ask(reasoning_effort=CANARY), "reasoning_effort"),
+    "n 2": (ask(n=2), "n"),
+    "n 1e18": (ask(n=10**18), "n"),
+    "n true": (ask(n=True), "n"),
+    "a tool of another type": (ask(tools=[{"type": "mcp", "mcp": {"name": CANARY}}]), "tools[0].type"),
+    "a custom tool with a bad name": (ask(tools=[write(f"a b {CANARY}")]), "tools[0].custom.name"),
+    "a custom tool with another format": (ask(tools=[write("f", {"type": CANARY})]), "tools[0].custom.format"),
+    "a custom tool with another grammar": (
+        ask(tools=[write("f", {"type": "grammar", "grammar": {"syntax": CANARY, "definition": "x"}})]),
+        "tools[0].custom.format.grammar.syntax",
+    ),
+    "a custom tool and a function of one name": (ask(tools=[offer("f"), write("f")]), "tools[1].custom.name"),
+    "tool_choice of a function that is a custom tool": (
+        ask(tools=[write("f")], tool_choice=choose("f")),
+        "tool_choice",
+    ),
+    "a tool with a bad name": (ask(tools=[offer(f"a b {CANARY}")]), "tools[0].function.name"),
+    "a tool twice": (ask(tools=[offer("f"), offer("f")]), "tools[1].function.name"),
+    "a tool with a bad schema": (ask(tools=[offer("f", parameters={"type": CANARY})]), "tools[0].function.parameters"),
+    "an unknown field of a tool": (ask(tools=[offer("f", returns=CANARY)]), "tools[0].function.returns"),
+    "129 tools": (ask(tools=[offer(f"f{n}") for n in range(129)]), "tools"),
+    "tool_choice without tools": (ask(tool_choice="auto"), "tool_choice"),
+    "tool_choice of another tool": (ask(tools=[offer("f")], tool_choice=choose(CANARY)), "tool_choice"),
+    "tool_choice that is none": (ask(tools=[offer("f")], tool_choice=CANARY), "tool_choice"),
+    "an allowed tool that is not there": (
+        ask(
+            tools=[offer("f")],
+            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [choose("g")]}},
+        ),
+        "tool_choice",
+    ),
+    "parallel_tool_calls 1": (ask(tools=[offer("f")], parallel_tool_calls=1), "parallel_tool_calls"),
+    "functions": (ask(functions=[{"name": CANARY}]), "functions"),
+    "unknown format": (ask(response_format={"type": "xml"}), "response_format"),
+    "schema without a name": (
+        ask(response_format={"type": "json_schema", "json_schema": {}}),
+        "response_format.json_schema.name",
+    ),
+    "schema that is none": (by_schema({"type": "objct"}), "response_format.json_schema.schema"),
+    "schema elsewhere": (by_schema({"$ref": "http://127.0.0.1:9/x"}), "response_format.json_schema.schema"),
+    "schema of 17 levels": (by_schema(nested(17)), "response_format.json_schema.schema"),
+    "a tool of 17 levels": (ask(tools=[offer("f", parameters=nested(17))]), "tools[0].function.parameters"),
+    "schema too long": (by_schema({"description": "x" * 70_000}), "response_format.json_schema.schema"),
+    "logprobs 1": (ask(logprobs=1), "logprobs"),
+    "21 top_logprobs": (ask(logprobs=True, top_logprobs=21), "top_logprobs"),
+    "top_logprobs alone": (ask(top_logprobs=1), "top_logprobs"),
+    "a bias of words": (ask(logit_bias={CANARY: 5}), "logit_bias"),
+    "a bias beyond 100": (ask(logit_bias={"1": 101}), "logit_bias"),
+    "audio": (ask(modalities=["text", "audio"]), "modalities"),
+    "prediction": (ask(prediction={"type": "content", "content": CANARY}), "prediction"),
+    "web search": (ask(web_search_options={}), "web_search_options"),
+    "unknown parameter": (ask(foo=CANARY), "foo"),
+    "parameter of a strange name": (ask(**{CANARY + " <script>": 1}), None),
+    "unknown in baton": (baton(bugdet={"usd": 1}), "baton.bugdet"),
+    "unknown in budget": (baton(budget={"eur": 1}), "baton.budget.eur"),
+    "strange name in baton": (baton(**{CANARY + " ": 1}), "baton"),
+    "budget below 0": (baton(budget={"usd": -1}), "baton.budget.usd"),
+    "budget in words": (baton(budget={"usd": CANARY}), "baton.budget.usd"),
+    "no seconds": (baton(budget={"seconds": 0}), "baton.budget.seconds"),
+    "half a step": (baton(budget={"steps": 1.5}), "baton.budget.steps"),
+    "pool of numbers": (baton(pool={"allow": [1]}), "baton.pool.allow[0]"),
+    "label with spaces": (baton(labels=["a " + CANARY]), "baton.labels[0]"),
+    "plan in words": (baton(plan=CANARY), "baton.plan"),
+    "baton in words": (ask(baton=CANARY), "baton"),
+}
+
+
+async def send(gateway: House, key: str, body: bytes, **headers: str) -> httpx.Response:
+    async with gateway.client(key) as client:
+        sent = {"content-type": "application/json"} | headers
+        return await client.post("/v1/chat/completions", content=body, headers=sent)
+
+
+def check(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """A refusal in OpenAI's shape that gives nothing of its request back."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert len(reply.content) <= 4_096
+    assert CANARY not in reply.text
+    assert CANARY not in str(reply.headers)
+    assert reply.headers["x-request-id"]
+    assert reply.headers["openai-processing-ms"].isdigit()
+    error: dict[str, Any] = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[list[float]]:
+    """The longest time that the loop worked without a turn for others inside the block, and how many turns it gave.
+
+    Seconds of its own CPU: the rest of the time belongs to whoever shares the machine.
+    """
+    longest = [0.0, 0]
+
+    async def watch() -> None:
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            longest[0] = max(longest[0], time.thread_time() - began)
+            longest[1] += 1
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    try:
+        yield longest
+        await asyncio.sleep(0)
+    finally:
+        watcher.cancel()
+
+
+async def stalls(gateway: House, key: str, body: bytes) -> tuple[httpx.Response, float]:
+    """The reply, and the best of up to six longest stalls: caches and clocks are shared with others, too."""
+    best = 1e9
+    for _ in range(6):
+        async with watched() as longest:
+            reply = await send(gateway, key, body)
+        best = min(best, longest[0])
+        if best < STALL:
+            break
+    return reply, best
+
+
+@pytest.mark.parametrize("name", RAW)
+async def test_bytes_that_are_no_request(gateway: House, key: str, name: str) -> None:
+    reply, stall = await stalls(gateway, key, RAW[name])
+    error = check(reply, 400)
+    assert error["type"] == "invalid_request_error"
+    assert stall < STALL
+    assert gateway.drivers.orders == []
+
+
+async def test_others_get_turns_while_a_large_body_is_read(gateway: House, key: str) -> None:
+    turns = []
+    for body in (b'{"user":5}', RAW["many mixed escapes"]):
+        async with watched() as seen:
+            await send(gateway, key, body)
+        turns.append(seen[1])
+    assert turns[1] >= turns[0] + 5
+
+
+async def test_schemas_may_have_16_levels(gateway: House, key: str) -> None:
+    body = by_schema(nested(16)) | {"tools": [offer("f", parameters=nested(16))]}
+    assert (await send(gateway, key, json.dumps(body).encode())).status_code == 200
+
+
+@pytest.mark.parametrize("shift", range(6))
+async def test_escapes_across_slices_hide_no_key(gateway: House, key: str, shift: int) -> None:
+    """The body is longer than one slice of the scan, whose cut falls on every place of the escapes."""
+    content = "x" * shift + '\\":{,[\\\\' * 180_000
+    assert (await send(gateway, key, json.dumps(ask(content)).encode())).status_code == 200
+    twice = json.dumps(ask(content))[:-1] + ',"n":1,"n":1}'
+    check(await send(gateway, key, twice.encode()), 400)
+
+
+@pytest.mark.parametrize("colon", [b":", b"\\u003a", b"\\u003A", b"\\\\u003a", b"u003a"])
+@pytest.mark.parametrize("length", [1, 50_000])
+async def test_colons_in_strings_hide_no_key_and_make_none(gateway: House, key: str, colon: bytes, length: int) -> None:
+    """Whether a body is short enough for its colons to be counted where they stand, or not."""
+    asked = ask("?" * length, metadata={"~": "~~"})
+    body = json.dumps(asked).encode().replace(b"~", colon)
+    assert (await send(gateway, key, body)).status_code == 200
+    for twice in (b'"user":"~","user":"x"}', b'"user":"x","user":"~"}'):
+        check(await send(gateway, key, body[:-1] + b"," + twice.replace(b"~", colon)), 400)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> None:
+    body, param = FIELDS[name]
+    reply, stall = await stalls(gateway, key, json.dumps(body).encode())
+    error = check(reply, 400)
+    assert error["param"] == param
+    assert stall < STALL
+    assert gateway.drivers.orders == []
+
+
+async def test_an_unknown_model_is_a_404(gateway: House, key: str) -> None:
+    error = check(await send(gateway, key, json.dumps(ask() | {"model": CANARY}).encode()), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("size", [LIMIT + 1, 31_000_000])
+async def test_a_large_body_is_refused_unread(gateway: House, key: str, size: int) -> None:
+    body = b'{"user":"' + b"a" * size + b'"}'
+    reply, stall = await stalls(gateway, key, body)
+    assert check(reply, 413)["code"] == "request_too_large"
+    assert stall < STALL
+
+
+async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: House, key: str) -> None:
+    sent = 0
+
+    async def endless() -> Any:
+        nonlocal sent
+        while sent < 64 << 20:
+            sent += 1 << 16
+            yield b"a" * (1 << 16)
+
+    async with gateway.client(key) as client:
+        reply = await client.post("/v1/chat/completions", content=endless())
+    check(reply, 413)
+    assert sent <= LIMIT + (1 << 17)
+
+
+async def test_a_body_that_does_not_come_is_given_up_on() -> None:
+    gateway = House(bounds=Bounds(seconds=0.05))
+    key = gateway.add_key()
+    async with gateway.served() as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\ncontent-length: 99\r\n\r\n{{"
+        writer.write(head.encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-encoding": "gzip"},
+        {"content-encoding": "identity, br"},
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data; boundary=x"},
+        {"content-type": "application/json; charset=utf-16"},
+    ],
+)
+async def test_other_media_are_a_415(gateway: House, key: str, headers: dict[str, str]) -> None:
+    check(await send(gateway, key, b"{}", **headers), 415)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=UTF-8", "application/x+json"])
+async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: str) -> None:
+    reply = await send(
+        gateway, key, json.dumps(ask()).encode(), **{"content-type": kind, "content-encoding": "identity"}
+    )
+    assert reply.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/canary7Q", 404),
+        ("GET", "/docs", 404),
+        ("GET", "/v1/models/canary7Q", 404),
+        ("GET", "/v1/runs/canary7Q", 404),
+        ("GET", "/v1/runs/can%00ary7Q", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/v1/runs", 405),
+        ("PUT", "/v1/chat/completions", 405),
+        ("GET", "/v1/audio/canary7Q", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/chat/completions", 404),
+    ],
+)
+async def test_other_routes_and_methods(gateway: House, key: str, method: str, path: str, status: int) -> None:
+    async with gateway.client(key) as client:
+        check(await client.request(method, path), status)
+
+
+async def test_a_bug_is_a_500_that_tells_nothing(gateway: House, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    gateway.store.fault = RuntimeError(CANARY)
+    async with gateway.client(key) as client:
+        reply = await client.get("/v1/runs", headers={"x-request-id": "mine-1"})
+    error = check(reply, 500)
+    assert error["code"] == "internal_error"
+    assert "mine-1" in error["message"]
+    assert reply.headers["x-request-id"] == "mine-1"
+    [record] = caplog.records
+    assert record.__dict__["fields"]["error"].startswith("RuntimeError at ")
+    assert CANARY not in str(record.__dict__)
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 129, "-", "a\tb"])
+async def test_a_strange_request_id_is_replaced(gateway: House, given: str) -> None:
+    async with gateway.client() as client:
+        reply = await client.get("/healthz", headers={"x-request-id": given})
+    assert reply.headers["x-request-id"].startswith("req_")

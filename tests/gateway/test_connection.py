@@ -1,0 +1,209 @@
+"""What is refused before there is a request: bytes that are no HTTP, heads that are too large or too late."""
+
+import asyncio
+import asyncio.selector_events
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.harness.bad_bodies import CANARY
+from tests.harness.stand_ins import House, ask, serving
+
+HEAD_END = b"\r\n\r\n"
+LAST_CHUNK = b"\r\n0\r\n\r\n"
+GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: %s\r\ncontent-type: application/json\r\n"
+
+
+class Line:
+    """A connection to the gateway."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def until(self, mark: bytes) -> bytes:
+        """What comes up to and with a mark."""
+        async with asyncio.timeout(5):
+            return await self._reader.readuntil(mark)
+
+    async def reply(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the next reply."""
+        status, *lines = (await self.until(HEAD_END)).decode().strip().split("\r\n")
+        async with asyncio.timeout(5):
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        return int(status.split()[1]), headers, body
+
+    async def closed(self) -> bool:
+        """Whether the other side hangs up."""
+        async with asyncio.timeout(5):
+            return await self._reader.read() == b""
+
+
+@pytest.fixture
+async def port(gateway: House) -> AsyncIterator[int]:
+    async with serving(gateway.app, head_seconds=0.2) as url:
+        yield int(url.rpartition(":")[2])
+
+
+@pytest.fixture
+async def line(port: int) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield Line(reader, writer)
+    writer.close()
+
+
+def check(reply: tuple[int, dict[str, str], bytes], status: int) -> dict[str, Any]:
+    found, headers, body = reply
+    assert found == status
+    assert headers["content-type"] == "application/json"
+    assert headers["x-request-id"]
+    assert len(body) <= 4_096
+    assert CANARY.encode() not in body
+    error: dict[str, Any] = orjson.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"canary7Q\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /canary7Q HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+        GET + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+        GET + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+        GET + b"content-length: -1\r\n\r\n",
+        GET + b"canary7Q: \x01\r\n\r\n",
+        GET + b" folded: canary7Q\r\n\r\n",
+    ],
+)
+async def test_bytes_that_are_no_http(line: Line, data: bytes) -> None:
+    await line.send(data)
+    assert check(await line.reply(), 400)["code"] == "invalid_http"
+    assert await line.closed()
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [b"zz\r\n", b"5\r\nab\r\n0\r\n\r\n", b"ffffffffffffffffff\r\n", b"-1\r\n", b"1\r\n{}\r\n0\r\n\r\n", b"5 5\r\n"],
+)
+async def test_chunks_that_are_none(gateway: House, key: str, line: Line, chunks: bytes) -> None:
+    await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
+    await line.send(chunks)
+    check(await line.reply(), 400)
+    assert gateway.drivers.orders == []
+
+
+@pytest.mark.parametrize("extension", [b"", b";" + b"x" * 4_000])
+async def test_a_body_of_single_bytes_is_read(gateway: House, key: str, line: Line, extension: bytes) -> None:
+    body = orjson.dumps(ask())
+    head = POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"1%s\r\n%c\r\n" % (extension, byte) for byte in body)
+    await line.send(head + chunks + b"0\r\n\r\n")
+    status, _, reply = await line.reply()
+    assert status == 200, reply
+
+
+async def test_a_chunked_body_without_end_is_a_413(gateway: House, key: str, line: Line) -> None:
+    await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
+    for _ in range(9):
+        await line.send(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+    check(await line.reply(), 413)
+
+
+async def test_a_head_that_is_too_large(line: Line) -> None:
+    await line.send(GET)
+    for n in range(70):
+        await line.send(b"x-%d: %s\r\n" % (n, b"canary7Q" * 128))
+    assert check(await line.reply(), 431)["code"] == "headers_too_large"
+    assert await line.closed()
+
+
+async def test_a_head_that_is_too_late(line: Line) -> None:
+    await line.send(GET)
+    assert check(await line.reply(), 408)["code"] == "request_timeout"
+    assert await line.closed()
+
+
+async def test_a_head_that_drips_is_too_late(line: Line) -> None:
+    async def drip() -> None:
+        for byte in GET:
+            await line.send(bytes([byte]))
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    assert (await line.reply())[0] == 408
+    dripping.cancel()
+
+
+async def test_whoever_says_nothing_is_not_waited_for(line: Line) -> None:
+    assert await line.closed()
+
+
+async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> None:
+    for _ in range(3):
+        for piece in (GET[:9], GET[9:], b"x: y\r\n", b"\r\n"):
+            await line.send(piece)
+            await asyncio.sleep(0.005)
+        assert (await line.reply())[0] == 200
+    await asyncio.sleep(0.3)
+    await line.send(GET + b"\r\n")
+    assert (await line.reply())[0] == 200
+
+
+async def test_a_slow_run_is_not_a_slow_head(gateway: House, key: str, line: Line) -> None:
+    async def script(order: Any, run: str, told: Any) -> None:
+        await asyncio.sleep(0.5)
+        gateway.drivers.cancel(run, "test")
+
+    gateway.drivers.script = script
+    body = orjson.dumps(ask())
+    await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert (await line.reply())[0] == 499
+
+
+@pytest.fixture
+def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the gateway gives to its sockets, write by write."""
+    written: list[bytes] = []
+    transport = asyncio.selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
+    write = transport.write
+
+    def recording(self: Any, data: bytes) -> None:
+        if written or data.startswith(b"HTTP/1.1 "):
+            written.append(bytes(data))
+        write(self, data)
+
+    monkeypatch.setattr(transport, "write", recording)
+    return written
+
+
+async def test_the_head_and_the_body_of_a_reply_are_one_packet(line: Line, packets: list[bytes]) -> None:
+    await line.send(GET + b"\r\n")
+    _, _, body = await line.reply()
+    assert len(packets) == 1
+    assert packets[0].endswith(b"\r\n\r\n" + body)
+
+
+async def test_a_stream_has_no_packet_of_head_or_end_alone(key: str, line: Line, packets: list[bytes]) -> None:
+    body = orjson.dumps(ask(stream=True))
+    await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await line.until(LAST_CHUNK)
+    assert packets[0].startswith(b"HTTP/1.1 200")
+    assert b"data: " in packets[0]
+    assert b"data: [DONE]" in packets[-1]
+    assert packets[-1].endswith(LAST_CHUNK)
+
+
+async def test_a_head_that_nothing_follows_is_sent_all_the_same(line: Line) -> None:
+    await line.send(GET.replace(b"GET", b"HEAD") + b"\r\n")
+    assert (await line.until(HEAD_END)).startswith(b"HTTP/1.1 200")

@@ -1,0 +1,136 @@
+"""Every kind of reply and event of Anthropic's format, against the official types; streamed and whole say the same."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from anthropic.pagination import SyncPage
+from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
+
+from tests.harness.exact_replies import exactly
+from tests.stubs import Fail, ProviderStub, Reply, Truncate
+from tests.stubs.script import ToolCall, Usage
+
+OURS = frozenset({"baton", "data[].baton"})
+ADD = {"name": "add", "input_schema": {"type": "object"}}
+ASKED: dict[str, Any] = {
+    "model": "baton-mini",
+    "max_tokens": 64,
+    "messages": [{"role": "user", "content": "What is 2 + 2?"}],
+    "tools": [ADD],
+}
+CALLS = (ToolCall("add", '{"a": 2}', "c1"), ToolCall("add", '{"a": 3}', "c2"))
+BLOCK = ["content_block_start", "content_block_delta", "content_block_stop"]
+END = ["message_delta", "message_stop"]
+REPLIES: dict[str, tuple[Reply, list[str], str]] = {
+    "plain": (Reply(chunks=("Fo", "ur", ".")), BLOCK, "end_turn"),
+    "empty": (Reply(chunks=()), [], "end_turn"),
+    "cut off": (Reply(chunks=("Fo",), finish="length"), BLOCK, "max_tokens"),
+    "filtered": (Reply(chunks=("Fo",), finish="content_filter"), BLOCK, "refusal"),
+    "refusing": (Reply(refusal="I will not say."), BLOCK, "end_turn"),
+    "with reasoning": (
+        Reply(reasoning=("Hm.",), usage=Usage(input=50, output=40, cached=30, reasoning=25)),
+        BLOCK,
+        "end_turn",
+    ),
+    "without usage": (Reply(usage=None), BLOCK, "end_turn"),
+    "not ASCII": (Reply(chunks=("\U0001f600", "\u2028", '"\\', "\x00")), BLOCK, "end_turn"),
+    "calling": (Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"), BLOCK, "tool_use"),
+    "saying and calling": (
+        Reply(chunks=("Let me see.",), tool_calls=CALLS, finish="tool"),
+        [*BLOCK, *BLOCK, *BLOCK],
+        "tool_use",
+    ),
+}
+
+
+def exact_events(text: str) -> list[dict[str, Any]]:
+    """The events of a stream but the pings, each Anthropic's and named in its `event:`."""
+    found = []
+    for frame in text.removesuffix("\n\n").split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
+        event = json.loads(lines["data"])
+        assert lines["event"] == event["type"]
+        if event["type"] == "ping":
+            continue
+        exactly(ErrorResponse if event["type"] == "error" else RawMessageStreamEvent, event, OURS)
+        found.append(event)
+    return found
+
+
+def gathered(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content that a stream comes to."""
+    blocks: list[dict[str, Any]] = []
+    pieces: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(dict(event["content_block"]))
+            pieces.append("")
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            pieces[event["index"]] += delta["text"] if delta["type"] == "text_delta" else delta["partial_json"]
+    for block, told in zip(blocks, pieces, strict=True):
+        block |= {"text": told} if block["type"] == "text" else {"input": json.loads(told)}
+    return blocks
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    found = [event["type"] for event in events]
+    return [kind for place, kind in enumerate(found) if place == 0 or kind != found[place - 1]]
+
+
+@pytest.mark.parametrize("name", REPLIES)
+async def test_messages_and_events_are_anthropics(stub: ProviderStub, client: httpx.AsyncClient, name: str) -> None:
+    reply, blocks, stop = REPLIES[name]
+    stub.always("alpha", reply)
+    whole = (await client.post("/v1/messages", json=ASKED)).json()
+    exactly(Message, whole, OURS)
+    events = exact_events((await client.post("/v1/messages", json=ASKED | {"stream": True})).text)
+    assert kinds(events) == ["message_start", *blocks, *END]
+    last = events[-2]
+    content = gathered(events)
+    for block in (*content, *whole["content"]):
+        assert block.get("citations", ()) is not None  # Vercel's client takes a list or nothing
+        block.pop("id", None)
+    assert content == whole["content"]
+    assert last["delta"]["stop_reason"] == whole["stop_reason"] == stop
+    assert last["usage"] == {name: value for name, value in whole["usage"].items() if name != "service_tier"}
+
+
+async def test_errors_are_anthropics(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    broken = {"baton": {"pool": {"pin": "gamma"}}}
+    stub.always("gamma", Fail(status=400))
+    old = {"anthropic-version": "2023-06-01"}
+    replies = [
+        await client.post("/v1/messages", json=ASKED | broken),
+        await client.post("/v1/messages", json=ASKED | {"model": "nothing"}),
+        await client.post("/v1/messages", json=ASKED | {"foo": 1}),
+        await client.post("/v1/messages/count_tokens", json={"model": "baton-mini"}),
+        await client.post("/v1/messages", json=ASKED, headers={"authorization": "Bearer no"}),
+        await client.post("/v1/messages", content=b"x" * (9 << 20)),
+        await client.get("/v1/models/nothing", headers=old),
+    ]
+    assert [reply.status_code for reply in replies] == [502, 404, 400, 400, 401, 413, 404]
+    assert replies[5].json()["error"]["type"] == "request_too_large"  # as documented; the client's type lacks it
+    for reply in replies:
+        if reply is not replies[5]:
+            exactly(ErrorResponse, reply.json())
+        assert reply.json()["request_id"] == reply.headers["request-id"]
+    stub.always("gamma", Reply(chunks=("Fo", "ur"), gap=0.01, fault=Truncate(after=1)))
+    events = exact_events((await client.post("/v1/messages", json=ASKED | broken | {"stream": True})).text)
+    assert (events[-1]["type"], events[-1]["error"]["type"]) == ("error", "api_error")
+
+
+async def test_counts_and_models_are_anthropics(client: httpx.AsyncClient) -> None:
+    asked = {name: ASKED[name] for name in ("model", "messages", "tools")}
+    exactly(MessageTokensCount, (await client.post("/v1/messages/count_tokens?beta=true", json=asked)).json())
+    old = {"anthropic-version": "2023-06-01"}
+    listed = (await client.get("/v1/models?limit=1000", headers=old)).json()
+    one = (await client.get("/v1/models/baton-mini", headers=old)).json()
+    SyncPage[ModelInfo].model_validate_json(json.dumps(listed), strict=True)
+    ModelInfo.model_validate_json(json.dumps(one), strict=True)
+    assert (one["id"], one["type"]) == ("baton-mini", "model")
+    ids = [model["id"] for model in listed["data"]]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (ids[0], ids[-1], False)

@@ -1,0 +1,249 @@
+"""Every kind of reply and event of `/v1/responses`, against the official types and the published description."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.response_item_list import ResponseItemList
+
+from app.engine.delivery.turn_result import without
+from app.errors import LeaseLost
+from app.gateway.responses.reply import Events, Subject
+from tests.harness.exact_replies import OURS, exactly, published
+from tests.harness.stand_ins import TASK, state_of
+from tests.stubs import Fail, ProviderStub, Reply, Truncate
+from tests.stubs.script import ToolCall, Usage
+
+PUBLISHED = OURS | {"name"}
+"""`function_call_arguments.done` has the function's name in the published description, not in the client's type."""
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
+FORM = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": False}
+BEGIN = ["created", "in_progress"]
+MESSAGE = ["output_item.added", "content_part.added"]
+END = ["content_part.done", "output_item.done"]
+TEXT = [*MESSAGE, "output_text.delta", "output_text.done", *END]
+CALL = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+CALLS = (ToolCall("add", '{"a": 2}', "c1"), ToolCall("add", '{"a": 3}', "c2"))
+
+REPLIES: dict[str, tuple[Reply, list[str]]] = {
+    "plain": (Reply(chunks=("Fo", "ur", ".")), [*TEXT, "completed"]),
+    "empty": (Reply(chunks=()), [*MESSAGE, "output_text.done", *END, "completed"]),
+    "cut off": (Reply(chunks=("Fo",), finish="length"), [*TEXT, "incomplete"]),
+    "filtered": (Reply(chunks=("Fo",), finish="content_filter"), [*TEXT, "incomplete"]),
+    "refusing": (
+        Reply(refusal="I will not say."),
+        [*MESSAGE, "refusal.delta", "refusal.done", *END, "completed"],
+    ),
+    "with reasoning": (
+        Reply(reasoning=("Hm.",), usage=Usage(input=50, output=40, cached=30, reasoning=25)),
+        [*TEXT, "completed"],
+    ),
+    "without usage": (Reply(usage=None), [*TEXT, "completed"]),
+    "not ASCII": (Reply(chunks=("\U0001f600", "\u2028", '"\\', "\x00")), [*TEXT, "completed"]),
+    "calling": (Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"), [*CALL, "completed"]),
+    "saying and calling": (
+        Reply(chunks=("Let me see.",), tool_calls=CALLS, finish="tool"),
+        [*TEXT, *CALL, *CALL, "completed"],
+    ),
+}
+
+
+def exact_events(text: str, *, broken: bool = False) -> list[dict[str, Any]]:
+    """The events of a stream, each OpenAI's, its number above the one before, its `id:` and `event:` as in its data.
+
+    What says that the stream is `broken` has the number of the event before, which is where it can be taken up.
+    """
+    found = []
+    for frame in text.removesuffix("\n\n").split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in frame.split("\n"))
+        if "data" not in lines:
+            continue
+        event = json.loads(lines["data"])
+        exactly(ResponseStreamEvent, event, PUBLISHED)
+        published("ResponseStreamEvent", event)
+        assert lines["event"] == event["type"]
+        assert int(lines.get("id", event["sequence_number"])) == event["sequence_number"]
+        found.append(event)
+    numbers = [event["sequence_number"] for event in found]
+    assert numbers[: -1 if broken else None] == sorted(set(numbers)), numbers
+    return found
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    """Their types, those that follow each other once."""
+    found = [event["type"].removeprefix("response.") for event in events]
+    return [kind for place, kind in enumerate(found) if place == 0 or kind != found[place - 1]]
+
+
+def check_told(events: list[dict[str, Any]], output: list[dict[str, Any]]) -> None:
+    """What the events say of each item is the item."""
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done] == output
+    assert [event["output_index"] for event in done] == list(range(len(output)))
+    for place, item in enumerate(output):
+        own = [event for event in events if event.get("output_index") == place]
+        assert {event["item_id"] for event in own if "item_id" in event} <= {item["id"]}
+        told = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+        part = item["content"][0] if item["type"] == "message" else item
+        assert told == part.get("text", part.get("refusal", part.get("arguments")))
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("name", REPLIES)
+async def test_replies_and_events_are_openais(
+    stub: ProviderStub, client: httpx.AsyncClient, name: str, logprobs: bool
+) -> None:
+    reply, order = REPLIES[name]
+    stub.always("alpha", reply)
+    asked = ASKED | {"tools": [ADD], "instructions": "Be brief.", "metadata": {"a": "b"}}
+    asked |= {"top_logprobs": 2} if logprobs else {}
+    whole = (await client.post("/v1/responses", json=asked)).json()
+    exactly(Response, whole)
+    published("Response", whole)
+    events = exact_events((await client.post("/v1/responses", json=asked | {"stream": True})).text)
+    assert kinds(events) == [*BEGIN, *order]
+    last = events[-1]["response"]
+    check_told(events, last["output"])
+    own = ("id", "created_at", "completed_at", "baton", "output")
+    assert {n: v for n, v in last.items() if n not in own} == {n: v for n, v in whole.items() if n not in own}
+    assert [item.get("content") for item in last["output"]] == [item.get("content") for item in whole["output"]]
+    again = (await client.get(f"/v1/responses/{last['id']}")).json()
+    assert again == last
+    for after in (0, 2, events[len(events) // 2]["sequence_number"], events[-2]["sequence_number"]):
+        query = {"stream": "true", "starting_after": str(after)}
+        rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
+        assert rest[-1] == events[-1]
+        assert all(event["sequence_number"] > after for event in rest)
+        missed = [event for event in events if event["sequence_number"] > after]
+        assert kinds(rest) == kinds(missed)
+        assert heard(rest) == heard(missed)
+
+
+def heard(events: list[dict[str, Any]]) -> str:
+    return "".join(event.get("delta", "") for event in events)
+
+
+async def test_the_words_of_a_second_attempt_are_numbered_above_the_first(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Fail(status=500))
+    stub.script("beta", Reply(chunks=("Fo", "ur", ".")))
+    events = exact_events((await client.post("/v1/responses", json=ASKED | {"stream": True})).text)
+    assert kinds(events) == [*BEGIN, *TEXT, "completed"]
+    assert events[2]["sequence_number"] > 2**32
+    last = events[-1]["response"]
+    for place in (1, 2, 4, len(events) - 2):
+        query = {"stream": "true", "starting_after": str(events[place]["sequence_number"])}
+        rest = exact_events((await client.get(f"/v1/responses/{last['id']}", params=query)).text)
+        assert rest[-1] == events[-1]
+        assert heard(rest) == heard(events[place + 1 :])
+
+
+async def test_every_option_is_told_back_in_its_form(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=(), tool_calls=CALLS[:1], finish="tool"))
+    asked = ASKED | {"tools": [ADD], "text": {"format": FORM, "verbosity": "low"}, "reasoning": {"effort": "low"}}
+    asked |= {"tool_choice": {"type": "function", "name": "add"}, "temperature": 0.5, "top_p": 0.5, "user": "ann"}
+    asked |= {"max_output_tokens": 64, "parallel_tool_calls": False, "background": True, "top_logprobs": 1}
+    under_way = (await client.post("/v1/responses", json=asked)).json()
+    exactly(Response, under_way)
+    published("Response", under_way)
+    query = {"stream": "true"}
+    events = exact_events((await client.get(f"/v1/responses/{under_way['id']}", params=query)).text)
+    assert (under_way["output"], events[-1]["type"]) == ([], "response.completed")
+    differs = {"status", "output", "usage", "baton", "completed_at"}
+    over = events[-1]["response"]
+    assert {name: over[name] for name in over if name not in differs} == {
+        name: under_way[name] for name in under_way if name not in differs
+    }
+    assert over["completed_at"] >= over["created_at"]
+
+
+async def test_a_failure_is_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=("Fo", "ur"), gap=0.01, fault=Truncate(after=1)))
+    pinned = {"baton": {"pool": {"pin": "alpha"}}}
+    events = exact_events((await client.post("/v1/responses", json=ASKED | pinned | {"stream": True})).text)
+    assert events[-1]["type"] == "response.failed"
+    failed = events[-1]["response"]
+    assert (failed["status"], failed["error"]["code"], failed["completed_at"]) == ("failed", "server_error", None)
+    assert (await client.get(f"/v1/responses/{failed['id']}")).json() == failed
+    again = await client.get(f"/v1/responses/{failed['id']}", params={"stream": "true", "starting_after": "1"})
+    assert kinds(exact_events(again.text)) == ["failed"]
+
+
+async def test_a_cancelled_response_is_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(header_delay=20.0))
+    made = (await client.post("/v1/responses", json=ASKED | {"background": True})).json()
+    stopped = (await client.post(f"/v1/responses/{made['id']}/cancel")).json()
+    exactly(Response, stopped)
+    published("Response", stopped)
+    assert (stopped["status"], stopped["error"], stopped["output"]) == ("cancelled", None, [])
+
+
+def test_a_stream_that_breaks_says_so_in_openais_event() -> None:
+    of = Subject(state_of("run_1"), TASK, TASK)
+    events = Events(of)
+    head = events.role()
+    last = events.failed(LeaseLost("Let go."), without(state_of("run_1"), LeaseLost()))
+    broken = exact_events((head + last).decode(), broken=True)
+    assert broken[-1] == {
+        "type": "error",
+        "message": "Let go.",
+        "param": None,
+        "code": LeaseLost.code,
+        "sequence_number": 1,
+    }
+
+
+async def test_lists_and_deletions_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=("Let me see.",), tool_calls=CALLS[:1], finish="tool"))
+    history: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c0", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c0", "output": "4"},
+        {"role": "user", "content": "Go on."},
+    ]
+    made = (await client.post("/v1/responses", json=ASKED | {"input": history, "tools": [ADD]})).json()
+    listed = (await client.get(f"/v1/responses/{made['id']}/input_items", params={"order": "asc"})).json()
+    exactly(ResponseItemList, listed)
+    published("ResponseItemList", listed)
+    assert [item["type"] for item in listed["data"]] == [item.get("type", "message") for item in history]
+    call = made["output"][-1]
+    result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
+    stub.always("alpha", Reply(chunks=("Four.",)))
+    second = (
+        await client.post("/v1/responses", json=ASKED | {"input": result, "previous_response_id": made["id"]})
+    ).json()
+    listed = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()
+    exactly(ResponseItemList, listed)
+    published("ResponseItemList", listed)
+    assert [item["call_id"] for item in listed["data"]] == [call["call_id"]]
+    gone = (await client.delete(f"/v1/responses/{made['id']}")).json()
+    assert gone == {"id": made["id"], "object": "response", "deleted": True}
+
+
+async def test_errors_are_openais(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Fail(status=400))
+    replies = [
+        await client.post("/v1/responses", json=ASKED | {"baton": {"pool": {"pin": "alpha"}}}),
+        await client.post("/v1/responses", json=ASKED | {"model": "nothing"}),
+        await client.post("/v1/responses", json=ASKED | {"conversation": "conv_1"}),
+        await client.get("/v1/responses/resp_nothing"),
+        await client.delete("/v1/responses/resp_run_1"),
+        await client.post("/v1/responses/resp_run_1/cancel"),
+        await client.get("/v1/responses/resp_run_1/input_items"),
+        await client.put("/v1/responses"),
+    ]
+    assert [reply.status_code for reply in replies] == [502, 404, 400, 404, 404, 404, 404, 405]
+    for error in (reply.json() for reply in replies):
+        published("ErrorResponse", error)
+        assert set(error) == {"error"}
+        assert set(error["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,298 @@
+"""`Idempotency-Key` over the real wiring: one run however often it is asked for, and always the same reply."""
+
+import asyncio
+import hashlib
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.run.events import Kind
+from app.engine.runs import recovery
+from app.process.wiring import House
+from app.store.protocol import Once, RunQuery, RunRow
+from tests.harness.callers import body, calling, key_of, post, stream
+from tests.harness.service import events, kinds, open_house, pool_text
+from tests.harness.stand_ins import House as StandIn
+from tests.harness.stand_ins import api_routes
+from tests.stubs import Fail, ProviderStub, Reply
+
+
+async def ended(opened: House, run: str) -> RunRow:
+    """The run's row once it has ended."""
+    async with asyncio.timeout(20):
+        while (row := await opened.gate.store.run(run)).ended_at is None:  # noqa: ASYNC110 - rows have no event
+            await asyncio.sleep(0.02)
+    return row
+
+
+async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
+    """Ask, and leave as soon as a worker has been called."""
+    asked = asyncio.create_task(asking)
+    await stub.wait_for(1, within=20)
+    asked.cancel()
+    with suppress(asyncio.CancelledError):
+        await asked
+
+
+async def runs(opened: House) -> list[str]:
+    return [row.id for row in await opened.gate.store.runs(RunQuery())]
+
+
+async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, opened: House) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        first, again = [await post(client, body(), "one") for _ in range(2)]
+        other, none = await post(client, body(), "two"), await post(client, body())
+    assert first.status_code == again.status_code == 200
+    assert first.content == again.content
+    assert first.headers["x-baton-run"] == again.headers["x-baton-run"]
+    assert [reply.headers.get("idempotent-replayed") for reply in (first, again, other, none)] == [
+        None,
+        "true",
+        None,
+        None,
+    ]
+    assert len(stub.requests) == len(await runs(opened)) == 3
+
+
+async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
+    asked = body(baton={"stream_steps": False})
+    async with open_house(tmp_path, pool_text(stub)) as opened:
+        key = await key_of(opened)
+        async with calling(opened, key) as client:
+            first = await post(client, asked, "one")
+            streamed = await stream(client, asked, "two")
+    async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened, key) as client:
+        again, streamed_again = await post(client, asked, "one"), await stream(client, asked, "two")
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (first.status_code, first.content) == (again.status_code, again.content)
+    assert streamed_again.chunks[-1] == streamed.chunks[-1]
+    assert (streamed_again.text, streamed_again.done) == (streamed.text, True)
+    assert len(stub.requests) == 2
+
+
+async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tmp_path: Path) -> None:
+    """Two processes over one database, without a queue between them."""
+    stub.always("alpha", Reply(first_delay=0.2))
+    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+        key = await key_of(one)
+        async with calling(one, key) as here, calling(other, key) as there:
+            replies = await asyncio.gather(*(post(client, body(), "one") for client in (here, there) * 6))
+        assert len(await runs(one)) == 1
+    assert {reply.content for reply in replies} == {replies[0].content}
+    assert sorted("idempotent-replayed" in reply.headers for reply in replies) == [False] + [True] * 11
+    assert len(stub.requests) == 1
+
+
+async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, opened: House) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        await post(client, body(), "one")
+        different = [
+            body("What is 3 + 3?"),
+            body(stream=True),
+            body(temperature=0.5),
+            body() | {"model": "baton-ultra"},
+        ]
+        replies = [await post(client, asked, "one") for asked in different]
+        spelled = dict(reversed(body().items()))
+        same = await client.post(
+            "/v1/chat/completions",
+            content=repr(spelled).replace("'", '"').replace(",", " ,\n"),
+            headers={"idempotency-key": "one", "content-type": "application/json"},
+        )
+    assert [reply.status_code for reply in replies] == [409] * 4
+    error = replies[0].json()["error"]
+    assert (error["type"], error["code"], error["param"]) == (
+        "invalid_request_error",
+        "idempotency_key_reuse",
+        "Idempotency-Key",
+    )
+    assert (same.status_code, same.headers["idempotent-replayed"]) == (200, "true")
+    assert len(stub.requests) == 1
+
+
+async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, opened: House) -> None:
+    names = [await key_of(opened, tenant) for tenant in ("acme", "acme", "other")]
+    replies = []
+    for name in names:
+        async with calling(opened, name) as client:
+            replies.append(await post(client, body(), "one"))
+    assert replies[0].content == replies[1].content != replies[2].content
+    assert len(stub.requests) == 2
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, opened: House, streams: bool) -> None:
+    stub.always("*", Fail(status=500))
+    async with calling(opened, await key_of(opened)) as client:
+        first, again = [await post(client, body(stream=streams), "one") for _ in range(2)]
+    assert first.status_code == again.status_code == (200 if streams else 502)
+    assert first.content == again.content
+    assert b'"worker_unavailable"' in first.content
+    assert len(await runs(opened)) == 1
+
+
+async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, opened: House) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        refused = await post(client, body(baton={"labels": ["phi"]}), "one")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_eligible_worker")
+        assert (await post(client, body(), "one")).status_code == 200
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 256, "caf\xe9", "a\tb"])
+async def test_a_key_that_is_none_is_refused(opened: House, bad: str) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        headers = [(b"idempotency-key", bad.encode("latin-1"))]
+        reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "invalid_idempotency_key", "Idempotency-Key")
+    assert await runs(opened) == []
+
+
+async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(first_delay=0.6))
+    async with calling(opened, await key_of(opened)) as client:
+        await leave(stub, post(client, body(), "one"))
+        again = await post(client, body(), "one")
+        assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
+        assert Kind.CANCEL_ASKED not in kinds(await events(opened, again.headers["x-baton-run"]))
+    assert len(stub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "ends"),
+    [
+        (None, None, "cancelled"),
+        ("cancel", None, "cancelled"),
+        ("cancel", "one", "cancelled"),
+        ("finish", None, "succeeded"),
+        (None, "one", "succeeded"),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True])
+async def test_what_becomes_of_a_run_whose_client_leaves(
+    stub: ProviderStub, opened: House, policy: str | None, key: str | None, ends: str, streams: bool
+) -> None:
+    stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
+    async with calling(opened, await key_of(opened)) as client:
+        await leave(stub, post(client, body(stream=streams, baton={"on_disconnect": policy}), key))
+        (run,) = await runs(opened)
+        row = await ended(opened, run)
+        assert row.state == ends
+        if ends == "cancelled":  # long before the worker would have answered, who hears of it
+            async with asyncio.timeout(10):
+                while stub.requests[0].disconnected_at is None:  # noqa: ASYNC110 - a record has no event
+                    await asyncio.sleep(0.01)
+    journal = await events(opened, run)
+    assert journal[0].body["on_disconnect"] == ("cancel" if ends == "cancelled" else "finish")
+
+
+async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", Reply(first_delay=0.5))
+    async with calling(opened, await key_of(opened, concurrency=1)) as client:
+        first = asyncio.create_task(post(client, body(), "one"))
+        await stub.wait_for(1)
+        again, other = await asyncio.gather(post(client, body(), "one"), post(client, body(), "two"))
+        assert again.content == (await first).content
+        assert other.status_code == 429
+        assert (await post(client, body(), "two")).status_code == 200
+
+
+async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: House) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        first = await post(client, body(), "one")
+        assert await opened.gate.store.erase(first.headers["x-baton-run"])
+        again = await post(client, body(), "one")
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
+    assert len(stub.requests) == 1
+
+
+async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: House) -> None:
+    stub.always("alpha", Reply(first_delay=0.4))
+    async with calling(opened, await key_of(opened)) as client:
+        heard = await asyncio.gather(*(stream(client, body(), "one") for _ in range(5)))
+    assert {one.text for one in heard} == {"Hello there."}
+    assert len(stub.requests) == 1
+
+
+async def test_keys_are_forgotten_after_their_time_and_not_before(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "FORGET", 2)
+    async with open_house(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
+        store, now = opened.gate.store, opened.means.now()
+        for n in range(5):
+            await store.remember(Once(f"old-{n}", b"", now - 1), now - 2)
+        async with calling(opened, await key_of(opened)) as client:
+            run = (await post(client, body(), "one")).headers["x-baton-run"]
+            async with asyncio.timeout(10):
+                while any([await store.once(f"old-{n}", 0.0) for n in range(5)]):  # noqa: ASYNC110 - rows have no event
+                    await asyncio.sleep(0.05)
+            again = await post(client, body(), "one")
+        assert again.headers["x-baton-run"] == run
+        held = await store.once(hashlib.sha256(b"acme\0one").hexdigest(), now)
+        assert held is not None
+        assert (held.run, held.reply) == (run, b"")
+        assert held.until >= (await store.run(run)).deadline + 24 * 3600 - 1
+
+
+async def test_a_lookup_that_fails_starts_nothing() -> None:
+    """Else a request that was carried out might be carried out again."""
+    gateway = StandIn()
+    key = gateway.add_key()
+    async with gateway.client(key) as client:
+        assert (await post(client, body(), "one")).status_code == 200
+        gateway.store.fault = RuntimeError("broken")
+        assert (await post(client, body(), "two")).status_code == 500
+    assert len(gateway.drivers.orders) == 1
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": body(),
+    "/v1/completions": {"model": "baton-mini", "prompt": "What is 2 + 2?"},
+    "/v1/messages": body(max_tokens=64),
+    "/v1/messages/count_tokens": body(),
+    "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
+    "/v1/responses/{response}/cancel": {},
+    "/v1/runs/{run}/cancel": {},
+    "/v1/runs/{run}/feedback": {"score": 0.5},
+}
+"""A request to each POST route. `{run}` stands for a run that has ended."""
+
+
+def posts() -> list[str]:
+    """Every POST route of the application under /v1, from the route table."""
+    routes = api_routes(StandIn().app.routes)
+    return sorted(route.path for route in routes if "POST" in (route.methods or ()) and route.path.startswith("/v1"))
+
+
+def test_every_post_route_has_an_example() -> None:
+    assert posts() == sorted(EXAMPLES), "a new POST route hands its body to OnceOnly, and gets an example here"
+
+
+@pytest.mark.parametrize("path", posts())
+async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: House, path: str) -> None:
+    example = EXAMPLES[path]
+    async with calling(opened, await key_of(opened)) as client:
+        run = (await client.post("/v1/responses", json=EXAMPLES["/v1/responses"])).headers["x-baton-run"]
+        path = path.replace("{run}", run).replace("{response}", f"resp_{run}")
+        calls, headers = len(stub.requests), {"idempotency-key": "one"}
+        first, again = [await client.post(path, json=example, headers=headers) for _ in range(2)]
+        calls = len(stub.requests) - calls
+        assert first.status_code == 200, first.text
+        assert (again.status_code, again.content) == (first.status_code, first.content)
+        assert [reply.headers.get("idempotent-replayed") for reply in (first, again)] == [None, "true"]
+        assert calls <= 1
+        reused = await client.post(path, json=example | {"user": "another"}, headers=headers)
+        assert (reused.status_code, "used with another request" in reused.text) == (409, True)
+        bad = await client.post(path, json=example, headers={"idempotency-key": "x" * 256})
+        assert (bad.status_code, "Send one Idempotency-Key" in bad.text) == (400, True)
+
+
+async def test_a_key_of_one_route_is_no_key_of_another(opened: House) -> None:
+    async with calling(opened, await key_of(opened)) as client:
+        run = (await post(client, body(), "one")).headers["x-baton-run"]
+        reply = await client.post(f"/v1/runs/{run}/cancel", headers={"idempotency-key": "one"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "idempotency_key_reuse")

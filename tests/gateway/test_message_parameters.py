@@ -1,0 +1,211 @@
+"""What becomes of every field of `/v1/messages`: complete, and each driven over HTTP down to the worker and back."""
+
+import typing
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import anthropic.types as sdk
+import httpx
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from pydantic import BaseModel
+
+from app.gateway.anthropic import request as ours
+from app.gateway.anthropic import tools as tools
+from app.process.wiring import House
+from tests.harness.service import open_house, pool_text
+from tests.stubs import ProviderStub, Reply
+from tests.stubs.script import ToolCall
+
+BEYOND = {"baton", "temperature", "top_p", "top_k", "context_management"}
+"""Our own; what newer clients leave to `extra_body`; and what only the beta's type has."""
+ASKED: dict[str, Any] = {
+    "model": "baton-mini",
+    "max_tokens": 64,
+    "messages": [{"role": "user", "content": "What is 2 + 2?"}],
+}
+ADD = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+CALL = Reply(chunks=(), tool_calls=[ToolCall("add", "{}", "c1")], finish="tool")
+
+Seen = Callable[[httpx.Response, Any], object]
+"""From the reply and what the worker was sent."""
+HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
+    "model": ({"model": "baton-ultra"}, Reply(), lambda reply, _: reply.json()["model"], "baton-ultra"),
+    "messages": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+        Reply(),
+        lambda _, sent: sent["messages"],
+        [{"role": "user", "content": "Hi"}],
+    ),
+    "max_tokens": (
+        {"max_tokens": 7},
+        Reply(),
+        lambda _, sent: sent.get("max_completion_tokens", sent.get("max_tokens")),
+        7,
+    ),
+    "system": (
+        {"system": [{"type": "text", "text": "Be brief."}]},
+        Reply(),
+        lambda _, sent: sent["messages"][0],
+        {"role": "system", "content": "Be brief."},
+    ),
+    "stop_sequences": ({"stop_sequences": ["END"]}, Reply(), lambda _, sent: sent["stop"], ["END"]),
+    "temperature": ({"temperature": 0.5}, Reply(), lambda _, sent: sent["temperature"], 0.5),
+    "top_p": ({"top_p": 0.25}, Reply(), lambda _, sent: sent["top_p"], 0.25),
+    "tools": ({"tools": [ADD]}, Reply(), lambda _, sent: [tool["function"]["name"] for tool in sent["tools"]], ["add"]),
+    "tool_choice": (
+        {"tools": [ADD], "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True}},
+        CALL,
+        lambda _, sent: (sent["tool_choice"], sent["parallel_tool_calls"]),
+        ({"type": "function", "function": {"name": "add"}}, False),
+    ),
+    "stream": (
+        {"stream": True},
+        Reply(),
+        lambda reply, _: (reply.headers["content-type"].split(";")[0], "event: message_stop" in reply.text),
+        ("text/event-stream", True),
+    ),
+    "baton": (
+        {"baton": {"pool": {"pin": "beta"}}},
+        Reply(),
+        lambda reply, _: [step["worker"] for step in reply.json()["baton"]["steps"]],
+        ["beta"],
+    ),
+}
+"""What is sent beside `ASKED`, the worker's reply, and what is to be seen."""
+APART = {"thinking", "output_config", "metadata"}
+"""Those that have a test of their own."""
+IGNORED: Mapping[str, tuple[object, object]] = {
+    "service_tier": ("auto", "cheap"),
+    "speed": ("fast", "slow"),
+    "top_k": (40, -1),
+    "cache_control": ({"type": "ephemeral"}, {"type": "eternal"}),
+    "inference_geo": ("eu", 5),
+    "diagnostics": ({"previous_message_id": "msg_1"}, "all"),
+    "workspace_id": ("w", 5),
+    "user_profile_id": ("u", 5),
+    "context_management": ({"edits": [{"type": "clear_thinking_20251015"}]}, {"edits": [{"type": "compact"}]}),
+}
+"""A value that is noted, and one that is no value of that field."""
+EFFORTS = """
+[tiers.baton-mini.efforts.low]
+output_tokens = 77
+[tiers.baton-mini.efforts.high]
+output_tokens = 99
+"""
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
+        yield running
+
+
+async def asked_of(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    return await client.post("/v1/messages", json=ASKED | more)
+
+
+def test_every_field_of_the_official_client_is_decided() -> None:
+    known = set(typing.get_type_hints(message_create_params.MessageCreateParamsStreaming))
+    known |= set(typing.get_type_hints(message_create_params.MessageCreateParamsNonStreaming))
+    read = set(ours.MessagesRequest.model_fields)
+    assert len(known) > 15
+    assert known <= read | set(ours.REFUSED)
+    assert read - known == BEYOND
+    assert set(typing.get_type_hints(message_count_tokens_params.MessageCountTokensParams)) <= set(
+        ours.Asked.model_fields
+    )
+
+
+def test_every_field_is_driven_by_a_test() -> None:
+    assert set(ours.MessagesRequest.model_fields) == {*HONOURED, *APART, *IGNORED}
+    assert set(ours.IGNORED) == set(IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("read", "theirs", "beyond"),
+    [
+        (ours.TextBlock, sdk.TextBlockParam, set()),
+        (ours.ImageBlock, sdk.ImageBlockParam, set()),
+        (ours.ToolUseBlock, sdk.ToolUseBlockParam, set()),
+        (ours.ToolResultBlock, sdk.ToolResultBlockParam, set()),
+        (ours.ThinkingBlock, sdk.ThinkingBlockParam, set()),
+        (ours.RedactedThinkingBlock, sdk.RedactedThinkingBlockParam, set()),
+        (tools.WireTool, sdk.ToolParam, set()),
+        (ours.ToolReferenceBlock, sdk.ToolReferenceBlockParam, set()),
+        (ours.OutputConfig, sdk.OutputConfigParam, set()),
+        (ours.Metadata, sdk.MetadataParam, set()),
+        (tools.CacheMark, sdk.CacheControlEphemeralParam, {"scope"}),
+    ],
+)
+def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type, beyond: set[str]) -> None:
+    names = {field.alias or name for name, field in read.model_fields.items()}
+    assert names == set(typing.get_type_hints(theirs)) | beyond
+
+
+async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """One service for all fields: each is sent alone."""
+    seen, expected = {}, {}
+    for name, (more, reply, see, value) in HONOURED.items():
+        for worker in ("alpha", "beta"):
+            stub.always(worker, reply)
+        answer = await asked_of(client, **more)
+        assert answer.status_code == 200, (name, answer.text)
+        sent = [one.json for worker in ("alpha", "beta") for one in stub.of(worker)]
+        seen[name], expected[name] = see(answer, sent[-1]), value
+        stub.requests.clear()
+    assert seen == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "effort"),
+    [
+        ({"output_config": {"effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "high"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, "low"),
+        ({"thinking": {"type": "disabled"}}, "medium"),
+    ],
+)
+async def test_thinking_and_effort_choose_the_tiers_limits(
+    client: httpx.AsyncClient, more: dict[str, Any], effort: str
+) -> None:
+    body = (await asked_of(client, **more)).json()
+    assert (await client.get(f"/v1/runs/{body['baton']['run']}")).json()["effort"] == effort
+
+
+async def test_a_form_reaches_the_worker(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(chunks=('{"n": 4}',)))
+    await asked_of(client, output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
+    assert stub.of("alpha")[-1].json["response_format"]["json_schema"]["schema"] == SCHEMA
+
+
+def test_the_end_user_is_kept_with_the_task() -> None:
+    request, _ = ours.read_request(ASKED | {"metadata": {"user_id": "ann"}})
+    assert ours.whole_task(request).user == "ann"
+
+
+async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    own = ("id", "baton")
+    plain = (await asked_of(client)).json()
+    sent = stub.of("alpha")[-1].json
+    for name, (value, wrong) in IGNORED.items():
+        body = (await asked_of(client, **{name: value})).json()
+        assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
+        assert stub.of("alpha")[-1].json == sent, name
+        run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
+        assert run["ignored"] == [name]
+        refused = await asked_of(client, **{name: wrong})
+        assert (refused.status_code, name in refused.json()["error"]["message"]) == (400, True), name
+
+
+async def test_what_is_refused_is_named(client: httpx.AsyncClient) -> None:
+    for name in ours.REFUSED:
+        reply = await asked_of(client, **{name: [{"name": "x"}]})
+        assert (reply.status_code, name in reply.json()["error"]["message"]) == (400, True)
+        assert (await asked_of(client, **{name: None})).status_code == 200

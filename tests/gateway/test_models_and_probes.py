@@ -1,0 +1,56 @@
+"""The model list, and what probes and Prometheus read."""
+
+from openai.types import Model
+
+from app.errors import StoreUnavailable
+from tests.harness.stand_ins import House
+
+
+async def test_tiers_and_aliases_are_models(gateway: House, key: str) -> None:
+    async with gateway.client(key) as client:
+        body = (await client.get("/v1/models")).json()
+        alias = (await client.get("/v1/models/mini")).json()
+    assert body["object"] == "list"
+    assert [Model.model_validate(model, strict=True).id for model in body["data"]] == ["baton-mini", "mini"]
+    tier = body["data"][0]["baton"]
+    assert (tier["tier"], tier["alias"], tier["pool"]) == ("baton-mini", False, ["alpha", "beta"])
+    assert tier["efforts"]["medium"]["usd"] == 2.0
+    assert tier["prices"]["output"] == {"min": 2.0, "max": 4.0}
+    assert (alias["id"], alias["baton"]["tier"], alias["baton"]["alias"]) == ("mini", "baton-mini", True)
+
+
+async def test_a_key_sees_its_own_tiers(gateway: House) -> None:
+    key = gateway.add_key("other1", tiers=frozenset({"baton-ultra"}))
+    async with gateway.client(key) as client:
+        assert (await client.get("/v1/models")).json()["data"] == []
+        reply = await client.get("/v1/models/baton-mini")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_probes_need_no_key(gateway: House) -> None:
+    async with gateway.client() as client:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            for method in ("GET", "HEAD"):
+                assert (await client.request(method, path)).status_code == 200
+
+
+async def test_readiness_tells_which_check_failed(gateway: House) -> None:
+    gateway.store.fault = StoreUnavailable()
+    async with gateway.client() as client:
+        ready, alive = await client.get("/readyz"), await client.get("/healthz")
+    assert ready.status_code == 503
+    assert ready.json() == {"status": "not_ready", "checks": {"store": "store_unavailable", "queue": "ok"}}
+    assert alive.status_code == 200
+
+
+async def test_requests_are_counted_by_route_and_never_by_path(gateway: House, key: str) -> None:
+    async with gateway.client(key) as client:
+        await client.get("/v1/runs/run_mine")
+        await client.get("/v1/runs/run_none")
+        await client.get("/nowhere/at/all")
+        text = (await client.get("/metrics")).text
+    assert 'baton_requests_total{route="/v1/runs/{run}",status="200"} 1.0' in text
+    assert 'baton_requests_total{route="/v1/runs/{run}",status="404"} 1.0' in text
+    assert 'baton_requests_total{route="unmatched",status="404"} 1.0' in text
+    assert "run_mine" not in text
+    assert "nowhere" not in text

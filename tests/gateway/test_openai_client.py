@@ -1,0 +1,139 @@
+"""The official client, sync and async, over a real server: what a user of the OpenAI API would do."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Order, Said, Told
+from app.errors import RunFailed
+from tests.harness.stand_ins import House, ended
+
+MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
+
+
+@pytest.fixture
+async def url(gateway: House) -> AsyncIterator[str]:
+    """Where the gateway listens."""
+    async with gateway.served() as served:
+        yield f"{served}/v1"
+
+
+@pytest.fixture
+async def client(url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
+    """An asynchronous client that does not retry."""
+    async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as opened:
+        yield opened
+
+
+async def test_async(client: AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(model="baton-mini", messages=MESSAGES)  # type: ignore[call-overload]
+    assert reply.choices[0].message.content == "Four."
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.model_extra["baton"]["run"] == "run_0"
+
+
+async def test_async_stream(client: AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(
+        model="baton-mini",
+        messages=MESSAGES,  # type: ignore[arg-type]
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"baton": {"stream_steps": True, "labels": ["phi"]}},
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "Four."
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 17
+
+
+@pytest.mark.parametrize("silence", [0.0, 0.2])
+async def test_a_silence_within_an_answer(silence: float) -> None:
+    """The client takes every blank line for an event once it has seen an id, so comments may not end with one."""
+    gateway = House(ping=0.05)
+    key = gateway.add_key()
+
+    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        line.put(Said("Fo", at=2))
+        await asyncio.sleep(silence)
+        line.put(Said("ur.", at=5))
+        line.put(ended(run))
+
+    gateway.drivers.script = script
+    async with (
+        gateway.served() as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        chat = await client.chat.completions.create(model="baton-mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+        chunks = [chunk async for chunk in chat]
+    assert [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content] == [
+        "Fo",
+        "ur.",
+    ]
+
+
+async def test_the_stream_helper(client: AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(model="baton-mini", messages=MESSAGES) as stream:  # type: ignore[arg-type]
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "Four."
+
+
+async def test_sync(url: str, key: str) -> None:
+    def both() -> tuple[str | None, str, list[str]]:
+        with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
+            whole = client.chat.completions.create(model="mini", messages=MESSAGES)  # type: ignore[call-overload]
+            stream = client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            return whole.choices[0].message.content, text, [model.id for model in client.models.list()]
+
+    assert await asyncio.to_thread(both) == ("Four.", "Four.", ["baton-mini", "mini"])
+
+
+async def test_errors_are_the_clients_own(client: AsyncOpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.create(model="nothing", messages=MESSAGES)  # type: ignore[call-overload]
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model="mini", messages=[])
+    async with AsyncOpenAI(base_url=url, api_key="sk-wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.models.list()
+
+
+async def test_an_error_in_a_stream_is_raised(gateway: House, client: AsyncOpenAI) -> None:
+    async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        line.put(Said("Fo"))
+        line.put(ended(run, "", RunFailed()))
+
+    gateway.drivers.script = script
+    stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+    heard: list[str] = []
+
+    async def listen() -> None:
+        async for chunk in stream:
+            heard.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError) as broken:
+        await listen()
+    assert "".join(heard) == "Fo"
+    assert broken.value.code == "run_failed"
+
+
+async def test_closing_a_stream_cancels_the_run(gateway: House, client: AsyncOpenAI) -> None:
+    async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:
+        for _ in range(1_000):
+            line.put(Said("more "))
+            await asyncio.sleep(0.01)
+
+    gateway.drivers.script = script
+    stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
+    for _ in range(3):
+        await anext(stream)
+    await stream.close()
+    async with asyncio.timeout(2):
+        await gateway.drivers.stopped.wait()
+    assert gateway.drivers.cancelled == [("run_0", "client")]

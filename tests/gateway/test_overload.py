@@ -1,0 +1,164 @@
+"""More than the gateway can take: it says so at once, reads nothing it need not, and what runs goes on."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.runs.request import Order, Told
+from app.errors import StoreUnavailable
+from app.gateway.http.auth import LOOKUPS
+from app.gateway.http.context import Rates
+from app.gateway.http.ingress import Bounds
+from app.store.protocol import KeyRow
+from tests.harness.stand_ins import SECRET, House, ask, ended
+
+AT_ONCE = 0.05
+"""Seconds of our own processor time: how busy the machine is otherwise must not matter."""
+BEGINS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+class Busy(House):
+    """A gateway of a few places, all of them taken until `done` is set."""
+
+    def __init__(self, running: int = 3, **changes: Any) -> None:
+        super().__init__(rates=Rates(running=running), **changes)
+        self.done = asyncio.Event()
+        self.drivers.script = self._wait
+
+    async def _wait(self, _order: Order, run: str, line: Mailbox[Told]) -> None:
+        await self.done.wait()
+        line.put(ended(run))
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[Busy]:
+    gateway = Busy()
+    key = gateway.add_key()
+    async with gateway.client(key) as client, asyncio.TaskGroup() as group:
+        running = [group.create_task(client.post("/v1/chat/completions", json=ask())) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while len(gateway.drivers.orders) < 3:  # noqa: ASYNC110 - what is awaited has no event
+                await asyncio.sleep(0.01)
+        try:
+            yield gateway
+        finally:
+            gateway.done.set()
+            assert [(await one).status_code for one in running] == [200] * 3
+
+
+async def untouched() -> AsyncIterator[bytes]:
+    """A body that nobody should ask for."""
+    pytest.fail("the body was read")
+    yield b""
+
+
+@pytest.mark.parametrize("route", BEGINS)
+async def test_a_full_gateway_turns_away_before_it_reads_or_looks_up_anything(busy: Busy, route: str) -> None:
+    looked_up = busy.store.lookups
+    async with busy.client(f"bt_unheard_{SECRET}") as client:
+        began = time.process_time()
+        reply = await client.post(route, content=untouched(), headers={"content-type": "application/json"})
+        assert time.process_time() - began < AT_ONCE
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert "overloaded" in reply.text
+    assert busy.store.lookups == looked_up
+
+
+async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> None:
+    async with busy.client(busy.add_key()) as client:
+        for path in ("/v1/models", "/v1/runs", "/healthz", "/readyz", "/metrics"):
+            assert (await client.get(path)).status_code == 200
+
+
+async def test_bodies_that_arrive_together_are_bounded_together() -> None:
+    gateway = House(bounds=Bounds(body=1_000_000, together=1_000_000))
+    key = gateway.add_key()
+    going_on = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'{"model": "mini", "messages": [{"role": "user", "content": "' + b"x" * 400_000
+        await going_on.wait()
+        yield b'"}]}'
+
+    kind = {"content-type": "application/json"}
+    async with gateway.client(key) as client, asyncio.TaskGroup() as group:
+        sending = [
+            group.create_task(client.post("/v1/chat/completions", content=slow(), headers=kind)) for _ in range(2)
+        ]
+        await asyncio.sleep(0.1)
+        began = time.process_time()
+        announced = await client.post("/v1/chat/completions", content=b" " * 300_000, headers=kind)
+        told = await client.post("/v1/chat/completions", content=slow(), headers=kind)
+        assert time.process_time() - began < 2 * AT_ONCE
+        for reply in (announced, told):
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+        going_on.set()
+        assert [(await one).status_code for one in sending] == [200, 200]
+        assert (await client.post("/v1/chat/completions", content=slow(), headers=kind)).status_code == 200
+
+
+class SlowStore:
+    """In front of a house's keys: lookups take until `answers` is set."""
+
+    def __init__(self, gateway: House) -> None:
+        self.answers = asyncio.Event()
+        self.failure: Exception | None = None
+        self._find = gateway.store.key
+        gateway.store.key = self.key  # type: ignore[method-assign]
+
+    async def key(self, public: str) -> KeyRow | None:
+        await self.answers.wait()
+        if self.failure is not None:
+            raise self.failure
+        return await self._find(public)
+
+
+async def models(gateway: House, key: str) -> httpx.Response:
+    async with gateway.client(key) as client:
+        return await client.get("/v1/models")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_key_is_looked_up_once_for_all_who_bring_it(fails: bool) -> None:
+    gateway = House()
+    key, slow = gateway.add_key(), SlowStore(gateway)
+    slow.failure = StoreUnavailable(retry_after=1) if fails else None
+    async with asyncio.TaskGroup() as group:
+        asking = [group.create_task(models(gateway, key)) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        slow.answers.set()
+    assert {one.result().status_code for one in asking} == {503 if fails else 200}
+    assert gateway.store.lookups == (0 if fails else 1)
+
+
+async def test_who_waits_for_a_lookup_outlives_whoever_began_it() -> None:
+    gateway = House()
+    key, slow = gateway.add_key(), SlowStore(gateway)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(models(gateway, key))
+        await asyncio.sleep(0.05)
+        second = group.create_task(models(gateway, key))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.sleep(0.05)
+        slow.answers.set()
+    assert second.result().status_code == 200
+
+
+async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
+    gateway = House()
+    known = gateway.add_key()
+    assert (await models(gateway, known)).status_code == 200
+    slow = SlowStore(gateway)
+    async with asyncio.TaskGroup() as group:
+        flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(LOOKUPS + 20)]
+        await asyncio.sleep(0.3)
+        assert [one.result().status_code for one in flood if one.done()] == [503] * 20
+        assert (await models(gateway, known)).status_code == 200
+        slow.answers.set()
+    assert [one.result().status_code for one in flood].count(401) == LOOKUPS

@@ -1,0 +1,366 @@
+"""The table of `/v1/responses`' parameters: complete, and each row driven over HTTP down to the worker and back."""
+
+import json
+import typing
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai.types.responses as sdk
+import pytest
+from openai.types.responses import response_create_params, response_input_item_param, response_input_param
+from openai.types.shared_params import Reasoning
+from pydantic import BaseModel
+
+from app.gateway.responses import input as items
+from app.gateway.responses import request as ours
+from app.gateway.responses import tools as tools
+from app.gateway.wire.parameters import RESPONSES
+from app.process.wiring import House
+from tests.harness.exact_replies import CUT
+from tests.harness.service import open_house, pool_text
+from tests.stubs import ProviderStub, Reply
+from tests.stubs.script import ToolCall
+
+BEYOND = {"baton", "client_metadata"}
+"""Our own, and what Codex sends without the description saying so."""
+ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+LOOK = ADD | {"name": "look"}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+FORM = {"type": "json_schema", "name": "number", "schema": SCHEMA, "strict": True}
+JSON = Reply(chunks=('{"n": 4}',))
+CALL = Reply(chunks=(), tool_calls=[ToolCall("add", "{}", "c1")], finish="tool")
+
+Seen = Callable[[httpx.Response, Any, Any], object]
+"""From the reply, its JSON and what the worker was sent last."""
+HONOURED: Mapping[str, tuple[dict[str, Any], Reply, Seen, object]] = {
+    "model": ({"model": "baton-ultra"}, Reply(), lambda _, body, __: body["model"], "baton-ultra"),
+    "input": ({"input": "Hi"}, Reply(), lambda _, __, sent: sent["messages"], [{"role": "user", "content": "Hi"}]),
+    "instructions": (
+        {"instructions": "Be brief."},
+        Reply(),
+        lambda _, body, sent: (body["instructions"], sent["messages"][0]["content"], len(sent["messages"])),
+        ("Be brief.", "Be brief.", 2),
+    ),
+    "tools": (
+        {"tools": [ADD, LOOK]},
+        Reply(),
+        lambda _, body, sent: (
+            [tool["name"] for tool in body["tools"]],
+            [t["function"]["name"] for t in sent["tools"]],
+        ),
+        (["add", "look"], ["add", "look"]),
+    ),
+    "tool_choice": (
+        {"tools": [ADD, LOOK], "tool_choice": {"type": "function", "name": "add"}},
+        CALL,
+        lambda _, body, sent: (body["tool_choice"], sent["tool_choice"]),
+        ({"type": "function", "name": "add"}, {"type": "function", "function": {"name": "add"}}),
+    ),
+    "parallel_tool_calls": (
+        {"tools": [ADD], "parallel_tool_calls": False},
+        CALL,
+        lambda _, body, sent: (body["parallel_tool_calls"], sent["parallel_tool_calls"]),
+        (False, False),
+    ),
+    "text": (
+        {"text": {"format": FORM, "verbosity": "low"}},
+        JSON,
+        lambda _, body, sent: (body["text"]["format"]["schema"], sent["response_format"]["json_schema"]["schema"]),
+        (SCHEMA, SCHEMA),
+    ),
+    "max_output_tokens": (
+        {"max_output_tokens": 7},
+        Reply(),
+        lambda _, body, sent: (body["max_output_tokens"], sent.get("max_completion_tokens", sent.get("max_tokens"))),
+        (7, 7),
+    ),
+    "temperature": (
+        {"temperature": 0.5},
+        Reply(),
+        lambda _, body, sent: (body["temperature"], sent["temperature"]),
+        (0.5, 0.5),
+    ),
+    "top_p": ({"top_p": 0.25}, Reply(), lambda _, body, sent: (body["top_p"], sent["top_p"]), (0.25, 0.25)),
+    "top_logprobs": (
+        {"top_logprobs": 2},
+        Reply(),
+        lambda _, body, sent: (body["top_logprobs"], sent["top_logprobs"], len(logprobs_of(body)[0]["top_logprobs"])),
+        (2, 2, 2),
+    ),
+    "include": (
+        {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]},
+        Reply(),
+        lambda _, body, sent: (sent["logprobs"], [one["token"] for one in logprobs_of(body)]),
+        (True, ["Hello", " there", "."]),
+    ),
+    "metadata": ({"metadata": {"a": "b"}}, Reply(), lambda _, body, __: body["metadata"], {"a": "b"}),
+    "user": ({"user": "ann"}, Reply(), lambda _, body, __: body["user"], "ann"),
+    "stream": (
+        {"stream": True},
+        Reply(),
+        lambda reply, _, __: (reply.headers["content-type"].split(";")[0], "event: response.completed" in reply.text),
+        ("text/event-stream", True),
+    ),
+    "stream_options": (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        Reply(),
+        lambda reply, _, __: ("event: response.completed" in reply.text, '"obfuscation"' in reply.text),
+        (True, False),
+    ),
+    "baton": (
+        {"baton": {"pool": {"pin": "beta"}}},
+        Reply(),
+        lambda _, body, __: [step["worker"] for step in body["baton"]["steps"]],
+        ["beta"],
+    ),
+}
+"""What is sent beside `ASKED`, the worker's reply, and what is to be seen."""
+APART = {"background", "previous_response_id", "reasoning", "store"}
+"""Those that have a test of their own."""
+IGNORED: Mapping[str, tuple[object, object]] = {
+    "service_tier": ("flex", "cheap"),
+    "safety_identifier": ("hash", "x" * 129),
+    "prompt_cache_key": ("key", 5),
+    "prompt_cache_retention": ("24h", "25h"),
+    "prompt_cache_options": ({"mode": "explicit"}, "explicit"),
+    "truncation": ("auto", "always"),
+    "max_tool_calls": (3, 0),
+    "client_metadata": ({"session": "1"}, {"session": 1}),
+}
+"""A value that is noted, and one that is no value of that parameter."""
+REFUSED: Mapping[str, object] = {
+    "access_programs": {"x": True},
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "conversation": "conv_1",
+    "image": {"size": "auto"},
+    "moderation": {"model": "omni-moderation-latest"},
+    "prompt": {"id": "pmpt_1"},
+}
+
+
+def logprobs_of(body: dict[str, Any]) -> Any:
+    """Of the first item of the output."""
+    return body["output"][0]["content"][0]["logprobs"]
+
+
+EFFORTS = """
+[tiers.baton-mini.efforts.low]
+output_tokens = 77
+"""
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
+        yield running
+
+
+def test_every_parameter_of_the_official_client_has_a_row() -> None:
+    known = set(typing.get_type_hints(response_create_params.ResponseCreateParamsStreaming))
+    known |= set(typing.get_type_hints(response_create_params.ResponseCreateParamsNonStreaming))
+    assert len(known) > 30
+    assert known <= set(RESPONSES)
+    assert set(RESPONSES) - known == BEYOND
+
+
+@pytest.mark.skipif(not CUT.exists(), reason="the published API description is not beside this checkout")
+def test_every_parameter_that_the_published_reply_repeats_has_a_row() -> None:
+    definitions = json.loads(CUT.read_text())["$defs"]
+    parts = ("ModelResponseProperties", "ResponseProperties", "CreateResponse", "CreateModelResponseProperties")
+    found = {name for part in parts for name in definitions.get(part, {}).get("properties", ())}
+    assert len(found) > 10
+    assert found <= set(RESPONSES)
+
+
+def test_every_row_is_driven_by_a_test() -> None:
+    driven = {"honoured": {*HONOURED, *APART}, "ignored": set(IGNORED), "refused": set(REFUSED)}
+    assert driven == {
+        decision: {name for name, row in RESPONSES.items() if row.decision == decision} for decision in driven
+    }
+
+
+def test_what_is_read_is_what_is_not_refused() -> None:
+    read = {name for name, row in RESPONSES.items() if row.decision != "refused"}
+    assert set(ours.ResponsesRequest.model_fields) == read
+
+
+@pytest.mark.parametrize(
+    ("read", "theirs"),
+    [
+        (ours.TextOptions, sdk.ResponseTextConfigParam),
+        (ours.BySchema, sdk.ResponseFormatTextJSONSchemaConfigParam),
+        (ours.Reasoning, Reasoning),
+        (ours.StreamOptions, response_create_params.StreamOptions),
+        (tools.FunctionTool, sdk.FunctionToolParam),
+        (tools.CustomTool, sdk.CustomToolParam),
+        (tools.Namespace, sdk.NamespaceToolParam),
+        (tools.ToolSearch, sdk.ToolSearchToolParam),
+        (tools.Named, sdk.ToolChoiceFunctionParam),
+        (tools.AllowedTools, sdk.ToolChoiceAllowedParam),
+        (items.InputText, sdk.ResponseInputTextParam),
+        (items.InputImage, sdk.ResponseInputImageParam),
+        (items.OutputText, sdk.ResponseOutputTextParam),
+        (items.Refused, sdk.ResponseOutputRefusalParam),
+        (items.MessageItem, sdk.ResponseOutputMessageParam),
+        (items.CallItem, sdk.ResponseFunctionToolCallParam),
+        (items.CustomCallItem, sdk.ResponseCustomToolCallParam),
+        (items.OutputItem, response_input_param.FunctionCallOutput),
+        (items.SearchCallItem, response_input_item_param.ToolSearchCall),
+        (items.SearchOutputItem, sdk.ResponseToolSearchOutputItemParamParam),
+        (items.MoreTools, response_input_item_param.AdditionalTools),
+        (items.ReasoningItem, sdk.ResponseReasoningItemParam),
+        (items.ItemReference, response_input_param.ItemReference),
+    ],
+)
+def test_what_is_nested_has_every_field(read: type[BaseModel], theirs: type) -> None:
+    names = {field.alias or name for name, field in read.model_fields.items()}
+    beyond = {"status"} if read is items.CustomCallItem else set()  # replies have it, and Codex sends it back
+    beyond |= {"created_by"} if read in (items.SearchCallItem, items.SearchOutputItem) else set()  # replies have it
+    assert names == set(typing.get_type_hints(theirs)) | beyond
+
+
+async def asked_of(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    return await client.post("/v1/responses", json=ASKED | more)
+
+
+async def test_what_is_honoured_is_seen_at_the_worker_or_in_the_reply(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """One service for all rows: each is sent alone."""
+    seen, expected = {}, {}
+    for name, (more, reply, see, value) in HONOURED.items():
+        for worker in ("alpha", "beta"):
+            stub.always(worker, reply)
+        answer = await asked_of(client, **more)
+        assert answer.status_code == 200, (name, answer.text)
+        body = {} if more.get("stream") else answer.json()
+        sent = [one.json for worker in ("alpha", "beta") for one in stub.of(worker)]
+        seen[name], expected[name] = see(answer, body, sent[-1]), value
+        stub.requests.clear()
+    assert seen == expected
+
+
+async def test_previous_response_id_brings_its_conversation(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", Reply(chunks=("Four.",)), Reply(chunks=("Five.",)))
+    first = (await asked_of(client, instructions="Be brief.")).json()
+    second = (await asked_of(client, input="Plus one?", previous_response_id=first["id"])).json()
+    assert second["previous_response_id"] == first["id"]
+    assert second["instructions"] is None
+    told = [(message["role"], message["content"]) for message in stub.of("alpha")[-1].json["messages"]]
+    assert told == [("user", "What is 2 + 2?"), ("assistant", "Four."), ("user", "Plus one?")]
+
+
+async def test_reasoning_chooses_the_tiers_limits(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    reasoning = {"effort": "low", "summary": "auto", "context": "auto", "mode": "standard"}
+    body = (await asked_of(client, reasoning=reasoning)).json()
+    assert body["reasoning"] == {"effort": "low", "summary": "auto"}
+    sent = stub.of("alpha")[-1].json
+    assert sent.get("max_completion_tokens", sent.get("max_tokens")) == 77
+    run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
+    assert run["effort"] == "low"
+    reply = await asked_of(client, reasoning={"mode": "pro"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reasoning.mode")
+
+
+async def test_a_response_that_is_not_stored_cannot_be_had_again(client: httpx.AsyncClient) -> None:
+    kept, gone = (await asked_of(client)).json(), (await asked_of(client, store=False)).json()
+    statuses = [(await client.get(f"/v1/responses/{one['id']}")).status_code for one in (kept, gone)]
+    assert statuses == [200, 404]
+
+
+async def test_a_background_response_is_told_of_at_once(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Reply(header_delay=0.2))
+    body = (await asked_of(client, background=True)).json()
+    assert (body["background"], body["output"], body["usage"]) == (True, [], None)
+    assert body["status"] in ("queued", "in_progress")
+    over = await client.get(f"/v1/responses/{body['id']}", params={"stream": "true"})
+    assert "event: response.completed" in over.text
+
+
+async def test_what_is_ignored_is_checked_noted_and_changes_nothing(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    own = ("id", "created_at", "completed_at", "output", "baton")
+    plain = (await asked_of(client)).json()
+    sent = stub.of("alpha")[-1].json
+    for name, (value, wrong) in IGNORED.items():
+        body = (await asked_of(client, **{name: value})).json()
+        assert {n: v for n, v in body.items() if n not in own} == {n: v for n, v in plain.items() if n not in own}, name
+        assert body["output"][0]["content"] == plain["output"][0]["content"]
+        assert stub.of("alpha")[-1].json == sent, name
+        run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
+        assert run["ignored"] == [name]
+        refused = await asked_of(client, **{name: wrong})
+        assert refused.status_code == 400, name
+        assert refused.json()["error"]["param"].split(".")[0] == name
+
+
+async def test_what_is_refused_is_named(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    for name, value in REFUSED.items():
+        reply = await asked_of(client, **{name: value})
+        error = reply.json()["error"]
+        neutral = RESPONSES[name].neutral
+        code = "unsupported_value" if neutral else "unsupported_parameter"
+        assert (reply.status_code, error["param"], error["code"]) == (400, name, code)
+        for nothing in (None, *neutral):
+            assert (await asked_of(client, **{name: nothing})).status_code == 200
+    unknown = (await asked_of(client, foo=1)).json()["error"]
+    assert (unknown["param"], unknown["code"]) == ("foo", "unknown_parameter")
+
+
+async def test_null_is_as_good_as_absent(client: httpx.AsyncClient) -> None:
+    nulls = {name: None for name in RESPONSES if name not in ASKED}
+    body = (await asked_of(client, **nulls)).json()
+    assert body["status"] == "completed"
+    run = (await client.get(f"/v1/runs/{body['baton']['run']}")).json()
+    assert run["ignored"] == []
+
+
+async def test_a_choice_among_some_of_the_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+    stub.always("alpha", CALL)
+    assert (await asked_of(client, tools=[ADD, LOOK], tool_choice=choice)).status_code == 200
+    sent = stub.of("alpha")[-1].json
+    assert ([tool["function"]["name"] for tool in sent["tools"]], sent["tool_choice"]) == (["add"], "required")
+    choice["tools"][0]["name"] = "foo"  # type: ignore[index]
+    error = (await asked_of(client, tools=[ADD], tool_choice=choice)).json()["error"]
+    assert error["param"] == "tool_choice.tools"
+
+
+CLOSED = {"type": "object", "properties": {"a": SCHEMA}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said", "strict"),
+    [
+        (SCHEMA, None, True),
+        (CLOSED, None, True),
+        (CLOSED, False, False),
+        (CLOSED | {"required": []}, None, False),
+        (CLOSED | {"additionalProperties": True}, None, False),
+        (CLOSED | {"properties": {"a": {"type": "object", "properties": {}}}}, None, False),
+        (CLOSED | {"properties": {"a": {"type": "array", "items": {"type": "object"}}}}, None, False),
+        (CLOSED | {"properties": {"a": {"anyOf": [{"type": "null"}, SCHEMA]}}}, None, True),
+        (CLOSED | {"properties": {"a": {"oneOf": [SCHEMA]}}}, None, False),
+        ({"type": "object"}, None, False),
+        (None, None, False),
+        (CLOSED | {"required": []}, True, True),
+    ],
+)
+def test_a_function_is_strict_where_its_schema_allows_it(
+    schema: dict[str, Any] | None, said: bool | None, strict: bool
+) -> None:
+    tool = {"type": "function", "name": "f", "parameters": schema, "strict": said}
+    request, _ = ours.read_request(ASKED | {"tools": [tool]})
+    assert ours.task_of(request, ()).toolbox.tools[0].strict is strict
+
+
+async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+    reply = await asked_of(client, tools=[ADD | {"parameters": {"type": 5}}])
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].parameters")
+    asked = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+    reply = await client.post("/v1/messages", json=asked | {"tools": [{"name": "f", "input_schema": {"type": 5}}]})
+    assert (reply.status_code, "tools[0].input_schema" in reply.json()["error"]["message"]) == (400, True)

@@ -1,0 +1,156 @@
+"""Tools of `/v1/responses` that are no plain functions: workers see functions, callers their own tools again."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response
+
+from app.gateway.responses import tools as ours
+from app.gateway.wire import custom_tools
+from tests.gateway.test_exact_responses import exact_events
+from tests.harness.exact_replies import exactly
+from tests.stubs import ProviderStub, Reply
+from tests.stubs.script import ToolCall
+
+ASKED = {"model": "baton-mini", "input": "Go."}
+CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+SPAWN = {"type": "function", "name": "spawn", "description": "Begins.", "parameters": CLOSED, "strict": False}
+FREE = {"type": "custom", "name": "note", "description": "Notes.", "format": {"type": "text"}}
+AGENTS = {"type": "namespace", "name": "agents", "description": "Of agents.", "tools": [SPAWN, FREE]}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+PATCH = {"type": "custom", "name": "patch", "description": "Patches.", "format": GRAMMAR}
+WAYS = ("whole", "streamed")
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        yield running
+
+
+def calling(name: str, arguments: str) -> Reply:
+    return Reply(chunks=(), tool_calls=[ToolCall(name, arguments, "c1")], finish="tool")
+
+
+async def asked(client: httpx.AsyncClient, way: str = "whole", **more: Any) -> dict[str, Any]:
+    """The response, exactly OpenAI's on either way; a stream's items are told as they are in its end."""
+    reply = await client.post("/v1/responses", json=ASKED | more | {"stream": way == "streamed"})
+    assert reply.status_code == 200, reply.text
+    if way == "whole":
+        response: dict[str, Any] = reply.json()
+    else:
+        events = exact_events(reply.text)
+        response = events[-1]["response"]
+        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert done == response["output"]
+    exactly(Response, response)
+    return response
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_functions_of_a_namespace(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
+    stub.script("alpha", calling("agents__spawn", "{}"), Reply(chunks=("Done.",)))
+    first = await asked(client, way, tools=[AGENTS])
+    offered = {tool["function"]["name"]: tool["function"] for tool in stub.of("alpha")[0].json["tools"]}
+    assert (list(offered), offered["agents__spawn"]["description"]) == (
+        ["agents__spawn", "agents__note"],
+        "Of agents.\n\nBegins.",
+    )
+    (call,) = first["output"]
+    assert (call["type"], call["namespace"], call["name"], call["arguments"]) == (
+        *("function_call", "agents", "spawn"),
+        "{}",
+    )
+    assert first["tools"] == [AGENTS]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "begun"}
+    second = await asked(client, way, tools=[AGENTS], input=[{"role": "user", "content": "Go."}, call, result])
+    assert second["output"][0]["content"][0]["text"] == "Done."
+    assert second["id"].startswith(first["id"])  # the same run goes on
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_tools_of_free_text(stub: ProviderStub, client: httpx.AsyncClient, way: str) -> None:
+    text = 'a "word"\n\u00e9'
+    stub.script("alpha", calling("patch", json.dumps({"input": text})), Reply(chunks=("Done.",)))
+    first = await asked(client, way, tools=[PATCH], tool_choice={"type": "custom", "name": "patch"})
+    offered = stub.of("alpha")[0].json["tools"][0]["function"]
+    assert (list(offered["parameters"]["properties"]), "start: WORD" in offered["description"]) == (["input"], True)
+    (call,) = first["output"]
+    assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "patch", text)
+    assert (first["tools"], first["tool_choice"]) == ([PATCH], {"type": "custom", "name": "patch"})
+    result = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "patched"}
+    second = await asked(client, way, tools=[PATCH], input=[{"role": "user", "content": "Go."}, call, result])
+    assert second["output"][0]["content"][0]["text"] == "Done."
+    assert second["id"].startswith(first["id"])
+    sent = stub.of("alpha")[1].json["messages"]
+    assert json.loads(sent[1]["tool_calls"][0]["function"]["arguments"]) == {"input": text}
+    assert sent[2]["content"] == "patched"
+    (listed,) = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
+    assert (listed["type"], listed["call_id"]) == ("custom_tool_call_output", call["call_id"])
+
+
+async def test_free_text_is_streamed_when_it_is_whole(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", calling("patch", '{"input": "words"}'))
+    events = exact_events((await client.post("/v1/responses", json=ASKED | {"tools": [PATCH], "stream": True})).text)
+    own = [event for event in events if "custom_tool_call_input" in event["type"]]
+    assert [(event["type"].rpartition(".")[2], event.get("delta", event.get("input"))) for event in own] == [
+        ("delta", "words"),
+        ("done", "words"),
+    ]
+    name, after = events[0]["response"]["id"], own[0]["sequence_number"]
+    rest = await client.get(f"/v1/responses/{name}", params={"stream": "true", "starting_after": after})
+    assert exact_events(rest.text) == events[events.index(own[1]) :]
+
+
+async def test_a_history_of_other_tools(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """Calls that another server made: with their names as the worker is offered them."""
+    items = [
+        {"role": "user", "content": "Go."},
+        {"type": "function_call", "call_id": "1", "namespace": "agents", "name": "spawn", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "2", "name": "patch", "input": "words"},
+        {"type": "function_call_output", "call_id": "1", "output": "begun"},
+        {"type": "custom_tool_call_output", "call_id": "2", "output": "patched"},
+    ]
+    response = await asked(client, input=items, tools=[AGENTS, PATCH])
+    listed = (await client.get(f"/v1/responses/{response['id']}/input_items?order=asc")).json()["data"]
+    assert [item["type"] for item in listed[1:]] == [item["type"] for item in items[1:]]
+    calls = stub.of("alpha")[0].json["messages"][1]["tool_calls"]
+    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
+        ("agents__spawn", {}),
+        ("patch", {"input": "words"}),
+    ]
+
+
+async def test_a_search_that_reaches_nothing_is_noted(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    """As Codex offers it unasked; any other tool that somebody else would run is refused, with what to do."""
+    search = {"type": "web_search", "external_web_access": False}
+    response = await asked(client, tools=[SPAWN, search])
+    assert [tool["function"]["name"] for tool in stub.of("alpha")[0].json["tools"]] == ["spawn"]
+    run = (await client.get(f"/v1/runs/{response['baton']['run']}")).json()
+    assert run["ignored"] == ["tools.web_search"]
+    for tool in ({"type": "web_search"}, search | {"external_web_access": True}, {"type": "mcp"}):
+        error = (await client.post("/v1/responses", json=ASKED | {"tools": [SPAWN, tool]})).json()["error"]
+        assert (error["param"], "leave it out, or offer a function" in error["message"]) == ("tools[1].type", True)
+
+
+async def test_names_stay_apart_and_short(client: httpx.AsyncClient) -> None:
+    twice = {"tools": [AGENTS, SPAWN | {"name": "agents__spawn"}]}
+    assert (await client.post("/v1/responses", json=ASKED | twice)).json()["error"]["param"] == "tools"
+    many = {"type": "namespace", "name": "n", "tools": [SPAWN | {"name": f"f{at}"} for at in range(128)]}
+    assert (await client.post("/v1/responses", json=ASKED | {"tools": [many, SPAWN]})).json()["error"][
+        "param"
+    ] == "tools"
+    long = [ours.flat("n" * 60, name) for name in ("first", "other")]
+    assert len(set(long)) == 2
+    assert {len(name) for name in long} == {64}
+    assert ours.flat("mcp__files__", "read") == "mcp__files__read"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"input": 5}', '{"text": "x"}', '"x"', "x", "", '{"input": "\\ud800"}', "[" * 9999]
+)
+def test_what_a_worker_writes_otherwise_is_passed_on(arguments: str) -> None:
+    assert custom_tools.text_of(arguments) == arguments

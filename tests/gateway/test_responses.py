@@ -1,0 +1,366 @@
+"""What `/v1/responses` does over HTTP: kept, retrieved, followed up, cancelled, deleted, run in the background."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.process.wiring import House
+from tests.harness.callers import calling as connected
+from tests.harness.callers import key_of
+from tests.harness.service import calling, open_house, pool_text
+from tests.stubs import Fail, ProviderStub, Reply, Stall
+from tests.stubs.script import ToolCall
+
+ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 2 + 2?"}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+CALLS = Reply(chunks=(), tool_calls=[ToolCall("add", '{"a": 2}', "c1")], finish="tool")
+SLOW = Reply(chunks=("Fo", "ur", "."), header_delay=20.0)
+UNKNOWN = f"resp_run_{'0' * 31}"
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("alpha", Reply(chunks=("Four.",)))
+        yield running
+
+
+async def made(client: httpx.AsyncClient, **more: Any) -> dict[str, Any]:
+    """A response."""
+    reply = await client.post("/v1/responses", json=ASKED | more)
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+async def refused(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | None, str | None]:
+    """Status, param and code of a refusal."""
+    reply = await client.post("/v1/responses", json=ASKED | more)
+    error = reply.json()["error"]
+    return reply.status_code, error["param"], error["code"]
+
+
+async def status(client: httpx.AsyncClient, response: str, wanted: str) -> dict[str, Any]:
+    """The response, once it has that status."""
+    seen = set()
+    async with asyncio.timeout(20):
+        while True:
+            body: dict[str, Any] = (await client.get(f"/v1/responses/{response}")).json()
+            if body["status"] == wanted:
+                return body
+            seen.add(body["status"])
+            assert seen <= {"queued", "in_progress"}, seen
+            await asyncio.sleep(0.01)
+
+
+async def events(client: httpx.AsyncClient, response: str, **query: Any) -> list[dict[str, Any]]:
+    """What a stream of it says."""
+    reply = await client.get(f"/v1/responses/{response}", params={"stream": "true"} | query)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line.removeprefix("data: ")) for line in reply.text.split("\n") if line.startswith("data: ")]
+
+
+def said(body: Mapping[str, Any]) -> str:
+    """The text of a response."""
+    return "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
+
+
+async def foreigner(opened: House) -> dict[str, str]:
+    """Headers of another tenant's key."""
+    return {"authorization": f"Bearer {await key_of(opened, 'other')}"}
+
+
+async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None:
+    first = await made(client, instructions="Be brief.", metadata={"a": "b"}, user="ann")
+    path = f"/v1/responses/{first['id']}"
+    assert (await client.get(path)).json() == first
+    assert (await client.delete(path)).json() == {"id": first["id"], "object": "response", "deleted": True}
+    for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
+        reply = await client.request(method, where)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (404, "invalid_request_error")
+    run = await client.get(f"/v1/runs/{first['baton']['run']}")
+    assert run.json()["state"] == "succeeded"  # the journal stays
+
+
+async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: House) -> None:
+    first = await made(client)
+    path, theirs = f"/v1/responses/{first['id']}", await foreigner(opened)
+    for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
+        assert (await client.request(method, where, headers=theirs)).status_code == 404
+    assert (await client.get(path)).json() == first
+
+
+async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: House) -> None:
+    calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
+    stub.script("alpha", calls)
+    response = await made(client, tools=[ADD])
+    secret = await made(client, store=False)
+    theirs, sent = await foreigner(opened), len(stub.requests)
+    for item, headers in (*((item, theirs) for item in response["output"]), (secret["output"][0], {})):
+        asked = {"input": [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "Hi"}]}
+        reply = await client.post("/v1/responses", json=ASKED | asked, headers=headers)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (404, "input[0].id", "item_not_found")
+    assert len(stub.requests) == sent
+
+
+async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClient) -> None:
+    chat = {"model": "baton-mini", "messages": [{"role": "user", "content": "Hi"}]}
+    run = (await client.post("/v1/chat/completions", json=chat)).json()["baton"]["run"]
+    assert (await client.get(f"/v1/responses/resp_{run}")).status_code == 404
+    assert await refused(client, previous_response_id=f"resp_{run}") == (
+        400,
+        "previous_response_id",
+        "previous_response_not_found",
+    )
+
+
+async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, opened: House) -> None:
+    """Never there, another tenant's, not stored, deleted, of no such form."""
+    theirs = await client.post("/v1/responses", json=ASKED, headers=await foreigner(opened))
+    deleted = (await made(client))["id"]
+    await client.delete(f"/v1/responses/{deleted}")
+    secret = (await made(client, store=False))["id"]
+    for name in (UNKNOWN, theirs.json()["id"], secret, deleted, f"{(await made(client))['id']}_7"):
+        found = await refused(client, previous_response_id=name)
+        assert found == (400, "previous_response_id", "previous_response_not_found")
+    assert (await refused(client, previous_response_id="resp-1"))[:2] == (400, "previous_response_id")
+
+
+async def test_a_chain_carries_everything_but_instructions(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    first = await made(client, instructions="Be brief.")
+    second = await made(client, input="And 3?", instructions="Be long.", previous_response_id=first["id"])
+    third = await made(client, input="And 4?", previous_response_id=second["id"])
+    assert (second["instructions"], third["instructions"]) == ("Be long.", None)
+    branch = await made(client, input="No, 5?", previous_response_id=first["id"])
+    told = [[(message["role"], message["content"]) for message in one.json["messages"]] for one in stub.of("alpha")[1:]]
+    begin = [("user", "What is 2 + 2?"), ("assistant", "Four.")]
+    second_turn = [*begin, ("user", "And 3?")]
+    assert [message[1] for message in told[0]] == ["Be long.", *(message[1] for message in second_turn)]
+    assert told[1] == [*second_turn, ("assistant", "Four."), ("user", "And 4?")]
+    assert told[2] == [*begin, ("user", "No, 5?")]
+    assert branch["previous_response_id"] == first["id"]
+
+
+async def test_a_chain_goes_on_from_what_failed_with_what_was_asked(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.always("gamma", Fail(status=400))
+    failed = await made(client, background=True, baton={"pool": {"pin": "gamma"}})
+    body = await status(client, failed["id"], "failed")
+    assert (body["error"]["code"], body["output"], body["completed_at"]) == ("server_error", [], None)
+    await made(client, input="Again.", previous_response_id=failed["id"])
+    assert [one["content"] for one in stub.of("alpha")[-1].json["messages"]] == [ASKED["input"], "Again."]
+
+
+async def test_a_waiting_run_goes_on_with_its_results(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", CALLS, Reply(chunks=("Four.",)))
+    first = await made(client, tools=[ADD], instructions="Be brief.")
+    [call] = first["output"]
+    result = [{"type": "function_call_output", "call_id": call["call_id"], "output": "4"}]
+    second = await made(client, input=result, previous_response_id=first["id"], tools=[ADD])
+    assert (said(second), second["id"], second["previous_response_id"]) == ("Four.", f"{first['id']}_1", first["id"])
+    assert (await client.get(f"/v1/responses/{first['id']}")).json() == first
+    assert (await client.get(f"/v1/responses/{second['id']}")).json() == second
+    [item] = (await client.get(f"/v1/responses/{second['id']}/input_items")).json()["data"]
+    assert (item["type"], item["call_id"], item["output"]) == ("function_call_output", call["call_id"], "4")
+
+
+async def test_input_items_come_in_pages(client: httpx.AsyncClient) -> None:
+    asked = [{"role": "user", "content": f"Word {number}."} for number in range(5)]
+    response = (await made(client, input=asked))["id"]
+    path = f"/v1/responses/{response}/input_items"
+
+    async def page(**query: Any) -> tuple[list[str], bool, dict[str, Any]]:
+        body = (await client.get(path, params=query)).json()
+        return [item["content"][0]["text"] for item in body["data"]], body["has_more"], body
+
+    words = [one["content"] for one in asked]
+    assert (await page())[:2] == (words[::-1], False)
+    first, more, body = await page(order="asc", limit=2)
+    assert (first, more) == (words[:2], True)
+    assert (await page(order="asc", limit=2, after=body["last_id"]))[:2] == (words[2:4], True)
+    assert (await page(order="asc", after=body["last_id"]))[:2] == (words[2:], False)
+    assert (await page(**{"include[]": "message.input_image.image_url"}))[0] == words[::-1]
+    for query in ({"order": "up"}, {"after": "msg_1"}, {"limit": "0"}, {"foo": "1"}):
+        assert (await client.get(path, params=query)).status_code == 400
+
+
+async def test_a_background_response_is_there_at_once_and_done_later(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=1.0))
+    begun = await made(client, background=True, metadata={"a": "b"})
+    assert (begun["background"], begun["output"], begun["usage"], begun["error"]) == (True, [], None, None)
+    await status(client, begun["id"], "in_progress")
+    assert await refused(client, previous_response_id=begun["id"]) == (409, "previous_response_id", "conflict")
+    done = await status(client, begun["id"], "completed")
+    assert (said(done), done["metadata"], done["usage"]["output_tokens"] > 0) == ("Four.", {"a": "b"}, True)
+    assert said(await made(client, previous_response_id=begun["id"])) == "Four."
+
+
+async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, opened: House) -> None:
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), gap=0.1))
+    async with connected(opened, await key_of(opened)) as client:
+        body = ASKED | {"background": True, "stream": True}
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: ") and "output_text.delta" in line:
+                    break
+        heard = json.loads(line.removeprefix("data: "))
+        response = heard["item_id"].replace("msg_", "resp_")
+        rest = await events(client, response, starting_after=heard["sequence_number"])
+        text = heard["delta"] + "".join(one["delta"] for one in rest if one["type"].endswith("_text.delta"))
+        assert text == "Four."
+        assert [one["type"] for one in rest][-1] == "response.completed"
+        header = {"last-event-id": str(heard["sequence_number"])}
+        again = await client.get(f"/v1/responses/{response}?stream=true", headers=header)
+        assert json.loads(again.text.split("data: ")[1].split("\n")[0])["sequence_number"] > heard["sequence_number"]
+    assert len(stub.of("alpha")) == 1
+
+
+async def test_a_background_response_can_be_heard_as_it_comes(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", Reply(chunks=("Fo", "ur", "."), header_delay=0.3, gap=0.2))
+    begun = await made(client, background=True)
+    told = await events(client, begun["id"])
+    deltas = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
+    assert ("".join(deltas), len(deltas) > 1) == ("Four.", True)
+
+
+def numbered(told: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Each character of text and arguments with its number: that of its event less those behind it."""
+    deltas = [(one["sequence_number"], one["delta"]) for one in told if one["type"].endswith(".delta")]
+    return [(number - len(text) + place + 1, char) for number, text in deltas for place, char in enumerate(text)]
+
+
+async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """No byte of them twice and none missing, while the worker still speaks and after its end."""
+    calls = [ToolCall("add", '{"a": 2, "b": 3}', "c1"), ToolCall("add", '{"a": 40}', "c2")]
+    script = Reply(chunks=("Hm.",), tool_calls=calls, finish="tool", gap=0.1, fault=Stall(after=3, seconds=1.0))
+    stub.script("alpha", script)
+    begun = await made(client, background=True, tools=[ADD])
+    whole = asyncio.create_task(events(client, begun["id"]))
+    await stub.wait_for(1)
+    await asyncio.sleep(0.5)
+    assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "in_progress"
+    early = {n: asyncio.create_task(events(client, begun["id"], starting_after=n)) for n in range(5, 24, 6)}
+    heard = numbered(await whole)
+    assert "".join(char for _, char in heard) == 'Hm.{"a": 2, "b": 3}{"a": 40}'
+    assert [number for number, _ in heard] == sorted({number for number, _ in heard}), "each has one of its own"
+    late = {n: events(client, begun["id"], starting_after=n) for n in range(3, heard[-1][0] + 1, 5)}
+    for after, rest in [*early.items(), *late.items()]:
+        assert numbered(await rest) == [(number, char) for number, char in heard if number > after]
+
+
+async def test_a_background_response_is_cancelled_at_work_and_after(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    stub.script("alpha", SLOW)
+    begun = await made(client, background=True)
+    await status(client, begun["id"], "in_progress")
+    for _ in range(2):
+        stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        assert (stopped["id"], stopped["status"], stopped["output"]) == (begun["id"], "cancelled", [])
+    assert [one["type"] for one in await events(client, begun["id"])][-1] == "response.failed"
+    over = await made(client)
+    reply = await client.post(f"/v1/responses/{over['id']}/cancel")
+    assert reply.json() == over
+
+
+async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened, calling(opened) as client:
+        begun = await made(client, background=True)
+        assert begun["status"] == "queued"
+        assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"
+        stopped = (await client.post(f"/v1/responses/{begun['id']}/cancel")).json()
+        assert stopped["status"] == "cancelled"
+    assert not stub.requests
+
+
+async def test_deleting_stops_what_is_under_way(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", SLOW)
+    begun = await made(client, background=True)
+    assert (await client.delete(f"/v1/responses/{begun['id']}")).json()["deleted"] is True
+    assert (await client.get(f"/v1/responses/{begun['id']}")).status_code == 404
+    run = begun["id"].removeprefix("resp_")
+    assert (await client.get(f"/v1/runs/{run}")).json()["state"] == "cancelled"
+
+
+async def test_a_stream_is_taken_up_only_where_it_was(client: httpx.AsyncClient) -> None:
+    response = (await made(client))["id"]
+    last = (await events(client, response))[-1]["sequence_number"]
+    assert await events(client, response, starting_after=last) == []
+    for query in ({"starting_after": "x"}, {"starting_after": str(2**33 + 5)}, {"stream": "maybe"}, {"foo": "1"}):
+        reply = await client.get(f"/v1/responses/{response}", params={"stream": "true"} | query)
+        assert (reply.status_code, "error" in reply.json()) == (400, True), query
+    whole = await client.get(f"/v1/responses/{response}", params={"include[]": "reasoning.encrypted_content"})
+    assert whole.json()["id"] == response
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({"metadata": {f"k{n}": "v" for n in range(17)}}, (400, "metadata")),
+        ({"metadata": {"k" * 65: "v"}}, (400, "metadata")),
+        ({"metadata": {"k": "v" * 513}}, (400, "metadata")),
+        ({"metadata": {"k": 1}}, (400, "metadata")),
+        ({"input": []}, (400, "input")),
+        ({"input": [{"role": "robot", "content": "Hi"}]}, (400, "input[0].role")),
+        ({"input": [{"type": "item_reference", "id": f"msg_run_{'0' * 31}"}]}, (404, "input[0].id")),
+        ({"input": [{"type": "item_reference", "id": f"msg_{n}"} for n in range(129)]}, (400, "input")),
+        ({"background": True, "store": False}, (400, "store")),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 5}}}},
+            (400, "text.format.schema"),
+        ),
+        ({"text": {"verbosity": "loud"}}, (400, "text.verbosity")),
+        ({"max_output_tokens": 0}, (400, "max_output_tokens")),
+        ({"top_logprobs": 21}, (400, "top_logprobs")),
+        ({"tools": [ADD, ADD]}, (400, "tools")),
+        ({"tool_choice": "required"}, (400, "tool_choice")),
+        ({"model": "nothing"}, (404, "model")),
+    ],
+)
+async def test_what_is_wrong_is_named(client: httpx.AsyncClient, more: dict[str, Any], found: tuple[int, str]) -> None:
+    code, param, _ = await refused(client, **more)
+    assert (code, (param or "").split(".k")[0]) == found
+
+
+async def test_most_metadata_is_kept(client: httpx.AsyncClient) -> None:
+    metadata = {f"{n:02}".ljust(64, "k"): "v" * 512 for n in range(16)}
+    assert (await made(client, metadata=metadata))["metadata"] == metadata
+
+
+async def test_a_form_is_held_to(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    form = {"type": "json_schema", "name": "number", "schema": schema, "strict": False}
+    stub.script("alpha", Reply(chunks=("four",)), Reply(chunks=('{"n": 4}',)))
+    body = await made(client, text={"format": form})
+    assert json.loads(said(body)) == {"n": 4}
+    assert body["text"]["format"] == form | {"description": None}
+
+
+async def test_what_is_cut_off_is_incomplete(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.script("alpha", Reply(chunks=("Fo",), finish="length"))
+    cut = await made(client, max_output_tokens=1)
+    details = {"reason": "max_output_tokens"}
+    assert (cut["status"], cut["incomplete_details"], cut["completed_at"]) == ("incomplete", details, None)
+    assert (cut["output"][0]["status"], said(cut)) == ("incomplete", "Fo")
+
+
+async def test_a_failure_of_the_run_is_an_error_of_the_request(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    stub.always("alpha", Fail(status=400))
+    reply = await client.post("/v1/responses", json=ASKED | {"baton": {"pool": {"pin": "alpha"}}})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["code"]) == (502, "server_error", "worker_refused")
+    kept = await client.get(f"/v1/responses/resp_{reply.headers['x-baton-run']}")
+    assert (kept.json()["status"], kept.json()["error"]["message"]) == ("failed", error["message"])

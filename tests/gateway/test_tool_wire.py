@@ -1,0 +1,186 @@
+"""A tool loop over HTTP: stopped while it waits, sent twice, taken up again, and in any process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.run.events import Kind
+from app.process.wiring import House
+from tests.harness import callers
+from tests.harness.callers import Heard, calling, key_of, listening, post, stream
+from tests.harness.conversations import calling as wanting
+from tests.harness.conversations import look
+from tests.harness.service import events, kinds, open_house, pool_text
+from tests.stubs import ProviderStub, Reply, Stall
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    async with calling(opened, await key_of(opened)) as client:
+        yield client
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return callers.body("What is it?", tools=TOOLS, **more)
+
+
+def answered(body: dict[str, Any], message: dict[str, Any], *results: str) -> dict[str, Any]:
+    """The next request: the reply's message, and a result for each of its calls."""
+    said = {"role": "assistant", "content": message["content"], "tool_calls": message["tool_calls"]}
+    came = [
+        {"role": "tool", "tool_call_id": call["id"], "content": result}
+        for call, result in zip(message["tool_calls"], results, strict=True)
+    ]
+    return body | {"messages": [*body["messages"], said, *came]}
+
+
+def message_of(reply: httpx.Response) -> dict[str, Any]:
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return found
+
+
+async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[str, Any], str]:
+    """The next request of a run that waits, and the run."""
+    stub.script("alpha", wanting(look("a")))
+    first = await post(client, asked())
+    return answered(asked(), message_of(first), "A"), first.headers["x-baton-run"]
+
+
+async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_path: Path) -> None:
+    settings = {"BATON_LEASE_SECONDS": "60"}
+    async with (
+        open_house(tmp_path, pool_text(stub), settings) as opened,
+        calling(opened, await key_of(opened)) as client,
+    ):
+        following, run = await waiting(stub, client)
+        reply = await client.post(f"/v1/runs/{run}/cancel")
+        assert (reply.status_code, reply.json()["state"]) == (200, "cancelled"), "no lease has to run out first"
+        assert kinds(await events(opened, run))[-3:] == [Kind.CANCEL_ASKED, Kind.STEP_SKIPPED, Kind.CANCELLED]
+        stub.script("alpha", Reply(chunks=("So be it.",)))
+        late = await post(client, following)
+    assert (message_of(late)["content"], late.headers["x-baton-run"] != run) == ("So be it.", True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "content": "x", "name": "a b"}, "messages[0].name"),
+    ],
+)
+async def test_what_came_before_the_results_is_checked_too(
+    stub: ProviderStub, client: httpx.AsyncClient, wrong: dict[str, Any], param: str
+) -> None:
+    """Though the run that goes on has no use for it."""
+    body, _ = await waiting(stub, client)
+    refused = await post(client, body | {"messages": [wrong, *body["messages"]]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    stub.script("alpha", Reply(chunks=("It is 42.",)))
+    assert message_of(await post(client, body))["content"] == "It is 42."
+
+
+async def test_a_turn_that_is_sent_twice_is_one_turn(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    following, run = await waiting(stub, client)
+    stub.script("alpha", wanting(look("b"), header_delay=0.2), Reply(chunks=("42.",)))
+    both = await asyncio.gather(*(post(client, following, "second") for _ in range(2)))
+    last = answered(following, message_of(both[0]), "B")
+    end = await post(client, last, "third")
+    again = [await post(client, following, "second"), await post(client, last, "third")]
+    assert both[0].content == both[1].content == again[0].content
+    assert (end.content, message_of(end)["content"]) == (again[1].content, "42.")
+    assert {reply.headers["x-baton-run"] for reply in (*both, end, *again)} == {run}
+    assert len({reply.json()["id"] for reply in (both[0], end)}) == 2, "each reply has an id of its own"
+    other = await post(client, last | {"temperature": 0.5}, "third")
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reuse")
+    assert len(stub.requests) == 3
+
+
+async def test_a_streamed_turn_can_be_taken_up_again(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    following, run = await waiting(stub, client)
+    words = ("Let ", "me ", "look ", "again.")
+    stub.script("alpha", Reply(chunks=words, tool_calls=(look("b"),), finish="tool", gap=0.05))
+    part = await stream(client, following, "second", upto=7)
+    assert part.text.startswith("Let me ")
+    rest = await stream(client, following, "second", last_event_id=str(part.numbers[-1]))
+    assert part.text + rest.text == "".join(words)
+    called = [
+        one for chunk in rest.chunks for choice in chunk["choices"] for one in choice["delta"].get("tool_calls", ())
+    ]
+    assert "".join(one["function"]["arguments"] for one in called) == '{"q": "b"}'
+    assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    async with listening(client, "GET", f"/v1/runs/{run}/stream") as (heard, its):
+        async for _ in its:
+            pass
+    assert (heard.text, heard.done) == ("".join(words), True)
+    assert len(stub.requests) == 2
+
+
+def pieces(heard: Heard) -> list[dict[str, Any]]:
+    """What was heard of tool calls."""
+    choices = [choice for chunk in heard.chunks for choice in chunk["choices"]]
+    return [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
+
+
+async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
+    stub: ProviderStub, client: httpx.AsyncClient
+) -> None:
+    """Pieces of calls have no number: who comes back behind the words gets no word twice and all calls anew, under the
+    same ids, while the worker still speaks and after its end."""
+    following, _ = await waiting(stub, client)
+    script = wanting(look("b"), words="Hm. ", fault=Stall(after=2, seconds=1.0))
+    stub.script("alpha", script)
+    request = {"json": following | {"stream": True}, "headers": {"idempotency-key": "second"}}
+    async with listening(client, "POST", "/v1/chat/completions", **request) as (heard, events):
+        async for _ in events:
+            if len(pieces(heard)) == 2:
+                break
+    begun = pieces(heard)
+    behind = str(heard.numbers[-1])
+    assert (heard.text, int(behind) % 2**32, len(begun[1]["function"]["arguments"])) == ("Hm. ", 4, 5)
+    for _ in ("while it speaks", "afterwards"):
+        rest = await stream(client, following, "second", last_event_id=behind)
+        head, *more = pieces(rest)
+        assert (rest.text, head["id"], head["function"]["name"]) == ("", begun[0]["id"], "look")
+        arguments = "".join(piece["function"]["arguments"] for piece in (head, *more))
+        assert (arguments, rest.done) == ('{"q": "b"}', True)
+        assert rest.chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert len(stub.requests) == 2
+
+
+async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
+    """Two processes over one database, without a queue between them: there, back to the first one, which remembers the
+    run as it let go of it, and to a third one when both are gone."""
+    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+        key = await key_of(one)
+        async with calling(one, key) as here, calling(other, key) as there:
+            following, run = await waiting(stub, here)
+            stub.script("alpha", wanting(look("b")), wanting(look("c")), Reply(chunks=("42.",)))
+            second = answered(following, message_of(await post(there, following)), "B")
+            last = answered(second, message_of(await post(here, second)), "C")
+    async with open_house(tmp_path, pool_text(stub)) as third, calling(third, key) as client:
+        end = await post(client, last)
+    assert (message_of(end)["content"], end.headers["x-baton-run"]) == ("42.", run)
+    contents = [message["content"] for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "tool"]
+    assert contents == ["A", "B", "C"]
+
+
+async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
+    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+) -> None:
+    following, run = await waiting(stub, client)
+    stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
+    await stream(client, following, upto=3)
+    for _ in range(300):
+        if (row := await opened.means.store.run(run)).ended_at is not None:
+            break
+        await asyncio.sleep(0.02)
+    assert row.state == "cancelled"

@@ -1,0 +1,121 @@
+"""Callers of a whole service in this loop: keys in its real store, and clients that see a stream event by event."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import orjson
+
+from app.gateway.app import create_app
+from app.gateway.http.auth import mint
+from app.process.wiring import House
+from tests.harness.stand_ins import serving
+
+CALLER = ("runs:write", "runs:read")
+
+
+async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
+    """A new key in the service's own store."""
+    key, row = mint(opened.gate.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
+    assert await opened.gate.store.add_key(replace(row, **more))
+    return key
+
+
+@asynccontextmanager
+async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway over this house, on a real socket, so that streams come as they are written."""
+    async with (
+        serving(create_app(opened.gate)) as url,
+        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=20) as client,
+    ):
+        yield client
+
+
+def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
+    """A request for a chat completion."""
+    return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
+
+
+async def post(
+    client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, **headers: str
+) -> httpx.Response:
+    """One request, with an Idempotency-Key where there is one."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await client.post(
+        "/v1/chat/completions", json=asked, headers=named | ({"idempotency-key": key} if key else {})
+    )
+
+
+@dataclass
+class Heard:
+    """What came of a stream: every event with its number, its text, and how it ended."""
+
+    headers: httpx.Headers
+    numbers: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    chunks: list[dict[str, Any]] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of the answer that was heard."""
+        return "".join(self.texts)
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The error that ended the stream."""
+        found: dict[str, Any] | None = self.chunks[-1].get("error") if self.chunks else None
+        return found
+
+    def take(self, event: str) -> None:
+        """Note one event."""
+        lines = dict(line.partition(": ")[::2] for line in event.split("\n") if not line.startswith(":"))
+        if "id" in lines:
+            self.numbers.append(int(lines["id"]))
+        if lines["data"] == "[DONE]":
+            self.done = True
+            return
+        chunk = orjson.loads(lines["data"])
+        self.chunks.append(chunk)
+        said = [choice["delta"].get("content") or "" for choice in chunk.get("choices", ())]
+        self.texts.append("".join(said))
+
+
+@asynccontextmanager
+async def listening(
+    client: httpx.AsyncClient, method: str, path: str, **request: Any
+) -> AsyncIterator[tuple[Heard, AsyncIterator[Heard]]]:
+    """A stream under way: what was heard so far, and an iterator that goes on by one event at a time."""
+    async with client.stream(method, path, **request) as reply:
+        if reply.status_code != httpx.codes.OK:
+            await reply.aread()
+        assert reply.status_code == httpx.codes.OK, reply.text
+        heard = Heard(reply.headers)
+
+        async def events() -> AsyncIterator[Heard]:
+            rest = ""
+            async for text in reply.aiter_text():
+                *whole, rest = (rest + text).split("\n\n")
+                for event in whole:
+                    heard.take(event)
+                    yield heard
+
+        yield heard, events()
+
+
+async def stream(
+    client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, *, upto: int | None = None, **headers: str
+) -> Heard:
+    """A streamed completion, to its end, or until `upto` characters of it were heard."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    named |= {"idempotency-key": key} if key else {}
+    async with listening(client, "POST", "/v1/chat/completions", json=asked | {"stream": True}, headers=named) as (
+        heard,
+        events,
+    ):
+        async for _ in events:
+            if upto is not None and len(heard.text) >= upto:
+                break
+    return heard

@@ -1,0 +1,69 @@
+"""A caller that brings tools: its conversation, sent whole each time, against a house over the stub."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
+from app.core.message.tools import Gathering
+from app.engine.runs.request import Driven, Order
+from app.process.wiring import House
+from tests.harness.service import Outcome, finish, order
+from tests.stubs import Reply, ToolCall
+
+LOOK, ADD = Tool("look", "Looks something up."), Tool("add", "Adds numbers.")
+BOX = Toolbox((LOOK, ADD))
+ASK = Message("user", (Text("What is it?"),))
+
+
+def calling(*calls: ToolCall, words: str = "", **more: Any) -> Reply:
+    """A worker that wants tools called."""
+    return Reply(chunks=(words,) if words else (), tool_calls=calls, finish="tool", **more)
+
+
+def look(what: str, id_: str = "") -> ToolCall:
+    """A call of `look`."""
+    return ToolCall("look", json.dumps({"q": what}), id_)
+
+
+@dataclass
+class Talk:
+    """What the caller has of the conversation so far."""
+
+    house: House
+    tier: str = "baton-mini"
+    messages: list[Message] = field(default_factory=lambda: [ASK])
+    toolbox: Toolbox = BOX
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def order(self, **changes: Any) -> Order:
+        """What it asks for."""
+        task = Task(tuple(self.messages), toolbox=self.toolbox)
+        return order(self.house, self.tier, task=task, **self.extra | changes)
+
+    async def begin(self, **changes: Any) -> Driven:
+        """Send it."""
+        return await self.house.drivers.start(self.order(**changes))
+
+    async def say(self, **changes: Any) -> Outcome:
+        """Send it, and hear the reply out."""
+        outcome = await finish(await self.begin(**changes))
+        assert outcome.ended.error is None, outcome.ended.error
+        return outcome
+
+    def answer(self, outcome: Outcome, *results: str) -> None:
+        """Append the reply, and these results of its calls."""
+        calls = outcome.ended.calls
+        words = (Text(outcome.ended.answer),) if outcome.ended.answer else ()
+        self.messages.append(Message("assistant", words, calls=calls))
+        self.messages += [
+            Message("tool", (Text(text),), call_id=call.id) for call, text in zip(calls, results, strict=True)
+        ]
+
+
+def gathered(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
+    """What streamed calls come to."""
+    gathering = Gathering()
+    for delta in deltas:
+        gathering.take(delta)
+    return [(call.id, call.name, call.arguments) for call in gathering.calls]

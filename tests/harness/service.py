@@ -1,0 +1,218 @@
+"""A whole service inside a test: the real wiring over stub providers, an SQLite file or Postgres, memory or Redis.
+
+`pool_text` writes the pool file, `open_house` runs drivers and a dispatcher over it, and `finish` collects one run.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from app.core.message.chat import Message, Task, Text, ToolDelta
+from app.core.pool.catalog import Limits
+from app.core.run.events import Event, Kind
+from app.engine.runs.request import Driven, Ended, Noted, Order, Said
+from app.gateway.app import create_app
+from app.gateway.http.auth import mint
+from app.process.config import configure
+from app.process.wiring import House, house
+from tests.harness.audited import look
+from tests.stubs import ProviderStub, Reply
+
+WORKERS = ("alpha", "beta", "gamma", "planner")
+SAYS = {"alpha": "The draft.", "beta": "The first answer.", "gamma": "The better answer."}
+
+POOL = """
+[providers.stub]
+format = "openai"
+base_url = "{url}"
+options = {{ positional = "true", logprobs = "true" }}
+
+{workers}
+
+[tiers.baton-mini]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha"] }}
+fallback = "beta"
+limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-ultra]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 5, attempts = 4, seconds = 30, output_tokens = 1000 }}
+"""
+ROUNDS = """
+[tiers.baton-deep]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 3, rounds = 3, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-nested]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "model", worker = "planner" }}
+fallback = "beta"
+limits = {{ steps = 4, depth = 2, rounds = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
+
+[tiers.baton-again]
+pool = ["alpha", "beta", "gamma"]
+conductor = {{ kind = "fixed", shape = "single", workers = ["alpha", "beta"], again = true }}
+limits = {{ steps = 3, rounds = 2, attempts = 2, seconds = 30, output_tokens = 1000 }}
+"""
+"""Tiers whose runs may have several rounds, and workflows inside steps."""
+WORKER = """
+[workers.{name}]
+provider = "stub"
+model = "{name}"
+price = {{ input = 1.00, output = 2.00, cached = 0.50 }}
+strengths = ["general"]
+tools = true
+"""
+
+
+def pool_text(stub: ProviderStub) -> str:
+    """A pool of three workers and a conductor, all at the stub."""
+    return (POOL + ROUNDS).format(url=stub.vllm_url, workers="".join(WORKER.format(name=name) for name in WORKERS))
+
+
+@asynccontextmanager
+async def open_house(
+    folder: Path,
+    pool: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    dispatches: bool = True,
+    audits: bool = True,
+) -> AsyncIterator[House]:
+    """The service with one set of drivers and one dispatcher, in this loop; `dispatches`: whether the latter works.
+
+    When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
+    find nothing wrong with the journal. What is new in a request is to be recomposed in `app/audit/recompose.py`.
+    """
+    path = folder / "pool.toml"
+    path.write_text(pool)
+    base = {
+        "BATON_POOL": str(path),
+        "BATON_DATA_DIR": str(folder),
+        "BATON_PEPPER": "p" * 32,
+        "BATON_LEASE_SECONDS": "2",
+    }
+    async with house(configure(base | dict(environ or {}))) as opened:
+        drivers_end, steps_end = asyncio.Event(), asyncio.Event()
+        await opened.clock.look()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(opened.drivers.run(drivers_end))
+            group.create_task(opened.webhooks.run(drivers_end))
+            if dispatches:
+                group.create_task(opened.dispatcher.run(steps_end))
+            await asyncio.sleep(0)
+            try:
+                yield opened
+            finally:
+                drivers_end.set()
+                steps_end.set()
+    if audits:
+        found = (await look(opened.pool.loaded.settings.database_url)).violations
+        assert not found, "\n".join(map(str, found))
+
+
+@asynccontextmanager
+async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+    """A caller with a key in the real store, straight into the application."""
+    scopes = ["runs:write", "runs:read", "audit:read"]
+    key, row = mint(opened.gate.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
+    assert await opened.gate.store.add_key(row)
+    transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=20) as client:
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
+    """One question to `baton-mini`, by the chat completions' route."""
+    messages = [{"role": "user", "content": "What is 2 + 2?"}]
+    return await client.post("/v1/chat/completions", json={"model": "baton-mini", "messages": messages} | more)
+
+
+def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
+    """An order of one user message."""
+    chosen = opened.pool.catalog().tiers[tier]
+    limits = changes.pop("limits", chosen.efforts[chosen.effort])
+    task = changes.pop("task", Task((Message("user", (Text(text),)),)))
+    return Order(task, chosen, tier, chosen.effort, limits, "tenant", "key", **changes)
+
+
+def narrowed(opened: House, tier: str, **limits: Any) -> Limits:
+    """The tier's limits with some of them changed."""
+    chosen = opened.pool.catalog().tiers[tier]
+    return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
+
+
+@dataclass
+class Outcome:
+    """What a caller heard of a run."""
+
+    ended: Ended
+    said: list[str] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
+    called: list[ToolDelta] = field(default_factory=list)
+
+
+async def finish(driven: Driven, within: float = 20.0) -> Outcome:
+    """Listen to a run until it has ended."""
+    said: list[str] = []
+    noted: list[Noted] = []
+    called: list[ToolDelta] = []
+    async with asyncio.timeout(within):
+        while True:
+            for told in await driven.line.take(1.0):
+                if isinstance(told, Said):
+                    said += [told.text] if told.text or not told.calls else []
+                    called += told.calls
+                elif isinstance(told, Noted):
+                    noted.append(told)
+                else:
+                    return Outcome(told, said, noted, called)
+
+
+async def events(opened: House, run: str) -> tuple[Event, ...]:
+    """The run's journal."""
+    return (await opened.means.store.journal(run)).events
+
+
+def kinds(journal: tuple[Event, ...]) -> list[Kind]:
+    """What happened, in order."""
+    return [event.kind for event in journal]
+
+
+def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
+    """The bodies of a kind's events with these values."""
+    return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
+
+
+def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
+    """A plan as a JSON value."""
+    return {"steps": [{"worker": worker, "subtask": subtask, "access": access} for worker, subtask, access in steps]}
+
+
+def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
+    """A plan as a conductor writes it."""
+    return json.dumps(plan(*steps))
+
+
+def speak(stub: ProviderStub) -> None:
+    """Let each worker say its words of `SAYS` whenever it is asked."""
+    for name, words in SAYS.items():
+        stub.always(name, Reply(chunks=(words,)))
+
+
+def plans(stub: ProviderStub, *texts: str) -> None:
+    """What the conductor says, one text for each time that it is asked. Ordinals are shuffled by the run's id; each
+    worker's card says which it is, so that plans may name any of them."""
+    stub.script("planner", *(Reply(chunks=(text,)) for text in texts))

@@ -1,0 +1,207 @@
+"""A log of decisions in the rehearsal world, the truth about any policy there, and how well the estimators find it.
+
+The arms are plans over the standard pool. The log's policy is greedy for what 1,000 earlier decisions taught it, in 70
+of 100 decisions, and draws any arm in the others. `python -m tests.lab.logs` prints a table for `deploy/learning.md`.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from random import Random
+from statistics import mean, stdev
+from zlib import crc32
+
+from app.lab.offpolicy import Log, Logged, Model, Policy, Report, fitted
+from app.lab.outcome import outcome
+from app.lab.plans import Plan, PlanStep
+from app.lab.task_families import FAMILIES, LEVELS, Family, write
+from app.lab.world import Setting, standard_pool
+
+EXPLORED = 0.3
+WORDS = 32
+"""Places of the hashed words among the features."""
+PHRASINGS = 4
+TRUTH = 25
+"""Tasks of each family, level and phrasing, over all of which the truth about a policy is the mean of its exact
+expectations."""
+ESTIMATORS = ("logged", "ips", "snips", "dr")
+
+
+@cache
+def arms() -> Mapping[str, Plan]:
+    """Twenty-three plans: each worker at once and step by step, with a planner before it, with a checker behind it, and
+    with both."""
+    place = {worker.name: n for n, worker in enumerate(standard_pool())}
+    plans = PlanStep(place["flint"], "plan")
+    found: dict[str, Plan] = {}
+    for name, n in place.items():
+        found[name] = (PlanStep(n, "solve"),)
+        found[f"{name}, step by step"] = (PlanStep(n, "reason"),)
+        if name != "flint":
+            found[f"flint > {name}"] = (plans, PlanStep(n, "reason", True, (0,)))
+            found[f"{name} > flint"] = (PlanStep(n, "reason"), PlanStep(place["flint"], "check", True, (0,)))
+    solved, checked = PlanStep(place["ember"], "reason", True, (0,)), PlanStep(place["flint"], "check", True, (1,))
+    return found | {"flint > ember > flint": (plans, solved, checked)}
+
+
+@cache
+def worth(arm: str, kind: tuple[int, int]) -> tuple[float, float]:
+    """The chance that an arm's answer is right, and what it is worth then."""
+    found = outcome(arms()[arm], kind, Setting(standard_pool()))
+    return found.right, found.worth
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task: what a selector sees of it, and its class."""
+
+    features: tuple[float, ...]
+    kind: tuple[int, int]
+
+
+Choose = Callable[[Asked], Policy]
+
+
+def asked(random: Random) -> Asked:
+    """Any task."""
+    return _asked(random, random.choice(FAMILIES), random.randrange(LEVELS), random.randrange(PHRASINGS))
+
+
+def every(random: Random) -> list[Asked]:
+    """As many tasks of each family, level and phrasing."""
+    cells = product(FAMILIES, range(LEVELS), range(PHRASINGS))
+    return [_asked(random, *cell) for cell in cells for _ in range(TRUTH)]
+
+
+def _asked(random: Random, family: Family, level: int, phrasing: int) -> Asked:
+    problem = write(random, family, level, phrasing)
+    return Asked(features(problem.text), problem.kind)
+
+
+def features(text: str) -> tuple[float, ...]:
+    """Hashed words, and how many words and numbers there are and how long those get."""
+    words, numbers = re.findall(r"[a-z]+", text.casefold()), re.findall(r"\d+", text)
+    places = [0.0] * WORDS
+    for word in words:
+        places[crc32(word.encode()) % WORDS] = 1.0
+    return (*places, len(words) / 20, len(numbers) / 5, max(map(len, numbers), default=0) / 5)
+
+
+def logged(random: Random, policy: Choose, count: int) -> tuple[list[Asked], list[Logged]]:
+    """So many decisions of a policy, and what came of them."""
+    tasks, rows = [], []
+    for _ in range(count):
+        task = asked(random)
+        odds = policy(task)
+        arm = random.choices(list(odds), list(odds.values()))[0]
+        right, value = worth(arm, task.kind)
+        rows.append(Logged(task.features, arm, odds[arm], value if random.random() < right else 0.0))
+        tasks.append(task)
+    return tasks, rows
+
+
+def uniform(_: Asked) -> Policy:
+    """Any arm."""
+    return dict.fromkeys(arms(), 1 / len(arms()))
+
+
+def always(arm: str) -> Choose:
+    """One arm."""
+    return lambda _: {arm: 1.0}
+
+
+def greedy(model: Model) -> Choose:
+    """What a model expects most of."""
+    return lambda task: {max(arms(), key=lambda arm: model.expects(arm, task.features)): 1.0}
+
+
+def mixed(*parts: tuple[float, Choose]) -> Choose:
+    """Each of these policies with its share."""
+
+    def choose(task: Asked) -> Policy:
+        odds: dict[str, float] = {}
+        for share, policy in parts:
+            for arm, chance in policy(task).items():
+                odds[arm] = odds.get(arm, 0.0) + share * chance
+        return odds
+
+    return choose
+
+
+@dataclass(frozen=True)
+class Study:
+    """The policy of the log, and those that are judged from it."""
+
+    policy: Choose
+    targets: Mapping[str, Choose]
+
+    def truths(self) -> dict[str, float]:
+        """What each of them really earns."""
+        tasks = every(Random("truth"))
+        return {name: mean(_expected(policy, task) for task in tasks) for name, policy in self.targets.items()}
+
+    def reports(self, seed: int, rows: int) -> Iterator[tuple[str, Report]]:
+        """What one log of so many rows tells of each."""
+        tasks, decisions = logged(Random(f"log {seed}"), self.policy, rows)
+        log = Log(decisions)
+        for name, policy in self.targets.items():
+            yield name, log.report([policy(task) for task in tasks])
+
+
+def _expected(policy: Choose, task: Asked) -> float:
+    known = {arm: worth(arm, task.kind) for arm in policy(task)}
+    return sum(chance * known[arm][0] * known[arm][1] for arm, chance in policy(task).items())
+
+
+@cache
+def study(seed: int = 0) -> Study:
+    """The log's policy has learned from 1,000 decisions, its successor from 4,000."""
+    random = Random(f"study {seed}")
+    served = greedy(fitted(logged(random, uniform, 1_000)[1]))
+    learned = greedy(fitted(logged(random, uniform, 4_000)[1]))
+    targets = {
+        "as it serves without exploring": served,
+        "any arm": uniform,
+        "its successor for half of all tasks": mixed((0.5, served), (0.5, learned)),
+        "its successor": learned,
+        "always flint > ember": always("flint > ember"),
+    }
+    return Study(mixed((1 - EXPLORED, served), (EXPLORED, uniform)), targets)
+
+
+def table(found: Mapping[str, Sequence[Report]], truths: Mapping[str, float]) -> str:
+    """Bias, spread and coverage of each estimator for each policy."""
+    lines = [f"{'policy':37}truth   ESS  covered  refused  " + "".join(f"{name:>22}" for name in ESTIMATORS)]
+    for policy, reports in found.items():
+        refused = sum(one.verdict == "refused" for one in reports)
+        head = f"{policy:37}{truths[policy]:.3f}  {mean(one.ess for one in reports):4.0f}  "
+        head += f"{mean(one.covered for one in reports):7.2f}  {refused:3d} of {len(reports):<2d}"
+        for name in ESTIMATORS:
+            told = [getattr(one, name) for one in reports]
+            off, spread = mean(one.value for one in told) - truths[policy], stdev(one.value for one in told)
+            head += f"  {off:+.3f} / {spread:.3f} {sum(one.holds(truths[policy]) for one in told) / len(told):4.0%}"
+        lines.append(head)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Repeat, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--rows", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    under = study(given.seed)
+    found: dict[str, list[Report]] = {name: [] for name in under.targets}
+    for repeat in range(given.repeats):
+        for name, one in under.reports(repeat, given.rows):
+            found[name].append(one)
+    print(f"{len(arms())} arms, {given.rows} rows, {given.repeats} repeats; bias / sd and coverage of each estimator")
+    print(table(found, under.truths()))
+
+
+if __name__ == "__main__":
+    main()

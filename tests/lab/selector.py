@@ -1,0 +1,161 @@
+"""The selector's proof: it learns from ratings over HTTP, from nothing, in the standard rehearsal world.
+
+    python -m tests.lab.selector [--runs 4000] [--seeds 0 1 2] [--held-out 800] [--pure]
+
+A service of its own (`baton serve`, SQLite, `tests/lab/selector.toml`) is asked fresh tasks over
+`POST /v1/chat/completions`; every run is rated over `POST /v1/runs/{id}/feedback` with 0 for a wrong answer and else 1
+less what the wait was worth. The answers come from simulated workers, their bill from the journal. In between, the
+selector is asked held-out tasks with `explore = false`, and nobody rates them: what the chosen arm is worth is the
+world's exact expectation, so that the figure has no noise but the choice of tasks. Printed is how much of the way from
+the best single worker to the searched optimum (the best of all plans of at most four steps for each class of tasks) it
+has come.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+
+from app.core.rating.posterior import Posterior
+from app.lab.baselines import bests
+from app.lab.outcome import bill
+from app.lab.task_families import Problem
+from app.lab.workers import final
+from app.lab.world import standard_pool
+from tests.harness.processes import KEY, Process, environment
+from tests.lab import bandit
+
+POOL = Path(__file__).with_name("selector.toml")
+LOOKS = (0, 500, 1_000, 2_000, 4_000, 8_000)
+CALLERS = 8
+BUSY, TRIES = (503, 504), 20
+"""A run that a stopped or busy machine had no time for has no answer, and is nothing to rate: it is asked again."""
+SETTLED = 3.0
+"""Seconds in which what was rated is learned."""
+
+
+class Caller:
+    """Asks one service, and rates what it answers."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+
+    async def ask(self, task: Problem, *, explores: bool = True) -> tuple[str, str]:
+        """The run and its answer."""
+        messages = [{"role": "user", "content": task.text}]
+        body = {"model": "baton-mini", "messages": messages, "baton": {"explore": explores}}
+        reply = await self._send("POST", "/v1/chat/completions", body)
+        return reply.headers["x-baton-run"], reply.json()["choices"][0]["message"]["content"] or ""
+
+    async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        for left in reversed(range(TRIES)):
+            try:
+                reply = await self._client.request(method, path, json=body)
+                if reply.status_code not in BUSY or not left:
+                    break
+            except httpx.TransportError:
+                if not left:
+                    raise
+            await asyncio.sleep(1.0)
+        reply.raise_for_status()
+        return reply
+
+    async def rate(self, task: Problem) -> None:
+        """Ask and rate."""
+        run, answer = await self.ask(task)
+        waited = bill(bandit.as_plan(await self.chosen(run)), task.kind[1], standard_pool())[1]
+        body = {"score": bandit.score(final(answer) == task.answer, waited), "source": "caller"}
+        await self._send("POST", f"/v1/runs/{run}/feedback", body)
+
+    async def chosen(self, run: str) -> Any:
+        """The arm that a run was decided for."""
+        reply = await self._send("GET", f"/v1/runs/{run}")
+        return bandit.named()[reply.json()["proposals"][0]["decision"]["action"]]
+
+    async def held(self, task: Problem) -> float:
+        """What the arm is worth that is held for best."""
+        run, _ = await self.ask(task, explores=False)
+        return bandit.reward(await self.chosen(run), task.kind)
+
+
+async def many(tasks: Sequence[Problem], work: Any) -> list[Any]:
+    """The work for each task, by `CALLERS` at once, in any order."""
+    waiting, found = iter(tasks), []
+
+    async def caller() -> None:
+        for task in waiting:
+            found.append(await work(task))
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return found
+
+
+async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
+    """Rate so many runs, and tell at each look what was learned; returns the last share."""
+    tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
+    optimum = bests(bandit.setting()).optimum
+    headers = {"authorization": f"Bearer {KEY}"}
+    reached = 0.0
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600, trust_env=False) as client:
+        caller, began = Caller(client), time.monotonic()
+        looks = sorted({*(look for look in LOOKS if look < runs), runs})
+        for before, look in zip([0, *looks], looks, strict=False):
+            await many(tasks[before:look], caller.rate)
+            await asyncio.sleep(SETTLED if look else 0)
+            worths = await many(exam, caller.held)
+            reached = bandit.share(sum(worths) / len(worths), exam, optimum)
+            seconds = time.monotonic() - began
+            reward = f"reward {sum(worths) / len(worths):.4f}, {reached:6.1%} of the gain"
+            print(f"{look:6} rated runs: {reward} ({seconds:.0f} s)", flush=True)
+    return reached
+
+
+def pure(runs: int, seed: int, held_out: int) -> float:
+    """The same without a service: each rating is learned at once."""
+    tasks, exam = bandit.problems(runs, seed), bandit.problems(held_out, 1_000_003)
+    optimum = bests(bandit.setting()).optimum
+    posterior, random, reached = Posterior(), Random(seed), 0.0
+    looks = sorted({*(look for look in LOOKS if look < runs), runs})
+    for before, look in zip([0, *looks], looks, strict=False):
+        posterior = bandit.play(posterior, tasks[before:look], random)
+        reached = bandit.share(bandit.value(posterior, exam), exam, optimum)
+        print(f"{look:6} rated runs: {reached:6.1%} of the gain", flush=True)
+    return reached
+
+
+def served(runs: int, seed: int, held_out: int) -> float:
+    """Start a service, let it learn, and stop it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        service = Process("serve", folder, environment(folder, BATON_POOL=str(POOL), BATON_BOOTSTRAP_KEY=KEY))
+        service.start()
+        try:
+            return asyncio.run(learn(service.url, runs, seed, held_out))
+        finally:
+            service.stop()
+
+
+def main() -> None:
+    """Run it for each seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=4_000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--held-out", type=int, default=800)
+    parser.add_argument("--pure", action="store_true", help="without a service, in seconds")
+    asked = parser.parse_args()
+    shares = []
+    for seed in asked.seeds:
+        print(f"seed {seed}", flush=True)
+        shares.append((pure if asked.pure else served)(asked.runs, seed, asked.held_out))
+    each = ", ".join(f"{one:.1%}" for one in shares)
+    print(f"after {asked.runs} rated runs: {each}; mean {sum(shares) / len(shares):.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""From `baton train` to `baton conductor deploy` without a step by hand: what training leaves is taken as it is.
+
+Torch is not needed: a pupil that answers what it is told to stands for the trained model, and the server is a stub.
+`make test-vllm` has both for real.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import teach
+from app.cli.parser import parser
+from app.conductor.prompt import TOOLS
+from app.errors import ConfigInvalid
+from app.lab import chat_export, manifest
+from app.lab.manifest import Manifest
+from app.lab.rollouts import Rollout, to_line
+from app.lab.world import VERSION
+from tests.cli.test_conductor import PLAN, Bench, described
+from tests.harness.vllm_stub import tokens, vllm_stub
+from tests.lab.test_rollouts import made
+from tests.lab.test_teach import KEY, URL
+
+SECRET = "My name is Ada, and my question is this:"
+
+
+class Pupil:
+    """In place of a trained model; `ahead` is by how much it is sure of what it writes."""
+
+    def __init__(self, text: str = PLAN, ahead: float = 9.0) -> None:
+        self.text, self.ahead = text, ahead
+
+    def tokens(self, messages: Any) -> list[int]:
+        return tokens(messages[0]["content"])
+
+    def likeliest(self, messages: Any, most: int) -> tuple[str, float]:
+        assert most == 1_024
+        return self.text, self.ahead
+
+
+class Trainer:
+    """In place of the one that needs torch: adapters as peft leaves them, then what every backend does at its end."""
+
+    def __init__(self, base: Path, pupil: Pupil) -> None:
+        self.base, self.pupil = base, pupil
+        self.made: Manifest | None = None
+
+    def Order(self, **told: Any) -> Namespace:
+        return Namespace(**told)
+
+    def train(self, order: Namespace, say: Any) -> None:
+        folder = order.out / "adapter"
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(b"trained")
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+        base = chat_export.base_of(self.base)
+        facts = {"title": "mine", "evaluation": {"imitation": {"loss": [2.0, 1.0]}}}
+        self.made = chat_export.hand_over(folder, base, order.reach, self.pupil, order.recipe.completion, **facts)
+        for line in chat_export.next_steps(folder, base, self.made):
+            say(line)
+
+
+def plain(folder: Path) -> Path:
+    """A chat model as it comes: weights and tokenizer, no manifest."""
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    for name in manifest.TOKENIZER:
+        (folder / name).write_text("{}")
+    (folder / "config.json").write_text('{"max_position_embeddings": 4096}')
+    return folder
+
+
+def journaled(folder: Path) -> str:
+    """Rollouts over two workers, three steps allowed, one of them with a caller's tools."""
+    found = []
+    for place, one in enumerate([made("a", 1.0), made("b", 0.0), made("c", 1.0)]):
+        system = f"Cards, in order {place}" + (TOOLS.format(tools="- pay: pays") if place == 2 else "")
+        prompt = ({"role": "system", "content": system}, {"role": "user", "content": SECRET})
+        more: dict[str, Any] = {"prompt": prompt, "workers": ("sage", "abacus"), "most": 3}
+        found.append(to_line(Rollout(**{**{name: getattr(one, name) for name in one.__slots__}, **more})))
+    (folder / "rollouts.jsonl").write_text("\n".join(found))
+    return str(folder / "rollouts.jsonl")
+
+
+class School:
+    """A base without a manifest, served by a stub as `baton conductor serve` would serve it once it is described."""
+
+    def __init__(self, folder: Path, stub: Any) -> None:
+        self.folder, self.stub = folder, stub
+        self.base = plain(folder / "Qwen-tiny")
+        self.name = manifest.version("Qwen-tiny", manifest.sha256(b"weights"))
+        self.bench = Bench(folder, stub, described(folder / "other", None))
+        stub.models += [self.name]
+
+    def train(self, pupil: Pupil, base: Path | None = None) -> tuple[Manifest, list[str]]:
+        """`baton train --backend awr`, with what it says."""
+        said: list[str] = []
+        words = ["train", "--backend", "awr", "--model", str(self.base), "--out", str(self.folder / "out")]
+        asked = parser().parse_args([*words, "--warm-start", journaled(self.folder)])
+        trainer = Trainer(base or self.base, pupil)
+        teach.run(asked, {}, trainer, said.append)
+        assert trainer.made is not None
+        self.stub.plans[trainer.made.name] = lambda _: PLAN
+        return trainer.made, said
+
+
+@pytest.fixture
+def school(tmp_path: Path) -> Iterator[School]:
+    with vllm_stub() as stub:
+        yield School(tmp_path, stub)
+
+
+def test_what_training_leaves_is_deployed_as_it_is(school: School, capsys: pytest.CaptureFixture[str]) -> None:
+    trained, said = school.train(Pupil())
+    assert (trained.kind, trained.base, trained.steps, trained.workers) == ("adapter", school.name, 3, 2)
+    assert (trained.prompt, trained.reward, trained.evaluation["imitation"]["loss"]) == ("general", "reward-1", [2, 1])
+    assert trained.commit
+    assert said[-3:] == [
+        f"baton conductor describe {school.base} --title Qwen-tiny",
+        f"baton conductor serve {school.base} --adapters",
+        f"baton conductor deploy conductor {school.folder}/out/adapter",
+    ]
+    assert school.bench.deploy("out/adapter") == 0
+    assert '"prompts": 24, "valid": 24, "known": 24, "agreed": 24' in capsys.readouterr().out
+    assert trained.name in school.stub.models
+    assert school.bench.run("describe", str(school.base), "--title", "Qwen-tiny") == 0
+    assert manifest.read(school.base)[0].name == trained.base, "the command that it names makes the base that it means"
+
+
+def test_golden_prompts_hold_nobodys_words(school: School) -> None:
+    school.train(Pupil())
+    _, golden = manifest.read(school.folder / "out" / "adapter")
+    assert len(golden) == 24
+    assert {one.messages[0]["content"] for one in golden} == {"Cards, in order 0", "Cards, in order 1"}
+    assert not any(SECRET in turn["content"] for one in golden for turn in one.messages)
+    assert len({one.messages[1]["content"] for one in golden}) > 12
+    assert all("<question>\nuser: " in one.messages[1]["content"] for one in golden)
+
+
+@pytest.mark.parametrize(
+    "pupil",
+    [
+        Pupil(ahead=0.5),
+        Pupil(PLAN.replace(":", ": ")),
+        Pupil(PLAN.replace("1", "2")),
+        Pupil(PLAN.replace("Solve it.", "S" * 601)),
+        Pupil("I would ask worker 1."),
+    ],
+    ids=["a near thing", "blanks", "a worker who is not there", "too long for the schema", "no plan"],
+)
+def test_a_plan_is_expected_only_if_a_server_must_write_it(school: School, pupil: Pupil) -> None:
+    school.train(pupil)
+    _, golden = manifest.read(school.folder / "out" / "adapter")
+    assert {one.plan for one in golden} == {None}
+    assert all(one.tokens for one in golden)
+
+
+def test_a_base_that_is_described_gives_its_name_and_its_golden_prompts(school: School) -> None:
+    base = school.folder / "other"
+    card, theirs = manifest.read(base)
+    trained, said = school.train(Pupil(), base)
+    assert (trained.base, trained.steps, trained.workers) == (card.name, card.steps, card.workers)
+    golden = manifest.read(school.folder / "out" / "adapter")[1]
+    assert [one.messages for one in golden] == [one.messages for one in theirs]
+    assert not any(line.startswith("baton conductor describe") for line in said)
+    assert school.bench.deploy("out/adapter") == 0
+
+
+def test_an_adapter_of_other_weights_than_the_servers_is_refused(
+    school: School, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (school.base / "model.safetensors").write_bytes(b"others")
+    trained, _ = school.train(Pupil())
+    assert school.bench.deploy("out/adapter") == 2
+    assert f"not to {trained.base}, the base of {trained.name}" in capsys.readouterr().err
+
+
+def test_describing_again_keeps_what_training_knew(school: School) -> None:
+    trained, _ = school.train(Pupil())
+    folder = school.folder / "out" / "adapter"
+    assert school.bench.run("describe", str(folder)) == 0
+    assert manifest.read(folder)[0] == trained
+    assert school.bench.run("describe", str(folder), "--base", str(school.folder / "other"), "--title", "new") == 0
+    again, golden = manifest.read(folder)
+    assert (again.base, again.steps) == (manifest.read(school.folder / "other")[0].name, 5)
+    assert again.name == trained.name.replace("mine", "new")
+    assert (again.evaluation, again.reward, again.commit) == (trained.evaluation, trained.reward, trained.commit)
+    assert len(golden) == 24
+    (folder / "adapter_model.safetensors").write_bytes(b"trained again")
+    assert school.bench.run("describe", str(folder), "--base", str(school.folder / "other")) == 0
+    other, golden = manifest.read(folder)
+    assert (other.evaluation, len(golden)) == ({}, 10), "the old figures are not those of new weights"
+
+
+def test_a_large_model_in_parts_has_one_name(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "parts")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigInvalid, match=r"has no model\.safetensors"):
+        chat_export.base_of(folder)
+    parts = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}
+    (folder / manifest.PARTS).write_text(json.dumps({"weight_map": parts}))
+    for name in parts.values():
+        (folder / name).write_bytes(name.encode())
+    made_ = manifest.describe(folder, None, None, title="seven")
+    assert made_.name == made_.base
+    assert chat_export.base_of(folder).name == made_.name
+    assert manifest.read(folder)[0] == made_
+    (folder / "model-2.safetensors").write_bytes(b"others")
+    with pytest.raises(ConfigInvalid, match=r"model-2\.safetensors is not the file"):
+        manifest.read(folder)
+    assert manifest.describe(folder, None, None, title="seven").name != made_.name
+
+
+def test_a_model_of_the_librarys_cache_has_its_own_name(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen2.5-7B-Instruct" / "snapshots" / "a0b1c2"
+    assert manifest.titled(snapshot) == "Qwen2.5-7B-Instruct"
+    assert manifest.titled(tmp_path / "a run") == "a-run"
+
+
+def test_questions_of_the_world_reach_as_far_as_its_pools(tmp_path: Path) -> None:
+    class Kept(Trainer):
+        def train(self, order: Namespace, say: Any) -> None:
+            self.order = order
+
+    trainer = Kept(tmp_path, Pupil())
+    words = ["train", "--backend", "trl", "--model", "m", "--out", str(tmp_path / "out"), *URL, "--steps", "4"]
+    teach.run(parser().parse_args([*words, "--random-pools"]), KEY, trainer, lambda _: None)
+    reach = trainer.order.reach
+    assert (reach.steps, reach.workers) == (4, max(len(one.workers) for one in trainer.order.questions))
+    assert len(reach.golden) == 24
+    assert len({one.workers for one in reach.golden}) > 2
+    assert trainer.order.origin["questions"] == VERSION

@@ -1,0 +1,155 @@
+"""Exported folders: the weights come back, the model is the trainer's, and a folder that was changed is refused.
+
+Needs torch, which is no dependency of Baton: `make learn` runs these before it trains.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from app.errors import ConfigInvalid  # noqa: E402
+from app.lab import export, manifest, tensors, train  # noqa: E402
+from app.lab.evaluate import exam  # noqa: E402
+from app.lab.manifest import Manifest  # noqa: E402
+from app.lab.plans import to_text, to_tokens  # noqa: E402
+from app.lab.train_loop import greedy  # noqa: E402
+from app.lab.train_model import Conductor  # noqa: E402
+from tests.lab.test_train import short  # noqa: E402
+
+pytestmark = pytest.mark.timeout(180)  # the short training ends with a whole search
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a very short training has left."""
+    out = tmp_path_factory.mktemp("run")
+    torch.set_num_threads(1)
+    train.run(short(out), lambda _: None)
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its export."""
+    out = tmp_path_factory.mktemp("exported") / "one"
+    export.export(export.trained(run), out, "tiny")
+    return out
+
+
+def test_weights_come_back_as_they_were_written(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(1)
+    weights = {"b": torch.randn(3, 5, generator=random), "a": torch.randn(7, generator=random).to(torch.bfloat16)}
+    tensors.write(tmp_path / "x.safetensors", weights)
+    found = tensors.read(tmp_path / "x.safetensors")
+    assert list(found) == ["a", "b"]
+    assert all(found[name].dtype == weights[name].dtype and torch.equal(found[name], weights[name]) for name in weights)
+    (tmp_path / "y").write_bytes(b"no weights at all")
+    with pytest.raises(ValueError, match="no safetensors"):
+        tensors.read(tmp_path / "y")
+
+
+def test_the_exported_model_is_the_trained_one_but_for_rounding(run: Path, folder: Path) -> None:
+    trained, shipped = export.trained(run), export.loaded(folder)
+    assert shipped.shape == export.shape_of(trained.recipe)
+    assert shipped.weights.keys() == trained.weights.keys()
+    for name, tensor in shipped.weights.items():
+        assert torch.equal(tensor, trained.weights[name].to(torch.bfloat16).float())
+
+
+def test_training_leaves_a_folder_to_serve_as_it_is(run: Path, folder: Path) -> None:
+    card, golden = manifest.read(run / "served")
+    assert card.name.rpartition("@")[2] == manifest.read(folder)[0].name.rpartition("@")[2]
+    assert card.evaluation["random pools"]["tasks"] == export.TASKS
+    assert all(one.plan and one.tokens for one in golden)
+    assert manifest.describe(run / "served", None, None) == card, "describing it again changes nothing"
+
+
+def test_the_manifest_says_what_it_is_and_the_golden_plans_are_its_own(folder: Path) -> None:
+    card, golden = manifest.read(folder)
+    weights = (folder / "model.safetensors").read_bytes()
+    assert card.name == card.base == f"tiny@{manifest.sha256(weights)[:12]}"
+    assert (card.kind, card.prompt, card.template) == ("model", "compact", "compact-1")
+    assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
+    lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
+    plans = greedy(export.loaded(folder), lessons)
+    expected = [export.prompt.ordinals(plan, one.order) for plan, one in zip(plans, lessons, strict=True)]
+    assert [one.plan for one in golden[:12]] == [to_text(to_tokens(plan)) for plan in expected]
+    assert [one.tokens for one in golden[:12]] == [one.prompt() for one in lessons]
+    assert card.evaluation["held-out tasks"]["tasks"] == export.TASKS
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("tokenizer.json", lambda text: text.replace("january", "februar"), "tokenizer.json is not the file"),
+        ("golden.jsonl", lambda text: text.replace("answer", "anser"), "golden.jsonl is not the file"),
+        ("baton.json", lambda text: text.replace("steps-1", "steps-2"), "plans of schema steps-2"),
+        ("baton.json", lambda text: text.replace("compact-1", "compact-2"), "the prompt compact (compact-2)"),
+        ("baton.json", lambda text: text.replace('"tiny@', '"tiny@0'), "is not that of its weights"),
+        ("baton.json", lambda text: text.replace('"adapter"', "").replace('"model"', '"mule"', 1), "kind"),
+    ],
+)
+def test_a_folder_that_was_changed_is_refused(
+    folder: Path, tmp_path: Path, name: str, change: object, told: str
+) -> None:
+    assert callable(change)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(change(before))
+    assert (tmp_path / name).read_text() != before
+    with pytest.raises(ConfigInvalid) as refused:
+        manifest.read(tmp_path)
+    assert told in "\n".join(refused.value.faults)
+
+
+def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folder: Path, tmp_path: Path) -> None:
+    """At full rank nothing of the projections is lost but by rounding, and its golden plans are the merged model's."""
+    base, trained = export.loaded(folder), export.trained(run)
+    random = torch.Generator().manual_seed(2)
+    changed = {
+        name: tensor + (0.05 * torch.randn(tensor.shape, generator=random) if name.endswith("_proj.weight") else 0)
+        for name, tensor in base.weights.items()
+    }
+    tuned = export.Trained(trained.recipe, trained.weighing, changed, trained.card)
+    made = export.export_adapter(tuned, folder, tmp_path / "full", "tuned", trained.recipe.hidden)
+    card, golden = manifest.read(tmp_path / "full")
+    assert (made, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
+    assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
+    parts = tensors.read(tmp_path / "full" / "adapter_model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    down, up = (parts[f"base_model.model.{name}.lora_{half}.weight"].float() for half in "AB")
+    assert torch.allclose(up @ down, changed[f"{name}.weight"] - base.weights[f"{name}.weight"], atol=2e-2)
+    lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
+    whole = greedy(Conductor(base.shape, changed), lessons)
+    expected = [to_text(to_tokens(export.prompt.ordinals(p, one.order))) for p, one in zip(whole, lessons, strict=True)]
+    assert sum(one.plan == text for one, text in zip(golden, expected, strict=False)) >= 10
+    with pytest.raises(ConfigInvalid) as refused:
+        export.export_adapter(tuned, tmp_path / "full", tmp_path / "other", "tuned", 4)
+    assert "config.json" in refused.value.faults[0] or "adapter" in refused.value.faults[0]
+
+
+def test_a_folder_that_is_in_use_is_not_written_to(run: Path, folder: Path) -> None:
+    with pytest.raises(ConfigInvalid) as refused:
+        export.export(export.trained(run), folder, "tiny")
+    assert "is not empty" in refused.value.faults[0]
+
+
+def test_the_files_are_those_that_libraries_look_for(folder: Path) -> None:
+    assert json.loads((folder / "card.json").read_text())["recipe"]["seed"] == 3
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    names = set(tensors.read(folder / "model.safetensors"))
+    assert "model.layers.0.self_attn.o_proj.bias" in names
+    assert Manifest.model_validate_json((folder / "baton.json").read_text()).files.keys() == {
+        "card.json",
+        "config.json",
+        "generation_config.json",
+        "golden.jsonl",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }

@@ -1,0 +1,180 @@
+"""The estimators: what they come to on logs that can be worked out by hand, that they cover the truth, that they are
+right where one of the two things they rest on is wrong, and that they refuse where there is too little to go by."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from app.lab.offpolicy import CAP, LEAST, Log, Logged, Policy, Report, fitted
+from tests.lab import logs
+
+ROWS, REPEATS = 500, 4
+A: Policy = {"a": 1.0}
+
+
+def row(action: str, propensity: float, reward: float, *features: float) -> Logged:
+    return Logged(features, action, propensity, reward)
+
+
+def judged(rows: Sequence[Logged], target: Policy) -> Report:
+    """One choice in every row's place."""
+    return Log(rows).report([target] * len(rows))
+
+
+def test_weighted_means_are_those_of_pen_and_paper() -> None:
+    found = judged([row("a", 0.5, 1.0), row("a", 0.25, 0.0), row("b", 0.5, 1.0), row("a", 0.5, 0.5)], A)
+    assert found.ips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 4)
+    assert found.snips.value == pytest.approx((2 * 1.0 + 4 * 0.0 + 0 + 2 * 0.5) / 8)
+    assert found.ess == pytest.approx(8**2 / (4 + 16 + 4))
+    assert found.logged.value == pytest.approx(2.5 / 4)
+    spread = math.sqrt(sum((one - 0.625) ** 2 for one in (1.0, 0.0, 1.0, 0.5)) / 3 / 4)
+    assert found.logged.high - found.logged.value == pytest.approx(1.96 * spread)
+
+
+def test_the_policy_of_the_log_earned_what_was_logged() -> None:
+    random = Random(0)
+    odds = {"a": 0.3, "b": 0.7}
+    rows = [
+        row(arm := random.choices(list(odds), list(odds.values()))[0], odds[arm], random.random()) for _ in range(300)
+    ]
+    found = judged(rows, odds)
+    assert found.ips.value == pytest.approx(found.logged.value)
+    assert found.snips.value == pytest.approx(found.logged.value)
+    assert found.ess == pytest.approx(300)
+    assert found.covered == 1.0
+    assert found.ahead.holds(0.0)
+    assert found.verdict == "undecided"
+
+
+def test_weights_are_capped_and_what_they_no_longer_stand_for_is_told() -> None:
+    rows = [row("a", 0.01, 1.0), *(row("b", 0.99, 0.0) for _ in range(99))]
+    found = judged(rows, A)
+    assert found.dr.high - found.dr.value >= 1.96 * (1 - found.covered) * 0.5, "nobody knows of the others"
+    assert found.capped == 1
+    assert found.ips.value == pytest.approx(CAP / 100)
+    assert found.covered == pytest.approx(CAP / 100)
+
+
+def test_it_refuses_to_judge_by_too_few_rows() -> None:
+    def of(count: int) -> Report:
+        return judged([row("a", 0.6, 1.0) for _ in range(count)] + [row("b", 0.4, 0.0) for _ in range(count // 2)], A)
+
+    assert of(int(LEAST)).verdict == "better"
+    few = of(int(LEAST) - 1)
+    assert few.verdict == "refused"
+    assert "99 rows of that policy, and 100 are needed" in few.refusal
+    assert "99 rows" in replace(few, ess=99.97).refusal
+    assert judged([row("b", 1.0, 0.0)] * 500, A).verdict == "refused", "what it would do was never done"
+
+
+def test_it_refuses_to_let_the_model_alone_judge() -> None:
+    rows = [row("a", 0.02, 1.0)] * 120 + [row("b", 0.98, 0.0)] * 5_880
+    found = judged(rows, A)
+    assert found.ess >= LEAST
+    assert found.verdict == "refused"
+    assert "stands for 40% of that policy's choices" in found.refusal
+
+
+def test_it_says_which_policy_is_better() -> None:
+    rows = [row("a", 0.5, 1.0), row("b", 0.5, 0.0)] * 200
+    assert judged(rows, A).verdict == "better"
+    assert judged(rows, {"b": 1.0}).verdict == "worse"
+
+
+@pytest.mark.parametrize("propensity", [0.0, -0.1, 1.1, math.nan])
+def test_a_decision_without_a_real_probability_is_no_row(propensity: float) -> None:
+    with pytest.raises(ValueError, match="propensity"):
+        Log([row("a", propensity, 1.0)])
+
+
+def test_a_log_without_rows_is_none() -> None:
+    with pytest.raises(ValueError, match="needs rows"):
+        Log([])
+
+
+def test_no_row_is_judged_by_a_model_that_has_seen_it() -> None:
+    random = Random(1)
+    rows = [row("a", 0.5, random.random(), random.random(), random.random()) for _ in range(50)]
+    for place in (0, 7, 31):
+        only: list[Policy] = [A if n == place else {} for n in range(50)]
+        other = [replace(one, reward=0.5) if n == place else one for n, one in enumerate(rows)]
+        assert Log(rows).report(only).direct == Log(other).report(only).direct
+        seen: list[Policy] = [A if n == (place + 1) % 50 else {} for n in range(50)]
+        assert Log(rows).report(seen).direct != Log(other).report(seen).direct
+
+
+def test_the_model_finds_what_each_arm_hangs_on_and_takes_unseen_arms_for_usual_ones() -> None:
+    random = Random(2)
+    rows = []
+    for n in range(2_000):
+        x, y = random.random(), random.random()
+        rows.append(row("ab"[n % 2], 0.5, 0.1 + 0.8 * x if n % 2 else 0.9 - 0.4 * y, x, y))
+    model = fitted(rows)
+    assert model.expects("b", (0.5, 0.0)) == pytest.approx(0.5, abs=0.02)
+    assert model.expects("a", (0.0, 0.5)) == pytest.approx(0.7, abs=0.02)
+    usual = (0.1 + 0.4 + 0.9 - 0.2) / 2
+    assert model.expects("never done", (0.5, 0.5)) == pytest.approx(usual, abs=0.02)
+    assert model.expects("b", (50.0, 0.0)) == max(one.reward for one in rows), "nothing beyond what was seen"
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[logs.Study, dict[str, float]]:
+    """The study of the documentation, without the policies for which it has too few rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "TRUTH", 8)
+        return _studied()
+
+
+def _studied() -> tuple[logs.Study, dict[str, float]]:
+    full = logs.study()
+    targets = {name: full.targets[name] for name in ("as it serves without exploring", "any arm")}
+    study = replace(full, targets=targets)
+    return study, study.truths()
+
+
+def test_intervals_cover_the_truth(world: tuple[logs.Study, dict[str, float]]) -> None:
+    """The short form of `python -m tests.lab.logs`: the log's own mean is far off, the doubly robust one is not."""
+    study, truths = world
+    found = [one for repeat in range(REPEATS) for one in study.reports(repeat, ROWS)]
+    held = sum(report.dr.holds(truths[name]) for name, report in found)
+    assert held >= 0.8 * len(found)
+    assert sum(report.logged.holds(truths[name]) for name, report in found) < held
+    assert all(report.verdict != "refused" for _, report in found)
+    widest = max(report.dr.high - report.dr.low for _, report in found)
+    assert widest < 0.25, "an interval that holds everything covers by no merit"
+
+
+def confounded(random: Random, count: int) -> list[Logged]:
+    """Arm a is drawn where it is good: always a is worth 0.6, and looks like 0.84."""
+    rows = []
+    for _ in range(count):
+        good = float(random.random() < 0.5)
+        odds = {"a": 0.9 if good else 0.1, "b": 0.1 if good else 0.9}
+        arm = "a" if random.random() < odds["a"] else "b"
+        chance = (0.9 if good else 0.3) if arm == "a" else 0.5
+        rows.append(row(arm, odds[arm], float(random.random() < chance), good))
+    return rows
+
+
+def test_it_is_right_if_either_the_probabilities_or_the_model_is() -> None:
+    rows = confounded(Random(3), 4_000)
+    blind = judged([replace(one, features=()) for one in rows], A)
+    assert blind.direct > 0.8
+    assert blind.dr.holds(0.6)
+    misled = judged([replace(one, propensity=0.5) for one in rows], A)
+    assert misled.snips.value > 0.8
+    assert misled.dr.holds(0.6)
+    assert blind.dr.high - blind.dr.low < 0.15
+
+
+def test_the_command_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logs, "TRUTH", 1)
+    monkeypatch.setattr(sys, "argv", ["logs", "--repeats", "2", "--rows", "100"])
+    logs.main()
+    told = capsys.readouterr().out
+    assert "23 arms, 100 rows, 2 repeats" in told
+    assert "always flint > ember" in told

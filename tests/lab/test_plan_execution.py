@@ -1,0 +1,203 @@
+"""Plans carried out for a reward: by the real service in the rehearsal world, and what errors count for."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from app.core.pool.catalog import Limits
+from app.errors import ConfigInvalid, WorkerUnavailable
+from app.gateway.app import create_app
+from app.gateway.http.auth import mint
+from app.lab import world_file
+from app.lab.grading import grader
+from app.lab.plan_execution import Executor, Place
+from app.lab.plan_rewards import PATIENCE, Scorer
+from app.lab.reward import MALFORMED
+from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
+from app.lab.world import Weights, profiles
+from app.process.wiring import House
+from tests.harness.service import open_house
+from tests.lab.test_rollouts import made
+
+EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "access": ["user"]}
+
+
+@pytest.fixture
+async def opened(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_house(tmp_path, world_file.pool_file(tuple(profiles().values()))) as running:
+        yield running
+
+
+def asked(opened: House, count: int = 40, **changes: Any) -> list[Question]:
+    catalog = opened.pool.catalog()
+    tier = catalog.tiers[world_file.TIER]
+    pool = [catalog.workers[name] for name in tier.pool]
+    return list(posed(of_world(60, 1), pool, tier.efforts["medium"], count, 2, **{"random_pools": False, **changes}))
+
+
+async def place(opened: House) -> tuple[Place, httpx.ASGITransport]:
+    key, row = mint(opened.gate.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
+    assert await opened.gate.store.add_key(row)
+    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(opened.gate))
+
+
+def plan(question: Question, worker: str) -> str:
+    return json.dumps({"steps": [{"worker": question.names.index(worker), **EMBER}]})
+
+
+async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: House) -> None:
+    questions = asked(opened)
+    where, transport = await place(opened)
+    told: list[str] = []
+    logged: dict[str, float] = {}
+    scorer = Scorer(questions, where, Weights(), 0.0, told.append, transport=transport)
+    texts = [plan(question, "ember") for question in questions]
+    completions = [[{"role": "assistant", "content": text}] for text in texts] + ["I would rather not.", "{"]
+    rows = [*range(len(questions)), 0, 1]
+    state = SimpleNamespace(global_step=3, max_steps=10)
+    rewards = await scorer.executor_reward(completions, rows, trainer_state=state, log_metric=logged.__setitem__)
+    assert rewards[-2:] == [MALFORMED, MALFORMED]
+    right = [one for one in rewards[:-2] if one]
+    assert 10 < len(right) < len(questions), "the large generalist solves many and not all"
+    assert all(one == 0.0 or 0.6 < one < 1 for one in rewards[:-2] if one is not None)
+    assert scorer.carried == {"right": len(right), "wrong": len(questions) - len(right), "malformed": 2}
+    assert logged["right"] == pytest.approx(len(right) / len(rows))
+    assert logged["usd"] > 0
+    assert told[0].startswith(f"step 3: {len(rows)} plans: 2 malformed")
+
+
+async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: House) -> None:
+    questions = asked(opened, random_pools=True)
+    assert {len(one.workers) for one in questions} >= {3, 8}
+    small = next(one for one in questions if len(one.workers) == 3)
+    where, transport = await place(opened)
+    async with Executor(where, transport) as executor:
+        beyond = json.dumps({"steps": [{"worker": 3, **EMBER}]})
+        assert (await executor.carry(small, beyond)).verdict == "malformed"
+        good = await executor.carry(small, json.dumps({"steps": [{"worker": 2, **EMBER}]}))
+        assert good.verdict in ("right", "wrong")
+        (row,) = [await opened.means.store.run(good.run)]
+        assert row.state == "succeeded"
+        journal = (await opened.means.store.journal(good.run)).events
+        assert sorted(journal[0].body["pool"]) == sorted(small.names)
+        assert journal[1].body["order"]
+        assert journal[0].body["conductor"] == "caller"
+
+
+async def test_another_tier_or_key_stops_training(opened: House) -> None:
+    question = asked(opened, 1)[0]
+    where, transport = await place(opened)
+    for wrong in (
+        Place(where.url, where.key, "no-such-tier"),
+        Place(where.url, "bt_nobody_0123456789abcdef", where.tier),
+    ):
+        async with Executor(wrong, transport) as executor:
+            with pytest.raises(ConfigInvalid):
+                await executor.carry(question, plan(question, "ember"))
+
+
+def four(text: str) -> Rule:
+    """A question whose answer is 4."""
+    return Rule(({"role": "user", "content": text},), grader({"kind": "numeric", "expected": 4}), "")
+
+
+def question(text: str = "What is 2 + 2?") -> Question:
+    rule = four(text)
+    worker: Any = SimpleNamespace(name="ember")
+    return Question(rule, (worker,), Limits())
+
+
+def replying(status: int, body: Any) -> httpx.MockTransport:
+    return httpx.MockTransport(lambda _request: httpx.Response(status, json=body))
+
+
+def reply(worker: str = "ember", degraded: bool = False) -> dict[str, Any]:
+    told = {"run": "run_1", "degraded": degraded, "cost_usd": 0.001, "steps": [{"worker": worker, "seconds": 1.5}]}
+    return {"choices": [{"message": {"content": "It is 4."}}], "baton": told}
+
+
+def error(code: str) -> dict[str, Any]:
+    return {"error": {"message": "No.", "code": code}}
+
+
+def cut(_request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("gone")
+
+
+@pytest.mark.parametrize(
+    ("transport", "verdict"),
+    [
+        (replying(200, reply()), "right"),
+        (replying(200, reply(degraded=True)), "outage"),
+        (replying(200, reply(worker="flint")), "outage"),
+        (replying(429, error("rate_limited")), "outage"),
+        (replying(429, error("run_over_budget")), "wrong"),
+        (replying(502, error("run_failed")), "outage"),
+        (replying(504, error("run_expired")), "outage"),
+        (replying(503, "not even JSON's object"), "outage"),
+        (httpx.MockTransport(cut), "outage"),
+    ],
+)
+async def test_only_the_plan_is_blamed_for_what_is_its_own(transport: httpx.MockTransport, verdict: str) -> None:
+    async with Executor(Place("http://baton", "key", "tier"), transport) as executor:
+        found = await executor.carry(question(), json.dumps({"steps": [{"worker": 0, **EMBER}]}))
+    assert found.verdict == verdict
+    assert found.usd == (0.001 if verdict == "right" else 0.0)
+
+
+async def test_an_outage_gives_no_reward_and_a_lasting_one_ends_training() -> None:
+    transport = replying(503, error("overloaded"))
+    scorer = Scorer(
+        [question()], Place("http://baton", "key", "tier"), Weights(), 0.0, lambda _: None, transport=transport
+    )
+    text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
+    for _ in range(PATIENCE - 1):
+        assert await scorer.executor_reward([text, text, "?"], [0, 0, 0]) == [None, None, MALFORMED]
+    assert await scorer.executor_reward(["?"], [0]) == [MALFORMED]
+    for _ in range(PATIENCE - 1):
+        assert await scorer.executor_reward([text], [0]) == [None]
+    with pytest.raises(WorkerUnavailable):
+        await scorer.executor_reward([text], [0])
+
+
+async def test_cost_counts_only_as_far_as_training_has_come() -> None:
+    transport: Callable[[], httpx.MockTransport] = lambda: replying(200, reply())  # noqa: E731
+    text = json.dumps({"steps": [{"worker": 0, **EMBER}]})
+    found = []
+    for step in (0, 2, 4, 9):
+        scorer = Scorer(
+            [question()], Place("http://b", "k", "t"), Weights(), 0.4, lambda _: None, transport=transport()
+        )
+        state = SimpleNamespace(global_step=step, max_steps=10)
+        found += await scorer.executor_reward([text], [0], trainer_state=state)
+    assert found[0] == 1.0
+    assert found[0] > found[1] > found[2] == found[3]
+
+
+def test_conversations_of_the_journal_are_asked_again_by_the_rules_of_a_task_set() -> None:
+    rules = [four("What is  2 + 2?")]
+    longer = made("What is 2 + 2?", None)
+    kept = replace(longer, split="held-out", conversation=(*longer.conversation, *longer.conversation))
+    found = of_rollouts([longer, longer, kept, made("Else?", None)], rules)
+    assert [one.conversation for one in found] == [longer.conversation]
+    assert found[0].grader.grade("4").score == 1
+
+
+def test_questions_come_by_turns_and_depend_on_the_seed_alone() -> None:
+    rules = of_world(5, 0)
+    workers: Any = [SimpleNamespace(name=name) for name in "abcd"]
+
+    def drawn(seed: int) -> list[tuple[str, list[str]]]:
+        found = posed(rules, workers, Limits(), 15, seed, random_pools=False)
+        return [(one.rule.conversation[0]["content"], one.names) for one in found]
+
+    first = drawn(1)
+    assert first == drawn(1) != drawn(2)
+    assert all(sum(text == rule.conversation[0]["content"] for text, _ in first) == 3 for rule in rules)
+    assert len({tuple(names) for _, names in first}) > 3

@@ -1,0 +1,202 @@
+"""From the journal to rollouts: the very prompt, the plan by ordinal, what it was worth, nobody who has not agreed."""
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import rollouts as command
+from app.cli.parser import parser
+from app.core.message.chat import Message, Task, Text
+from app.core.rating.feedback import Feedback, derived
+from app.core.run.events import Kind
+from app.errors import ConfigInvalid
+from app.lab.journal_rollouts import Wanted, judged
+from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
+from app.lab.world import Weights
+from app.process.wiring import House
+from tests.harness.service import finish, narrowed, open_house, order, plan_text, pool_text
+from tests.stubs import Fail, ProviderStub, Reply
+
+PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
+AGREED = Wanted(consent=None)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ProviderStub]:
+    async with ProviderStub() as running:
+        running.always("planner", Reply(chunks=(PLAN,)))
+        yield running
+
+
+@pytest.fixture
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+    text = pool_text(stub).replace('strengths = ["general"]', 'strengths = ["general"]\nclearance = ["study", "phi"]')
+    async with open_house(tmp_path, text) as running:
+        yield running
+
+
+async def ask(opened: House, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
+    return (await finish(await opened.drivers.start(order(opened, tier, text, **changes)))).ended.state.run
+
+
+async def rate(opened: House, run: str, score: float, kind: str = "grader") -> None:
+    await opened.means.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
+
+
+async def collected(opened: House, wanted: Wanted = AGREED) -> tuple[list[Rollout], Counter[str]]:
+    return await command.collect(opened.pool.loaded.settings, wanted, None)
+
+
+async def test_a_conductor_that_might_take_steps_itself_is_another_one(opened: House) -> None:
+    limits = narrowed(opened, "baton-nested", rounds=1)
+    await ask(opened, tier="baton-nested", limits=limits)
+    assert await collected(opened) == ([], Counter({"its conductor might take steps itself": 1}))
+
+
+async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(opened: House, stub: ProviderStub) -> None:
+    run = await ask(opened)
+    await rate(opened, run, 1.0)
+    ((found,), skipped) = await collected(opened)
+    sent = json.loads(stub.of("planner")[0].body)
+    assert [dict(turn) for turn in found.prompt] == [
+        {"role": turn["role"], "content": turn["content"]} for turn in sent["messages"]
+    ]
+    assert json.loads(found.completion) == json.loads(PLAN)
+    assert " " not in found.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
+    assert (found.run, found.steps, found.score, found.verdict) == (run, 2, 1.0, "right")
+    journal = (await opened.means.store.journal(run)).events
+    shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)
+    assert list(found.workers) == shown
+    steps = [event.body for event in journal if event.kind is Kind.CALL_FINISHED][1:]
+    assert found.usd == pytest.approx(sum(body["usd"] for body in steps) / 1e6)
+    assert found.usd > 0
+    assert not skipped
+    line = to_line(found)
+    assert list(from_lines([line, ""])) == [found]
+    assert "tenant" not in line.replace("content", "")
+
+
+async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened: House) -> None:
+    """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
+    for n in range(8):
+        await ask(opened, f"Why {n}?", "baton-mini")
+    found, _ = await collected(opened)
+    assert {json.loads(one.completion)["steps"][0]["worker"] for one in found} > {0}
+    for one in found:
+        assert one.workers[json.loads(one.completion)["steps"][0]["worker"]] == "alpha"
+        assert "alpha" not in one.completion + "".join(turn["content"] for turn in one.prompt)
+
+
+async def test_only_who_has_agreed_is_learned_from(opened: House) -> None:
+    by_label = await ask(opened, labels=frozenset({"study"}))
+    words = (Message("user", (Text("And?"),)),)
+    by_word = await ask(opened, task=Task(words, metadata={"study": "Yes"}))
+    refused = await ask(opened, task=Task(words, metadata={"study": "no"}))
+    silent = await ask(opened, "Or?")
+    private = await ask(opened, labels=frozenset({"study", "phi"}))
+    found, skipped = await collected(opened, Wanted("study", frozenset({"phi"})))
+    assert {one.run for one in found} == {by_label, by_word}
+    assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
+    everybody, _ = await collected(opened)
+    assert {one.run for one in everybody} == {by_label, by_word, refused, silent, private}
+    await opened.means.store.erase(by_label)
+    found, skipped = await collected(opened, Wanted("study"))
+    assert {one.run for one in found} == {by_word, private}
+    assert skipped["its content was erased"] == 1
+
+
+async def test_an_outage_teaches_nothing(opened: House, stub: ProviderStub) -> None:
+    stub.always("alpha", Fail(status=401))
+    await ask(opened, "Why?", "baton-mini")
+    stub.always("planner", Fail(status=401))
+    await ask(opened, "How?")
+    found, skipped = await collected(opened)
+    assert not found
+    assert sum(skipped.values()) == 2
+    assert set(skipped) <= {"another worker stood in for a planned one", "a fallback decided, or a worker was out"}
+
+
+async def test_the_command_writes_a_private_file_and_asks_for_consent(
+    opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await ask(opened)
+    await rate(opened, await ask(opened, "How?"), 0.0)
+    path = tmp_path / "out.jsonl"
+    environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
+
+    async def told(*options: str) -> int:
+        asked = parser().parse_args(["rollouts", str(path), *options])
+        return await asyncio.to_thread(command.run, asked, environ, lambda: 2e9)
+
+    with pytest.raises(ConfigInvalid, match="--consent"):
+        await told()
+    with pytest.raises(ConfigInvalid, match="--consent"):
+        await told("--consent", "study", "--everybody")
+    assert await told("--everybody", "--rated") == 0
+    (one,) = from_lines(path.read_text().splitlines())
+    assert (one.verdict, one.conversation[0]["content"]) == ("wrong", "How?")
+    assert path.stat().st_mode & 0o77 == 0
+    assert "left out: 1, because nobody has rated it" in capsys.readouterr().out
+    assert await told("--consent", "study") == 1
+
+
+def test_all_runs_of_a_conversation_are_on_one_side() -> None:
+    talks = [({"role": "user", "content": f"Question {n}"},) for n in range(2_000)]
+    sides = Counter(split(talk, 0.2) for talk in talks)
+    assert 300 < sides["held-out"] < 500
+    for talk in talks[:50]:
+        longer = (*talk, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Sure?"})
+        assert split(longer, 0.2) == split(talk, 0.2)
+
+
+def test_rules_come_before_what_callers_say_and_signs_say_nothing() -> None:
+    def given(kind: Any, score: float | None, source: str = "s") -> Feedback:
+        return Feedback("f", "r", "t", "", 1.0, kind, source, "1", score=score)
+
+    assert judged([given("implicit", None)]) == (None, "")
+    assert judged([given("explicit", 0.0), given("explicit", 1.0)])[0] == 1.0
+    assert judged([given("explicit", 0.0), given("grader", 1.0), given("grader", 0.5, "other")])[0] == 0.75
+
+
+def test_seconds_follow_the_critical_path() -> None:
+    assert critical([((), 2.0), ((), 3.0), ((0, 1), 1.0), ((0,), 0.5)]) == 4.0
+
+
+def made(question: str, score: float | None, usd: float = 0.0) -> Rollout:
+    asked = ({"role": "user", "content": question},)
+    return Rollout("r", 0.0, "t", "fixed", "train", asked, asked, "{}", ("a",), "p", 1, usd, 0.0, score)
+
+
+def test_weights_grow_with_the_advantage_and_are_capped() -> None:
+    free = Weights()
+    rollouts = [made("a", 1.0), made("a", 1.0, 0.006), made("a", 0.0), made("b", 1.0), made("c", None)]
+    examples = weighted(rollouts, free, 0.3, 20.0)
+    assert len(examples) == 4
+    cheap, dear, wrong, _ = (one.weight for one in examples)
+    assert cheap > dear > wrong > 0
+    assert sum(one.weight for one in examples) == pytest.approx(4)
+    tight = [one.weight for one in weighted(rollouts, free, 0.01, 5.0)]
+    assert max(tight) / sorted(tight)[-2] == pytest.approx(1.0)
+    assert 1 <= effective(examples) < 4
+    assert [one.weight for one in accepted(rollouts)] == [1.0] * 3
+    assert weighted([made("c", None)], free, 0.3, 20.0) == []
+
+
+def test_a_line_of_another_schema_is_refused() -> None:
+    line = to_line(replace(made("a", 1.0), schema="rollout-0"))
+    with pytest.raises(ValueError, match="line 2 is no rollout"):
+        list(from_lines([to_line(made("a", 1.0)), line]))
+
+
+def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
+    asked = argparse.Namespace(
+        consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True
+    )
+    assert command.wanted(asked) == Wanted("study", frozenset({"phi"}), 0.3, "t", "n", True)

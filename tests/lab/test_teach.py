@@ -1,0 +1,168 @@
+"""`baton train --backend trl|awr` up to the trainer: what it is told for which options, and what is refused."""
+
+import asyncio
+import json
+import re
+import shlex
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import storage, teach
+from app.cli import train as command
+from app.cli.parser import parser
+from app.core.rating.calibration import Trial
+from app.errors import ConfigInvalid
+from app.lab import training_record
+from app.lab.rollouts import to_line
+from app.lab.world import profiles
+from app.process.config import read
+from tests.lab.test_rollouts import made
+
+ROOT = Path(__file__).resolve().parents[2]
+URL = ("--url", "http://127.0.0.1:1/v1")
+KEY = {"BATON_API_KEY": "bt_trainer_0123456789abcdef"}
+
+
+class Trainer:
+    """In place of the one that needs torch."""
+
+    def __init__(self) -> None:
+        self.orders: list[Namespace] = []
+
+    def Order(self, **told: Any) -> Namespace:
+        return Namespace(**{"questions": (), "place": None, **told})
+
+    def train(self, order: Namespace, say: Any) -> None:
+        self.orders.append(order)
+
+
+def told(folder: Path, *words: str, backend: str = "trl", environ: dict[str, str] = KEY) -> Namespace:
+    """The order of one command."""
+    trainer = Trainer()
+    asked = parser().parse_args(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
+    teach.run(asked, environ, trainer, lambda _line: None)
+    (order,) = trainer.orders
+    return order
+
+
+def rollouts(folder: Path) -> str:
+    path = folder / "rollouts.jsonl"
+    lines = [made("a", 1.0), made("b", 0.0), made("c", None), made("d", 1.0)]
+    path.write_text("\n".join(map(to_line, lines)))
+    return str(path)
+
+
+def test_the_world_is_asked_about_over_all_its_workers(tmp_path: Path) -> None:
+    order = told(tmp_path, *URL, "--steps", "2", "--questions", "3", "--random-pools", "--dear")
+    assert len(order.questions) == 6
+    assert len({one.names[0] for one in order.questions}) > 1
+    assert {name for one in order.questions for name in one.names} <= set(profiles())
+    assert min(len(one.names) for one in order.questions) < 8
+    assert (order.place.url, order.place.tier) == ("http://127.0.0.1:1", "baton-world")
+    assert order.recipe.weights.cost == 0.60
+    prompt = order.questions[0].prompt
+    assert [turn["role"] for turn in prompt] == ["system", "user"]
+    assert order.questions[0].rule.conversation[0]["content"] in prompt[1]["content"]
+    assert not [name for name in profiles() if name in prompt[0]["content"]]
+    assert order.origin["pool"]
+
+
+def test_a_task_set_is_asked_over_the_configured_pool(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "a", "grader": {"kind": "exact", "expected": "b"}}))
+    environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
+    order = told(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "2", environ=environ)
+    assert order.place.tier == "baton-ultra"
+    assert "rehearsal-sage" in order.questions[0].names
+    named = told(
+        tmp_path, *URL, "--tasks", str(tasks), "--rollouts", rollouts(tmp_path), "--tier", "ultra", environ=environ
+    )
+    assert {one.rule.conversation[0]["content"] for one in named.questions} == {"a"}
+
+
+def test_prompts_show_what_was_measured(tmp_path: Path) -> None:
+    environ = {**KEY, "BATON_DATA_DIR": str(tmp_path)}
+    words = ("sage", "v1", "t", "numbers", "sums", 0, "What?", "run_1", 1.0, 1.0, 1, 0.1)
+
+    async def calibrate() -> None:
+        async with storage.opened(read(environ)) as store:
+            await store.note_trial(Trial("rehearsal-sage", *words))
+
+    asyncio.run(calibrate())
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({"question": "a", "grader": {"kind": "exact", "expected": "b"}}))
+    order = told(tmp_path, *URL, "--tasks", str(tasks), "--steps", "1", "--questions", "1", environ=environ)
+    assert "measured pass rates: numbers 100% of 1" in order.questions[0].prompt[0]["content"]
+
+
+def test_what_is_imitated_depends_on_the_backend(tmp_path: Path) -> None:
+    path = rollouts(tmp_path)
+    regressed = told(tmp_path, "--warm-start", path, backend="awr")
+    assert len(regressed.examples) == 3
+    assert len({one.weight for one in regressed.examples}) == 2
+    assert not regressed.questions
+    warm = told(tmp_path, *URL, "--warm-start", path, "--steps", "1")
+    assert [one.weight for one in warm.examples] == [1.0, 1.0]
+    assert warm.questions
+
+
+@pytest.mark.parametrize(
+    ("words", "backend", "said"),
+    [
+        (["--warm-start", "absent.jsonl"], "awr", "--warm-start absent.jsonl"),
+        ([], "awr", "--warm-start FILE"),
+        (["--vllm", "server"], "trl", "--vllm-url"),
+        (["--rollouts", "x"], "trl", "--tasks"),
+        (["--tasks", "absent.jsonl"], "trl", "absent.jsonl"),
+        (["--tier", "absent", *URL], "trl", "--tier"),
+        (["--warm-start", "journal"], "awr", "--consent"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path: Path, words: list[str], backend: str, said: str) -> None:
+    with pytest.raises(ConfigInvalid, match=re.escape(said)):
+        told(tmp_path, *words, backend=backend)
+
+
+def test_a_url_needs_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match="BATON_API_KEY"):
+        told(tmp_path, *URL, "--steps", "1", environ={})
+
+
+def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None:
+    training_record.same_or_new(tmp_path / "x", {"seed": 1})
+    training_record.same_or_new(tmp_path / "x", {"seed": 1})
+    with pytest.raises(ConfigInvalid, match="another training run"):
+        training_record.same_or_new(tmp_path / "x", {"seed": 2})
+
+
+@pytest.mark.parametrize("words", [["--warm-start", "journal"], ["--gap", "0.8"], ["--dear"]], ids=" ".join)
+def test_what_a_second_round_does_not_look_at_is_refused(words: list[str]) -> None:
+    asked = parser().parse_args(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
+    with pytest.raises(ConfigInvalid, match=f"{words[0]}: is of no use with --rounds 2"):
+        command.run(asked, {}, lambda: 0.0)
+
+
+def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def trainer(asked: Namespace, say: Any, runs: Any) -> bool:
+        given.append((asked.beta, runs))
+        return True
+
+    found = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
+    monkeypatch.setattr(command, "_found", found.__getitem__)
+    for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
+        assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0
+    assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]
+
+
+def test_the_commands_of_the_page_are_understood() -> None:
+    """They are run by `make test-vllm`, with a smaller model."""
+    page = (ROOT / "deploy" / "learning.md").read_text().partition("## Real weights")[2].partition("\n## ")[0]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines]
+    assert {words[0] for words in commands} == {"grade", "rollouts", "train"}
+    assert len([parser().parse_args(words) for words in commands]) == 7

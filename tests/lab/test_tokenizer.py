@@ -1,0 +1,85 @@
+"""The small conductor's tokenizer: the very prompt of the trainer comes out of the text that a server is sent.
+
+The files are read here as Hugging Face's library reads them, by the few of its rules that they use; `make test-vllm`
+asks a real server.
+"""
+
+from random import Random
+
+import pytest
+
+from app.lab import prompt, tokenizer
+from app.lab.lessons import Split, lesson
+from app.lab.plans import TOKENS, to_text, to_tokens
+from tests.lab.test_world import any_plan
+
+FILE = tokenizer.tokenizer()
+IDS: dict[str, int] = FILE["model"]["vocab"]
+SPLITS: tuple[Split, ...] = ("train", "held-out tasks", "unseen paraphrases", "random pools", "unseen families")
+
+
+def encoded(text: str) -> list[int]:
+    """Split at blanks; each piece is a token or the unknown one."""
+    assert (FILE["model"]["type"], FILE["pre_tokenizer"], FILE["normalizer"]) == (
+        "WordLevel",
+        {"type": "WhitespaceSplit"},
+        None,
+    )
+    unknown = IDS[FILE["model"]["unk_token"]]
+    return [IDS.get(piece, unknown) for piece in text.split()]
+
+
+def decoded(ids: list[int]) -> str:
+    """Tokens joined, from the alphabet of byte-level tokenizers."""
+    back = {number: text for text, number in IDS.items()}
+    return "".join(back[number] for number in ids).replace(tokenizer.BLANK, " ")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_server_reads_what_the_trainer_reads(split: Split) -> None:
+    random = Random(split)
+    for _ in range(60):
+        one = lesson(random, split)
+        assert encoded(prompt.as_text(one.problem.text, one.pool, one.order)) == one.prompt()
+
+
+def test_words_that_were_never_learned_are_unknown_and_no_text_becomes_a_plan() -> None:
+    one = lesson(Random(1), "train")
+    text = f'Zyzzyva {to_text([0, 3, 9])} <pool> {{"worker":0, 7'
+    read = one.prompt()[one.prompt().index(IDS["<pool>"]) :]
+    ids = encoded(prompt.as_text(text, one.pool, one.order))
+    assert ids == [*prompt.tokens(text, (), ())[:-1], *read]
+    assert ids[0] == IDS[prompt.UNKNOWN]
+    assert all(number >= TOKENS for number in ids[: -len(read)])
+    assert ids.count(IDS["<pool>"]) == 1
+
+
+def test_training_disturbs_known_words_alone() -> None:
+    """Digits and signs stay, words that are unknown anyway stay, and so do the cards."""
+    random = Random(4)
+    words = {number for text, number in IDS.items() if text.isalpha()}
+    changed: set[int] = set()
+    for _ in range(200):
+        one = lesson(random, "train")
+        read, disturbed = one.prompt(), one.prompt(random, 1.0)
+        assert [n for n in disturbed if n not in words | {IDS[prompt.UNKNOWN]}] == [
+            n for n in read if n not in words | {IDS[prompt.UNKNOWN]}
+        ]
+        assert disturbed.count(IDS[prompt.UNKNOWN]) >= read.count(IDS[prompt.UNKNOWN])
+        changed |= {len(disturbed) - len(read)}
+        assert one.prompt(random, 0.0) == read
+    assert min(changed) < 0 < max(changed)
+
+
+def test_every_plan_comes_back_as_its_text() -> None:
+    random = Random(2)
+    for _ in range(100):
+        tokens = to_tokens(any_plan(random))
+        assert decoded(tokens) == to_text(tokens)
+
+
+def test_each_text_is_one_token_and_plain_in_the_byte_alphabet() -> None:
+    assert len(IDS) == len(tokenizer.tokens()) == prompt.size()
+    assert sorted(IDS.values()) == list(range(prompt.size()))
+    assert all("!" <= char <= "~" or char == tokenizer.BLANK for text in IDS for char in text)
+    assert tokenizer.tokenizer_config(256)["eos_token"] == prompt.PAD

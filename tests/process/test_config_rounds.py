@@ -1,0 +1,59 @@
+"""Rounds in the pool file: a limit of a tier and of its effort levels, and who may open one."""
+
+from pathlib import Path
+
+import pytest
+
+from app.process.config import configure
+from tests.process.test_config import GOOD, faults, written
+
+AGAIN = """
+[tiers.again]
+pool = ["small"]
+conductor = { kind = "fixed", again = true }
+limits = { rounds = 2 }
+
+[tiers.deep]
+pool = ["small"]
+conductor = { kind = "model", worker = "small" }
+efforts.low = { rounds = 1 }
+efforts.high = { rounds = 3, depth = 2 }
+"""
+
+
+def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) -> None:
+    catalog = configure(written(tmp_path, GOOD + AGAIN)).catalog
+    assert {limits.rounds for limits in catalog.tiers["again"].efforts.values()} == {2}
+    assert catalog.tiers["again"].conductor.again
+    deep = catalog.tiers["deep"].efforts
+    assert (deep["low"].rounds, deep["high"].rounds, deep["max"].rounds) == (1, 3, 3)
+    assert (deep["low"].depth, deep["high"].depth, deep["max"].depth) == (0, 2, 2)
+    assert {limits.rounds for name in ("baton-mini",) for limits in catalog.tiers[name].efforts.values()} == {1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (", again = true }", " }", "tiers.again.limits.rounds: is of no use to a fixed conductor"),
+        ("limits = { rounds = 2 }", "", "tiers.again.conductor.again: needs a second round; set rounds = 2"),
+        ("rounds = 2", "rounds = 2, depth = 1", "tiers.again.limits.depth: is of no use to a conductor that names"),
+        (
+            '"small" }\nefforts',
+            '"small", prompt = "compact" }\nefforts',
+            "efforts.high.depth: is of no use to a conductor",
+        ),
+        ("depth = 2", "depth = 5", "tiers.deep.efforts.high.depth: must be less than or equal to 4"),
+        ("rounds = 2", "rounds = 9", "tiers.again.limits.rounds: must be less than or equal to 8; correct the value"),
+        ('"small" }\nefforts', '"small", again = true }\nefforts', "tiers.deep.conductor: does not use again"),
+        (
+            '"small" }\nefforts',
+            '"small", prompt = "compact" }\nefforts',
+            "tiers.deep.efforts.high.rounds: is of no use",
+        ),
+        ("again = true }", 'again = true, prompt = "compact" }', "tiers.again.conductor: does not use prompt"),
+    ],
+)
+def test_rounds_that_nobody_would_open_are_faults(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in AGAIN
+    found = "\n".join(faults(written(tmp_path, GOOD + AGAIN.replace(old, new))))
+    assert told in found

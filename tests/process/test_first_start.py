@@ -1,0 +1,102 @@
+"""`make run` on a fresh machine, and what a newcomer then does: no key, no file, no database, no setting.
+
+One process over an empty data folder, asked by the official client; each answer is explained by `baton runs show`.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from app.cli import run_words
+from tests.conformance.test_rehearsal import EASY
+from tests.harness.processes import Caller, Process, calling, command, environment, running
+
+pytestmark = pytest.mark.timeout(90)
+
+PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\S+)")
+TIERS: Final = ("baton-mini", "baton-ultra")
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An empty data folder, and workers that answer at once."""
+    return environment(tmp_path_factory.mktemp("baton"), BATON_REHEARSAL_DELAY="0")
+
+
+@pytest.fixture(scope="module")
+def service(environ: dict[str, str]) -> Iterator[Process]:
+    """The whole service in one process."""
+    with running("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, warm=False) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def key(service: Process) -> str:
+    """The key that the first start has printed."""
+    found = PRINTED.search(service.said)
+    assert found is not None, service.said
+    return found[1]
+
+
+@pytest.fixture
+def caller(service: Process, key: str) -> Iterator[Caller]:
+    """Somebody who has pasted what was printed."""
+    with calling(service.url, key) as made:
+        yield made
+
+
+def ask(caller: Caller, tier: str, question: str, streams: bool) -> tuple[str, dict[str, Any]]:
+    return caller.streamed(tier, question) if streams else caller.whole(tier, question)
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_rehearsal_question_is_answered_rightly(caller: Caller, tier: str, streams: bool) -> None:
+    for question, answer in EASY:
+        said, reply = ask(caller, tier, question, streams)
+        assert answer in said, question
+        assert reply["baton"]["rehearsal"] is True
+        assert reply["baton"]["degraded"] is False
+        usage = reply["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
+
+
+def test_a_stream_comes_in_pieces(caller: Caller) -> None:
+    _, reply = caller.streamed("baton-ultra", "What are the prime factors of 84?")
+    assert reply["deltas"] > 1
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_run_is_explained_on_the_command_line(
+    caller: Caller, service: Process, environ: dict[str, str], tier: str, streams: bool
+) -> None:
+    _, reply = ask(caller, tier, "Solve for x: 2(x - 3) = 4x + 1", streams)
+    shown = command(service.folder, environ, "runs", "show", reply["baton"]["run"])
+    assert shown.returncode == 0, shown.stderr
+    assert "succeeded" in shown.stdout
+    assert (len(reply["baton"]["steps"]) > 1) is (tier == "baton-ultra")
+    for step in reply["baton"]["steps"]:
+        assert step["worker"] in shown.stdout
+        assert f"sees: {run_words.sees(step['access'])}" in shown.stdout
+
+
+def test_the_first_key_is_shown_once_and_restarts_keep_it_and_the_runs(
+    service: Process, environ: dict[str, str], key: str
+) -> None:
+    assert key not in service.logged
+    with calling(service.url, key) as caller:
+        _, reply = caller.whole("baton-mini", "2+2")
+        before = caller.read("/v1/runs")["data"]
+    assert service.stop() == 0
+    service.start()
+    assert "bt_" not in service.said
+    with calling(service.url, key) as caller:
+        assert caller.read("/v1/runs")["data"] == before
+        assert caller.run(reply["baton"]["run"])["state"] == "succeeded"
+        assert "4" in caller.whole("baton-ultra", "2+2")[0]
+    for path in Path(environ["BATON_DATA_DIR"]).iterdir():
+        assert key.encode() not in path.read_bytes(), f"{path.name} holds the key itself"

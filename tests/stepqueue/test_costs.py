@@ -1,0 +1,84 @@
+"""How often the Redis queue turns to its server."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis.asyncio import Redis
+
+from app.stepqueue.protocol import Live, Stop, Ticket
+from app.stepqueue.publisher import FREELY, PACE
+from app.stepqueue.redis import RedisQueue
+from tests.harness import servers
+
+pytestmark = pytest.mark.integration
+
+TIERS = ("ultra", "mini")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[servers.Server]:
+    """A Redis to which nobody else turns."""
+    with servers.redis() as running:
+        yield running
+
+
+async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
+    heard: list[Live] = []
+    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.hear("a", heard.append):
+        async with RedisQueue(server.url, ["mini"]) as teller, Redis.from_url(server.url) as client:
+            before = await _calls(client, "publish")
+            for step in range(500):
+                await teller.tell("a", [Stop("run", step)])
+            await teller.close()
+            assert await _calls(client, "publish") - before <= 4
+        await _until(lambda: len(heard) == 500)
+    assert heard == [Stop("run", step) for step in range(500)]
+
+
+async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) -> None:
+    heard: list[Live] = []
+    teller, hearer = RedisQueue(server.url, TIERS), RedisQueue(server.url, TIERS)
+    async with hearer, hearer.hear("a", heard.append), teller, Redis.from_url(server.url) as client:
+        before, began = await _calls(client, "publish"), time.monotonic()
+        for step in range(400):
+            await teller.tell("a", [Stop("run", step)])
+            await asyncio.sleep(0.001)
+        seconds = time.monotonic() - began
+        assert await _calls(client, "publish") - before <= FREELY + seconds / PACE + 2
+        await _until(lambda: len(heard) == 400)
+        assert heard == [Stop("run", step) for step in range(400)]
+        assert min([await _seconds_of_ten(teller, heard) for _ in range(3)]) < 10 * PACE
+
+
+async def _seconds_of_ten(teller: RedisQueue, heard: list[Live]) -> float:
+    """How long it takes to tell ten times and be heard each time, after some silence."""
+    await asyncio.sleep(FREELY * PACE)
+    began = time.monotonic()
+    for _ in range(10):
+        heard.clear()
+        await teller.tell("a", [Stop("run")])
+        while not heard:  # noqa: ASYNC110 - a sink has no event
+            await asyncio.sleep(0)
+    return time.monotonic() - began
+
+
+async def test_while_there_is_room_for_all_a_ticket_costs_one_read(server: servers.Server) -> None:
+    async with RedisQueue(server.url, TIERS) as queue, Redis.from_url(server.url) as client:
+        assert await queue.take(9, 0.02) == []
+        before = await _calls(client, "xreadgroup")
+        for number in range(20):
+            await queue.ring([Ticket(f"run-{number}", number, "mini", "driver", number)])
+            assert [each.step for each in await queue.take(9, 1.0)] == [number]
+        assert await _calls(client, "xreadgroup") - before == 20
+
+
+async def _calls(client: Redis, command: str) -> int:
+    return int((await client.info("commandstats")).get(f"cmdstat_{command}", {"calls": 0})["calls"])

@@ -1,0 +1,483 @@
+"""The Redis queue while its server or its dispatchers are broken on purpose."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+
+from app.core.run.events import Event, Kind
+from app.errors import QueueUnavailable
+from app.stepqueue.circuit_breaker import WATCH_SECONDS
+from app.stepqueue.codec import pack_live, sealed
+from app.stepqueue.keys import GROUP, Keys
+from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
+from app.stepqueue.publisher import BREATH
+from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
+from app.stepqueue.subscriber import PAUSE_SECONDS, PROBE_SECONDS
+from tests.harness import servers
+
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
+
+TIERS = ("ultra", "mini")
+LEASE = 1.0
+ANSWER_SECONDS = 2.5
+"""Within this, every call ends, whatever Redis does."""
+
+VICTIM = """
+import asyncio, sys
+from app.stepqueue.redis import RedisQueue
+
+async def main() -> None:
+    async with RedisQueue(sys.argv[1], ("ultra", "mini"), float(sys.argv[2])) as queue:
+        await queue.take(1, 10.0)
+        print("taken", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    """A Redis of this test's own, to be broken."""
+    with servers.redis() as running:
+        yield running
+
+
+@pytest.fixture
+async def queue(server: servers.Server) -> AsyncIterator[RedisQueue]:
+    async with RedisQueue(server.url, TIERS, LEASE) as opened:
+        yield opened
+
+
+def ticket(number: int, tier: str = "mini") -> Ticket:
+    return Ticket(f"run-{number}", number, tier, "driver", number)
+
+
+async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is awaited has no event
+            await asyncio.sleep(0.01)
+
+
+async def _again(call: Callable[[], Awaitable[Any]], seconds: float = 8.0) -> Any:
+    """What a dispatcher's loop does: try until the queue is back."""
+    async with asyncio.timeout(seconds):
+        while True:
+            try:
+                return await call()
+            except QueueUnavailable:
+                await asyncio.sleep(0.05)
+
+
+@contextmanager
+def _frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def _pid(server: servers.Server) -> int:
+    async with Redis.from_url(server.url) as client:
+        return int((await client.info("server"))["process_id"])
+
+
+@asynccontextmanager
+async def _proxy(port: int) -> AsyncIterator[tuple[int, asyncio.Event]]:
+    """A way to Redis that can be blackholed without anybody closing a connection; yields its port and `open`."""
+    is_open = asyncio.Event()
+    is_open.set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if is_open.is_set():
+                writer.write(data)
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, far_writer))
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
+
+    listener = await asyncio.start_server(connected, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1], is_open
+    finally:
+        listener.close()
+        for writer in writers:
+            writer.close()
+        await asyncio.sleep(0.05)
+
+
+async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Server, queue: RedisQueue) -> None:
+    argv = (sys.executable, "-c", VICTIM, server.url, str(LEASE))
+    victim = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        await queue.ring([ticket(1)])
+        assert victim.stdout is not None
+        assert await victim.stdout.readline() == b"taken\n"
+        taken = time.monotonic()
+    finally:
+        victim.kill()
+        await victim.communicate()
+    (found,) = await queue.take(1, 10.0)
+    assert found.step == 1
+    assert time.monotonic() - taken <= LEASE + 1.0
+
+
+async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    await queue.ring([ticket(1), ticket(2)])
+    mine = await queue.take(1, 1.0)
+    waiting = asyncio.create_task(queue.take(1, 5.0))
+    assert [each.step for each in await waiting] == [2]
+    waiting = asyncio.create_task(queue.take(1, 5.0))
+    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+        await asyncio.sleep(0.1)
+        await client.flushall()
+        await queue.keep(mine)
+        await queue.done(mine)
+        await queue.ring([ticket(3)])
+        assert [each.step for each in await waiting] == [3]
+        await queue.tell("a", [Stop("run")])
+        await _until(lambda: bool(heard))
+
+
+async def test_it_works_again_after_a_restart(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    async with queue.hear("a", heard.append):
+        await queue.ring([ticket(1)])
+        server.crash()
+        for call in (queue.ring([ticket(2)]), queue.take(1, 1.0), queue.ready()):
+            with pytest.raises(QueueUnavailable):
+                await asyncio.wait_for(call, ANSWER_SECONDS)
+        server.start()
+        await _again(lambda: queue.ring([ticket(3)]), 1.0)
+        assert [each.step for each in await queue.take(1, 1.0)] == [3]
+        await _tell_until_heard(queue, heard)
+
+
+async def _tell_until_heard(queue: RedisQueue, heard: list[Live]) -> None:
+    async with asyncio.timeout(8.0):
+        while not heard:
+            await _end(queue.tell("a", [Stop("run")]))
+            await asyncio.sleep(0.05)
+
+
+async def test_a_restart_under_idle_connections_goes_unnoticed(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(1)])
+    await queue.ready()
+    server.crash()
+    server.start()
+    await queue.ring([ticket(2)])
+    assert [each.step for each in await queue.take(1, 1.0)] == [2]
+
+
+async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    await queue.ring([ticket(1)])
+    (mine,) = await queue.take(1, 1.0)
+    waiting = asyncio.create_task(queue.take(1, 60.0))
+    await asyncio.sleep(0.1)
+    async with queue.hear("a", heard.append):
+        with _frozen(await _pid(server)):
+            calls = [
+                queue.ring([ticket(2)]),
+                queue.take(1, 60.0),
+                queue.keep([mine]),
+                queue.done([mine]),
+                queue.tell("a", [Stop("lost")], at_once=True),
+                queue.ready(),
+            ]
+            began = time.monotonic()
+            for _ in range(40):
+                await queue.tell("a", [Stop("lost")])
+            assert time.monotonic() - began < 0.1
+            deaf = asyncio.create_task(_end(_hear_once(queue)))
+            ends = await asyncio.gather(*(_end(call) for call in calls), _end(waiting))
+            assert [type(end) for end, _ in ends] == [QueueUnavailable] * len(ends)
+            ends.append(await deaf)
+            assert ends[-1][0] is None, "hearing begins when the server answers again"
+            assert max(at for _, at in ends) - began <= ANSWER_SECONDS + 0.3
+        await _again(lambda: queue.ring([ticket(3)]))
+        taken = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
+        assert 3 in taken
+        heard.clear()
+        await _tell_until_heard(queue, heard)
+
+
+async def test_a_frozen_server_is_paid_for_once(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.ring([ticket(1)])
+    (mine,) = await queue.take(1, 1.0)
+    with _frozen(await _pid(server)):
+        began = time.monotonic()
+        await _until(lambda: not queue.sound)  # nobody asked for anything
+        assert time.monotonic() - began < WATCH_SECONDS + PROBE_SECONDS + 0.5
+        for _ in range(20):
+            for call in (
+                queue.ring([ticket(2)]),
+                queue.take(1, 9.0),
+                queue.tell("a", [Stop("run")]),
+                queue.done([mine]),
+            ):
+                assert isinstance((await _end(call))[0], QueueUnavailable)
+        assert time.monotonic() - began < WATCH_SECONDS + PROBE_SECONDS + 1.0
+    await _until(lambda: queue.sound, 1.5)
+    await queue.ring([ticket(3)])
+
+
+async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
+    server: servers.Server, queue: RedisQueue
+) -> None:
+    await queue.ring([ticket(2)])
+    (mine,) = await queue.take(1, 1.0)
+    with _frozen(await _pid(server)):
+        first = asyncio.create_task(_end(queue.keep([mine])))
+        await asyncio.sleep(0.8)
+        last = asyncio.create_task(_end(queue.ring([ticket(1)])))
+        ends = await asyncio.gather(first, last)
+    assert [type(fault) for fault, _ in ends] == [QueueUnavailable] * 2
+    assert abs(ends[0][1] - ends[1][1]) < 0.4
+
+
+async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    async with queue.hear("a", heard.append):
+        with _frozen(await _pid(server)):
+            await queue.tell("a", [Stop("lost")])
+            await asyncio.sleep(0.05)  # that one is on its way, and the others wait
+            await queue.tell("a", [Stop("lost")] * BREATH)
+            with pytest.raises(QueueUnavailable):
+                await queue.tell("a", [Stop("lost")])
+        await _until(lambda: queue.sound, 3.0)
+        heard.clear()
+        await _tell_until_heard(queue, heard)
+
+
+async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
+    """How and when a call ended."""
+    try:
+        await call
+    except QueueUnavailable as fault:
+        return fault, time.monotonic()
+    return None, time.monotonic()
+
+
+async def test_who_begins_to_hear_before_the_server_is_there_hears_it_come(server: servers.Server) -> None:
+    heard: list[Live] = []
+    server.stop()
+    async with RedisQueue(server.url, TIERS) as queue, queue.hear("a", heard.append):
+        server.start()
+        await _tell_until_heard(queue, heard)
+
+
+async def _hear_once(queue: RedisQueue) -> None:
+    async with queue.hear("b", lambda _: None):
+        pass
+
+
+@pytest.mark.timeout(45)
+async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: servers.Server) -> None:
+    heard: list[Live] = []
+    async with (
+        _proxy(server.port) as (port, is_open),
+        RedisQueue(f"redis://127.0.0.1:{port}/0", TIERS, LEASE) as queue,
+        queue.hear("a", heard.append),
+        Redis.from_url(server.url) as client,
+    ):
+        before = await _subscriptions(client)
+        is_open.clear()
+        await asyncio.sleep(2 * PROBE_SECONDS + 0.6)
+        is_open.set()
+        await asyncio.sleep(SOCKET_SECONDS + 1.0)
+        assert await _subscriptions(client) != before
+        await _tell_until_heard(queue, heard)
+
+
+async def _subscriptions(client: Redis) -> set[str]:
+    return {each["id"] for each in await client.client_list(_type="pubsub")}
+
+
+async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing_more(
+    server: servers.Server, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop raises a RuntimeError then, and redis-py passes it on."""
+    heard: list[Live] = []
+
+    async def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+        await client.ping()
+        await client.client_kill_filter(_type="pubsub")
+        with monkeypatch.context() as broken:
+            broken.setattr(AbstractConnection, "send_packed_command", closed)
+            with pytest.raises(QueueUnavailable):
+                await queue.ring([ticket(1)])
+            await asyncio.sleep(2 * PAUSE_SECONDS)
+        await _again(partial(queue.ring, [ticket(2)]))
+        await _tell_until_heard(queue, heard)
+
+
+async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) -> None:
+    server.stop()
+    async with RedisQueue(server.url, TIERS, LEASE) as queue:
+        with pytest.raises(QueueUnavailable):
+            await queue.ready()
+        server.start()
+        await queue.ready()
+        await queue.ring([ticket(1)])
+        assert len(await queue.take(1, 1.0)) == 1
+
+
+async def test_a_server_that_may_evict_tickets_is_refused() -> None:
+    with servers.redis(settings=["--maxmemory-policy", "allkeys-lru"]) as lossy:
+        with pytest.raises(QueueUnavailable, match="maxmemory-policy noeviction"):
+            await RedisQueue(lossy.url, TIERS).__aenter__()
+        async with Redis.from_url(lossy.url) as client:
+            await client.config_set("maxmemory-policy", "noeviction")
+            async with RedisQueue(lossy.url, TIERS) as queue:
+                await client.config_set("maxmemory-policy", "volatile-ttl")
+                with pytest.raises(QueueUnavailable, match="volatile-ttl"):
+                    await queue.ready()
+
+
+async def test_a_server_that_keeps_its_policy_to_itself_is_trusted() -> None:
+    with servers.redis(settings=["--rename-command", "CONFIG", "HIDDEN"]) as shy:
+        async with RedisQueue(shy.url, TIERS) as queue:
+            await queue.ready()
+
+
+async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, queue: RedisQueue) -> None:
+    await queue.take(1, 0)  # makes what it needs
+    await queue.ring([ticket(1)])
+    async with Redis.from_url(server.url) as client:
+        await client.config_set("maxmemory", "1")
+        await _until(lambda: not queue.sound)  # whoever only takes tickets learns it as well
+        with pytest.raises(QueueUnavailable):
+            await queue.ring([ticket(2)])
+        with pytest.raises(QueueUnavailable, match="memory"):
+            await queue.ready()
+        await queue.done(await queue.take(1, 1.0))  # what makes room goes on
+        await queue.tell("a", [Stop("run")])
+        await client.config_set("maxmemory", "0")
+    await queue.ring([ticket(2)])
+    await _until(lambda: queue.sound)
+
+
+async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    keys = Keys("baton")
+    async with Redis.from_url(server.url) as client, queue.hear("a", heard.append):
+        for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
+            await client.xadd(keys.tickets("ultra"), {name: value})
+        for rubbish in (
+            b"",
+            b"\xff",
+            b"7",
+            b"[7]",
+            b'[["d","run"]]',
+            b'[["c","run",[[1,"no.kind",0,{}]]]]',
+            b"[" * 5000,
+        ):
+            await client.publish(keys.live("a"), rubbish)
+        await queue.ring([ticket(1)])
+        await queue.tell("a", [Stop("\ud800"), Stop("run")])
+        assert [each.step for each in await queue.take(9, 1.0)] == [1]
+        await _until(lambda: bool(heard))
+        assert await client.xlen(keys.tickets("ultra")) == 0
+    assert heard == [Stop("run")]
+    assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
+
+
+async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(server: servers.Server) -> None:
+    heard: list[Live] = []
+    delta = Delta("run", 0, "call", 0, "so says whoever can write to Redis")
+    (payload,), _ = pack_live([delta])
+    ours, theirs, channel = b"our key", b"another key", Keys("baton").live("a")
+    async with (
+        RedisQueue(server.url, TIERS, LEASE, key=ours) as queue,
+        RedisQueue(server.url, TIERS, LEASE, key=theirs) as stranger,
+        Redis.from_url(server.url) as client,
+        queue.hear("a", heard.append),
+    ):
+        elsewhere = sealed(payload, Keys("baton").live("b"), ours)
+        for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
+            await client.publish(channel, forged)
+        await stranger.tell("a", [delta])
+        await _until(lambda: queue.forged == 5)
+        await queue.tell("a", [Stop("run")])
+        await _until(lambda: bool(heard))
+    assert heard == [Stop("run")]
+    assert queue.undecodable == 0
+
+
+async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
+    async with RedisQueue(server.url, TIERS, LEASE) as dead:
+        await dead.ring([ticket(number) for number in range(500)])
+        kept = await dead.take(450, 1.0)
+        assert len(await dead.take(50, 1.0)) == 50
+        found: set[int] = set()
+        clock = asyncio.get_running_loop().time
+        async with asyncio.timeout(60):
+            while len(found) < 50:  # the kept ones come first in Redis' list: pages of one must get past them
+                since = clock()
+                await dead.keep(kept)
+                batch = {each.step for each in await queue.take(1 if len(found) < 3 else 20, LEASE / 10)}
+                found |= (
+                    batch - set(range(450)) if clock() - since > LEASE else batch
+                )  # a stall lets go of what is kept
+        assert found == set(range(450, 500))
+
+
+async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
+    async with Redis.from_url(server.url) as client:
+        async with RedisQueue(server.url, TIERS, LEASE) as queue:
+            await queue.ring([ticket(number) for number in range(5)])
+            await queue.done(await queue.take(5, 1.0))
+            stream = Keys("baton").tickets("mini")
+            assert len(await client.xinfo_consumers(stream, GROUP)) == 1
+        assert await client.xinfo_consumers(stream, GROUP) == []
+        assert await client.xlen(stream) == 0
+        assert len(await client.client_list()) == 1
+
+
+async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.Server, queue: RedisQueue) -> None:
+    assert await queue.take(2, 0.02) == []  # nothing is left behind, so the next look is at all tiers at once
+    await queue.ring([*(ticket(number) for number in range(3)), *(ticket(number, "ultra") for number in range(3, 6))])
+    taken = await queue.take(2, 1.0)
+    assert [each.step for each in taken] == [3, 4]
+    async with RedisQueue(server.url, TIERS, LEASE) as other:
+        rest = await other.take(9, 0)
+        assert {each.step for each in rest} == {0, 1, 2, 5}
+        assert rest[0].step == 5
+        await other.done(rest)
+        await queue.done(taken)
+    async with Redis.from_url(server.url) as client:
+        assert [await client.xlen(Keys("baton").tickets(tier)) for tier in TIERS] == [0, 0]
+
+
+async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
+    heard: list[Live] = []
+    body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
+    async with queue.hear("a", heard.append):
+        await queue.tell("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
+        bad = Event("run", 2, Kind.ADMITTED, 0.0, {"what": object()})
+        await queue.tell("a", [Committed("run", (bad,)), Stop("run")])
+        await _until(lambda: len(heard) == 3)
+    assert isinstance(heard[0], Committed)
+    assert heard[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}
+    assert queue.unencodable == 1
