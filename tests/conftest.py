@@ -32,7 +32,6 @@ from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import METADATA
 from tests.harness import servers
 
-
 pytest_plugins = ["tests.harness.fixtures"]
 
 
