@@ -13,7 +13,8 @@ from app.core.plan.arms import tier_for
 from app.core.pool.budget import input_bound
 from app.core.pool.catalog import Catalog, Limits, Tier
 from app.core.pool.policy import Overrides
-from app.engine.runs.request import Ended, Order
+from app.engine.delivery.messages import Ended
+from app.engine.runs.request import Order
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
 from app.process.wiring import House

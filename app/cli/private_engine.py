@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from app.engine.runs.request import Driven, Ended, Order
+from app.engine.delivery.messages import Driven, Ended
+from app.engine.runs.request import Order
 from app.errors import Overloaded, RunExpired
 from app.process.config import Loaded
 from app.process.wiring import House, house

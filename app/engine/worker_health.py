@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from app.core.pool import breaker
-from app.core.pool.breaker import Breaker, Offer, Place, Verdict
+from app.core.pool.breaker import NO_TIME, Breaker, Offer, Place, Verdict
 from app.core.pool.catalog import Catalog, ProviderSpec, Worker
 from app.core.records import record
-from app.core.run.state import NO_TIME
 from app.telemetry import Telemetry
 
 LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}

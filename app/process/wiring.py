@@ -31,10 +31,10 @@ from app.conductor.styles import STYLES
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
-from app.engine.calls.attempt import Means
 from app.engine.conductors.probe import Pulse
 from app.engine.conductors.ratings import Learner, Standings
 from app.engine.conductors.versions import Succession
+from app.engine.context import Means
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher

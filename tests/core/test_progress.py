@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from app.core.message.chat import Usage, summed
 from app.core.plan.workflow import Access, Step, topology
+from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.bill import bill
 from app.core.run.commands import Finish, Propose, Queue, Skip
 from app.core.run.events import ENDED, TERMINAL, Draft, Kind
 from app.core.run.progress import advance, confirmed, decide, fold
-from app.core.run.state import DRIVER_LOST, NO_TIME, ROUND_OVER, RUN_ENDED, Mode, RunState, answer_of
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, Mode, RunState, answer_of
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
 
 OVER = "run_over_budget"

@@ -11,7 +11,7 @@ from app.core.run.state import RunState
 from app.engine.delivery import audience as module
 from app.engine.delivery.audience import Audience
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Ended, Noted, Said, Told
+from app.engine.delivery.messages import Ended, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunFailed
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, StepQueue
 from tests.harness.stand_ins import TEXTS, journal_of, state_of

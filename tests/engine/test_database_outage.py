@@ -12,8 +12,8 @@ import pytest
 
 from app.core.run.events import Kind
 from app.core.run.progress import fold
+from app.engine.delivery.messages import Driven
 from app.engine.runs import driver
-from app.engine.runs.request import Driven
 from app.engine.steps import pending_outcomes
 from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import StoreUnavailable

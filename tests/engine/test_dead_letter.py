@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Draft, Kind
-from app.engine.runs.request import Driven
+from app.engine.delivery.messages import Driven
 from app.engine.steps.execution import DELIVERIES
 from app.errors import NotFound
 from app.process.wiring import House

@@ -10,7 +10,8 @@ import pytest
 
 from app.core.message.chat import Usage
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Order, Told
+from app.engine.delivery.messages import Told
+from app.engine.runs.request import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Rates
 from tests.harness.stand_ins import House, ask, ended

@@ -10,7 +10,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.core.pool.catalog import MILLION
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Noted, Order, Said, Told
+from app.engine.delivery.messages import Noted, Said, Told
+from app.engine.runs.request import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
 from tests.harness.stand_ins import House, ask, ended, say_four

@@ -8,7 +8,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Order, Said, Told
+from app.engine.delivery.messages import Said, Told
+from app.engine.runs.request import Order
 from app.errors import RunFailed
 from tests.harness.stand_ins import House, ended
 

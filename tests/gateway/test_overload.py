@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Order, Told
+from app.engine.delivery.messages import Told
+from app.engine.runs.request import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.auth import LOOKUPS
 from app.gateway.http.context import Rates

@@ -11,7 +11,8 @@ from app.core.message.chat import Image, Message, Text, Tool, Toolbox, ToolCall,
 from app.core.message.tools import mint
 from app.core.run.tool_results import returned
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import Ended, Order, Said, Told
+from app.engine.delivery.messages import Ended, Said, Told
+from app.engine.runs.request import Order
 from app.gateway.wire.lazy_conversation import Conversation
 from tests.harness.stand_ins import House, ask, ended
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.message.tools import Gathering
-from app.engine.runs.request import Driven, Order
+from app.engine.delivery.messages import Driven
+from app.engine.runs.request import Order
 from app.process.wiring import House
 from tests.harness.service import Outcome, finish, order
 from tests.stubs import Reply, ToolCall

@@ -22,8 +22,9 @@ from app.core.run.position import Position
 from app.core.run.progress import fold
 from app.core.run.state import RunState
 from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Driven, Ended, Said, Told
 from app.engine.runs.registry import Drivers
-from app.engine.runs.request import Driven, Ended, Order, Said, Told
+from app.engine.runs.request import Order
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
 from app.gateway.http.auth import adopt

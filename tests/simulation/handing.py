@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from app.engine.delivery.messages import Driven
 from app.engine.runs import driver as conduct
 from app.engine.runs import registry, tool_results
 from app.engine.runs.recovery import GIVEN_UP
 from app.engine.runs.registry import Drivers
-from app.engine.runs.request import Driven
 from app.engine.steps.execution import Execution
 from app.stepqueue.protocol import DISPATCHERS, Listen
 

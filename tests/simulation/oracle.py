@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.core.run.events import OUTCOMES
-from app.engine.runs.request import Ended
+from app.engine.delivery.messages import Ended
 from tests.simulation.callers import Hearing
 from tests.simulation.case import Case, cases_of
 from tests.simulation.loop import EPOCH

@@ -19,7 +19,7 @@ from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import sealed
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.registry import Drivers
 from app.engine.runs.request import Order

@@ -19,7 +19,9 @@ from dataclasses import replace
 from typing import Literal
 
 from app.core.records import changed, record
-from app.core.run.state import NO_TIME
+
+NO_TIME = "no_time"
+"""The error of a step that was not begun because no worker could have answered in what was left of the run."""
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
 """What a call says of its worker; `silent`: nothing."""

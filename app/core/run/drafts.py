@@ -7,7 +7,6 @@ from typing import Any
 from app.core.message.chat import usage_to_json
 from app.core.plan.workflow import Step, topology
 from app.core.pool.catalog import Limits
-from app.core.rating.decision import Decision
 from app.core.run.bill import bill
 from app.core.run.commands import Await, Conclude, Finish, Propose, Skip
 from app.core.run.events import Draft, Kind
@@ -61,7 +60,7 @@ def admitted(
 
 
 def opened(
-    command: Propose, conductor: str, order: Sequence[str], instant: bool, decision: Decision | None = None
+    command: Propose, conductor: str, order: Sequence[str], instant: bool, decision: Mapping[str, Any] | None = None
 ) -> Draft:
     """`plan.opened`: who is asked, and the workers in the order in which they are shown; of a selector its decision."""
     body: dict[str, Any] = {
@@ -74,7 +73,7 @@ def opened(
         "instant": instant,
     }
     if decision is not None:
-        body["decision"] = decision.body()
+        body["decision"] = dict(decision)
     if command.parent is not None:
         body |= {"parent": command.parent, "room": command.room}
     return Draft(Kind.PLAN_OPENED, body)

@@ -22,6 +22,7 @@ from typing import Any
 
 from app.core.message.chat import usage_from_json
 from app.core.plan.workflow import access_from_list
+from app.core.pool.breaker import NO_TIME
 from app.core.pool.catalog import Limits
 from app.core.records import changed
 from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
@@ -30,7 +31,6 @@ from app.core.run.nesting import room
 from app.core.run.state import (
     DRIVER_LOST,
     NO_RESULTS,
-    NO_TIME,
     ROUND_OVER,
     Admitted,
     Answer,

@@ -12,23 +12,20 @@ and an outcome with the step's end. The order is fixed:
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
-from app.conductor.protocol import Policy
 from app.core.buffers import fitted
 from app.core.message.chat import Piece, Usage, usage_to_json
 from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
-from app.core.pool.catalog import Catalog, Deadlines, Tier, Worker
-from app.core.pool.snapshot import snapshot
-from app.core.records import record
+from app.core.pool.catalog import Deadlines, Worker
 from app.core.run.events import Draft, Kind
 from app.engine.calls.response import FORM_FAULT, TOOL_FAULT, Reply
-from app.engine.worker_health import Health
+from app.engine.context import Means
 from app.errors import (
     BatonError,
     WorkerMalformed,
@@ -38,11 +35,10 @@ from app.errors import (
     WorkerTruncated,
     WorkerUnavailable,
 )
-from app.providers.protocol import Provider, Request
-from app.stepqueue.protocol import StepQueue
-from app.store.protocol import Ledger, Store
+from app.providers.protocol import Request
+from app.store.protocol import Ledger
 from app.store.rows.content import address
-from app.telemetry import SPAN_CALL, Telemetry
+from app.telemetry import SPAN_CALL
 
 VERDICTS: Mapping[type, Verdict] = {
     WorkerTimeout: "failing",
@@ -56,46 +52,6 @@ VERDICTS: Mapping[type, Verdict] = {
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
-
-
-async def _unversioned(_conductor: str, _run: str) -> str:
-    return ""
-
-
-@record(frozen=True, slots=True)
-class Means:
-    """What drivers and dispatchers work with; made in `wiring.py`, changed never.
-
-    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with a prefix, `chance` a number in
-    [0, 1).
-    """
-
-    store: Store
-    queue: StepQueue
-    catalog: Callable[[], Catalog]
-    provider: Callable[[str], Provider]
-    conductor: Callable[[Tier], Policy]
-    health: Health
-    telemetry: Telemetry
-    now: Callable[[], float]
-    tick: Callable[[], float]
-    name: Callable[[str], str]
-    chance: Callable[[], float]
-    salt: Callable[[], bytes]
-    lease: float
-    code: str
-    """Version of this code, kept with each run."""
-    timed: Callable[[], bool] = lambda: True
-    """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
-    is judged by it."""
-    version: Callable[[str, str], Awaitable[str]] = _unversioned
-    """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
-    notifies: bool = False
-    """Whether the operator's webhook is told of the ends of background responses."""
-
-    async def pin(self, catalog: Catalog) -> None:
-        """See to it that a pool is on record before anything that names its digest is."""
-        await self.store.pin(catalog.digest, partial(snapshot, catalog))
 
 
 class Attempt:

@@ -5,9 +5,8 @@ failure the same worker is waited for, with full-jitter backoff or as long as Re
 run's time: then the next one is called, or the step fails at once.
 """
 
-from app.core.pool.breaker import BRIEFEST, Place
+from app.core.pool.breaker import BRIEFEST, NO_TIME, Place
 from app.core.pool.catalog import Worker
-from app.core.run.state import NO_TIME
 from app.engine.worker_health import Choice, Health
 from app.errors import BatonError, WorkerTimeout
 

@@ -19,11 +19,11 @@ from app.core.records import changed
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import advance
 from app.core.run.state import RunState
-from app.engine.calls.attempt import Means
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import DispatcherBeside, DriverBeside, Known, held, together
 from app.engine.commit.transition import Consequences, foregone, possible, whole
 from app.engine.commit.waiting_runs import Waiting
+from app.engine.context import Means
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
 from app.store.protocol import Appended, Entry, Outbox

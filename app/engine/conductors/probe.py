@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 
 from app.core.message.chat import End, Message, Sampling, Text, Words
 from app.core.pool.catalog import Catalog, Deadlines, Price, Worker
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.errors import BatonError, WorkerRateLimited, WorkerRefused, WorkerTruncated
 from app.providers.protocol import Request
 

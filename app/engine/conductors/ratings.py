@@ -26,7 +26,7 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
 from app.core.rating.published_posterior import Standing, policy
 from app.core.records import record
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.errors import StoreUnavailable
 
 EVERY = 1.0

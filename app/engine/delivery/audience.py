@@ -22,7 +22,7 @@ from app.core.run.events import Event
 from app.core.run.position import Position
 from app.core.run.state import RunState
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.request import NOTED, Ended, Noted, Said, Told
+from app.engine.delivery.messages import NOTED, Ended, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Listen, StepQueue
 

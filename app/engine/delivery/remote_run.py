@@ -11,14 +11,17 @@ from contextlib import suppress
 
 from app.core.run.progress import advance
 from app.core.run.state import RunState
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience
 from app.engine.delivery.mailbox import Mailbox
-from app.engine.runs.driver import PATIENCE
 from app.errors import BatonError, LeaseLost, Overloaded, QueueUnavailable, StoreUnavailable
 from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop
 
+POLL_SECONDS = 2.0
+"""After so long a follower looks into the journal by itself, whatever it has received."""
+LISTEN_SECONDS = 3 * POLL_SECONDS
+"""For so long a driver sends the answer to another process after it asked to listen."""
 INBOX = 4_096
 SOON = 0.1
 """Seconds until the second look at a run that nobody drives yet; each later one comes after twice as many."""
@@ -49,10 +52,10 @@ class Follower:
                 if await self._look():
                     return
                 driven = await self._ask()
-                wait = min(2 * wait, PATIENCE) or (PATIENCE if driven else SOON)
+                wait = min(2 * wait, POLL_SECONDS) or (POLL_SECONDS if driven else SOON)
             except StoreUnavailable:
                 self._means.telemetry.log(logging.WARNING, "a run is followed in silence", run=self.state.run)
-            await self._hear(self._means.tick() + (wait or PATIENCE))
+            await self._hear(self._means.tick() + (wait or POLL_SECONDS))
 
     async def _look(self) -> bool:
         """Fold what is new in the journal; whether the turn is over."""

@@ -16,7 +16,7 @@ from app.core.run.bill import bill
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import fold
 from app.core.run.state import NO_RESULTS, RunState, StepState
-from app.engine.runs.request import Ended
+from app.engine.delivery.messages import Ended
 from app.errors import BatonError, NotFound
 from app.store.protocol import Store
 from app.telemetry import Telemetry

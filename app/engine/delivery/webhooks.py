@@ -18,7 +18,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, T
 
 from app.core.run import notices
 from app.core.run.notices import Notice
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.errors import StoreUnavailable
 
 SLOTS = 16

@@ -14,7 +14,7 @@ from app.core.pool.policy import Eligible, eligible, healthy, missing_clearance,
 from app.core.run import drafts, notices
 from app.core.run.events import Draft
 from app.core.run.state import CALLER, FALLBACK
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.engine.runs.request import Order
 from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import Entry, Ledger, NewRun

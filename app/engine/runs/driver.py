@@ -30,17 +30,18 @@ from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import AFTER_THE_END, Draft, Event, Kind
 from app.core.run.progress import advance, confirmed, decide
 from app.core.run.state import DRIVER_LOST, Call, RunState
-from app.engine.calls.attempt import Means
 from app.engine.commit.colocation import DispatcherBeside
+from app.engine.commit.lost_calls import given_up
 from app.engine.commit.retry import Patient
 from app.engine.commit.speculative import ring, taking
 from app.engine.commit.transition import Consequences, at_hand, ending, possible, tentative, whole
+from app.engine.context import Means
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience
 from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.remote_run import LISTEN_SECONDS
 from app.engine.runs.planning import Contents, Planned, Planner, faults
 from app.engine.runs.request import CancelAsked, Moved, Owner
-from app.engine.steps.pending_outcomes import given_up
 from app.errors import (
     BatonError,
     Conflict,
@@ -57,10 +58,6 @@ from app.store.rows.content import address
 
 QUIESCE = 1.5
 """Seconds that running calls get to write their outcome before the run's end is written."""
-PATIENCE = 2.0
-"""Seconds after which a process that hears of a run from its driver looks into the journal by itself."""
-LISTENING = 3 * PATIENCE
-"""Seconds for which another process is told of the answer after it asked to be."""
 INBOX = 4_096
 LATE = 15.0
 """Seconds beyond the deadline for which a driver waits for the database to take the run's end."""
@@ -330,7 +327,7 @@ class Driver:
             elif isinstance(message, Planned):
                 await self._planned(message)
             elif isinstance(message, Listen):
-                self.audience.listen(message, self._means.tick() + LISTENING)
+                self.audience.listen(message, self._means.tick() + LISTEN_SECONDS)
             elif isinstance(message, CancelAsked) and not self.state.ended:
                 await self._append((Draft(Kind.CANCEL_ASKED, {"by": message.by}),))
         await self.audience.tell_far(self._means.queue, self._means.tick())

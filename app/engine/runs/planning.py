@@ -29,8 +29,9 @@ from app.core.run.commands import Propose
 from app.core.run.events import Draft
 from app.core.run.nesting import may_nest
 from app.core.run.state import Proposal, RunState, StepState
-from app.engine.calls.attempt import Attempt, Means
+from app.engine.calls.attempt import Attempt
 from app.engine.commit.retry import patiently
+from app.engine.context import Means
 from app.engine.runs.brief import brief, shown
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
@@ -126,7 +127,9 @@ class Planner:
         known = self._brief(state, command, conductor)
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
-        written = [drafts.opened(command, kind, names, conductor.instant, decision)]
+        written = [
+            drafts.opened(command, kind, names, conductor.instant, decision.body() if decision is not None else None)
+        ]
         if conductor.instant:
             steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
             for place, step in enumerate(steps):

@@ -18,15 +18,15 @@ from app.core.run.commands import Finish
 from app.core.run.events import Draft, Kind
 from app.core.run.progress import fold, give_up
 from app.core.run.state import RunState
-from app.engine.calls.attempt import Means
 from app.engine.calls.step_request import task_of
+from app.engine.commit.lost_calls import given_up
 from app.engine.commit.transition import ending, projection, tentative
+from app.engine.context import Means
 from app.engine.delivery.audience import Audience
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
 from app.engine.runs.request import Owner
 from app.engine.steps.claim import rung_again
-from app.engine.steps.pending_outcomes import given_up
 from app.errors import NotFound, QueueUnavailable, StoreUnavailable
 from app.stepqueue.protocol import DISPATCHERS, Listen
 from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow

@@ -19,19 +19,20 @@ from app.core.run.events import Event
 from app.core.run.position import Position
 from app.core.run.progress import begin
 from app.core.run.tool_results import Returned, returned
-from app.engine.calls.attempt import Means
 from app.engine.commit.colocation import DispatcherBeside
 from app.engine.commit.transition import tentative
 from app.engine.commit.waiting_runs import Waiting
+from app.engine.context import Means
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience, public
 from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Driven, Told
 from app.engine.delivery.remote_run import LET_GO, Followers
 from app.engine.runs import admission, tool_results
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
 from app.engine.runs.recovery import GIVEN_UP, Orphans, driver_for, hand_back
-from app.engine.runs.request import CancelAsked, Driven, Moved, Order, Told
+from app.engine.runs.request import CancelAsked, Moved, Order
 from app.engine.runs.tool_results import Found, Known
 from app.engine.runs.uncertain_commits import Undecided
 from app.errors import (

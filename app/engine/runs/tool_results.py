@@ -19,8 +19,8 @@ from app.core.run.events import Event, Kind
 from app.core.run.progress import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
-from app.engine.calls.attempt import Means
 from app.engine.commit.waiting_runs import Waiting
+from app.engine.context import Means
 from app.engine.runs.request import Order, Owner
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import Entry, Lease

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from app.core.run.events import Draft, Kind
 from app.core.run.state import Turn
-from app.engine.calls.attempt import Means
+from app.engine.context import Means
 from app.errors import NotFound, RunEnded, RunUndecided, StoreUnavailable
 from app.store.protocol import UNDECIDED, Entry
 

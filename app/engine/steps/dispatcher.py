@@ -16,9 +16,10 @@ from functools import partial
 
 from app.core.records import changed
 from app.core.run.state import RunState
-from app.engine.calls.attempt import Attempt, Means
+from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import Begun, Known
 from app.engine.commit.speculative import Aheads
+from app.engine.context import Means
 from app.engine.steps.claim import Work, rung_again
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import Outcomes

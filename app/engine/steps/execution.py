@@ -32,13 +32,15 @@ from app.core.run import drafts
 from app.core.run.events import AFTER_THE_END, Draft, Kind
 from app.core.run.progress import fold
 from app.core.run.state import RunState, StepState
-from app.engine.calls.attempt import Attempt, Means
+from app.engine.calls.attempt import Attempt
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look
+from app.engine.commit.lost_calls import lost
 from app.engine.commit.speculative import Aheads, told
+from app.engine.context import Means
 from app.engine.steps.claim import Work
 from app.engine.steps.delta_relay import Relay
-from app.engine.steps.pending_outcomes import Outcomes, lost
+from app.engine.steps.pending_outcomes import Outcomes
 from app.engine.worker_health import Choice
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
 from app.stepqueue.protocol import AGAIN, Live

@@ -5,13 +5,10 @@ keeping other steps from the slots that these no longer need.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 
-from app.core.message.chat import Usage, usage_to_json
-from app.core.run.events import Draft, Kind
-from app.core.run.state import Call
 from app.errors import StoreUnavailable
-from app.store.protocol import Entry, Ledger, Store
+from app.store.protocol import Entry, Store
 from app.telemetry import Telemetry
 
 OUTCOME_PATIENCE = 90.0
@@ -22,29 +19,6 @@ ENTRY_BYTES = 2_048
 """What an entry weighs beside its content, roughly."""
 PAUSE, LOOK = 0.05, 1.0
 """Seconds between two tries; between two looks whether the database is there, at the most."""
-
-
-def lost(call: str, step: int | None, held: Ledger) -> Draft:
-    """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
-    body: Mapping[str, object] = {
-        "call": call,
-        "n": step,
-        "outcome": "unknown",
-        "usage": usage_to_json(Usage(input=held.tokens, estimated=True)),
-        "usd": held.usd,
-        "seconds": 0.0,
-        "first": 0.0,
-        "finish": "",
-        "output": "",
-    }
-    return Draft(Kind.CALL_FINISHED, body)
-
-
-def given_up(calls: Sequence[Call]) -> tuple[tuple[Draft, ...], Ledger]:
-    """Such outcomes for all of these, and what was held for them together."""
-    held = [Ledger(call.usd_held, call.tokens_held) for call in calls]
-    drafts = tuple(lost(call.id, call.step, each) for call, each in zip(calls, held, strict=True))
-    return drafts, Ledger(sum(each.usd for each in held), sum(each.tokens for each in held))
 
 
 class Outcomes:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.state import RunState
-from app.engine.runs.request import Ended, Noted, Said
+from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.anthropic.request import UNTHREADED
 from app.gateway.chat.reply import extension

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.run.state import RunState
-from app.engine.runs.request import Ended, Order, Said
+from app.engine.delivery.messages import Ended, Said
+from app.engine.runs.request import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order

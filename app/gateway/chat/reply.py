@@ -17,7 +17,7 @@ from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.nesting import parent_of
 from app.core.run.state import RunState, StepState
-from app.engine.runs.request import Ended, Noted, Said
+from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.chat.tools import wire_calls
 from app.gateway.http import fault

@@ -24,7 +24,8 @@ from starlette.responses import Response
 from app.core.records import record
 from app.core.run import position
 from app.core.run.position import Position
-from app.engine.runs.request import Driven, Order
+from app.engine.delivery.messages import Driven
+from app.engine.runs.request import Order
 from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway.http import fault
 from app.gateway.http.admission import Admission, Permit

@@ -14,8 +14,8 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.engine.delivery.messages import Driven, Ended, Noted, Said, Told
 from app.engine.delivery.turn_result import without
-from app.engine.runs.request import Driven, Ended, Noted, Said, Told
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Permit
 from app.gateway.http.context import Gate

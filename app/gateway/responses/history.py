@@ -9,7 +9,7 @@ from app.core.message.chat import Message, Text, ToolCall, message_from_json, ta
 from app.core.records import record
 from app.core.run.state import Exchange, RunState
 from app.engine.calls.step_request import texts_of
-from app.engine.runs.request import Ended
+from app.engine.delivery.messages import Ended
 from app.gateway.responses.reply import Subject
 from app.store.protocol import Store
 

@@ -27,7 +27,7 @@ from app.core.run import position
 from app.core.run.bill import Bill
 from app.core.run.notices import response_id
 from app.core.run.state import RunState
-from app.engine.runs.request import Ended, Noted, Said
+from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError
 from app.gateway.chat.reply import extension
 from app.gateway.http import fault

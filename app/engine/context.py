@@ -1,0 +1,54 @@
+"""What every part of the engine works with: one record, made in `wiring.py` and handed to each of them."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from app.conductor.protocol import Policy
+from app.core.pool.catalog import Catalog, Tier
+from app.core.pool.snapshot import snapshot
+from app.core.records import record
+from app.engine.worker_health import Health
+from app.providers.protocol import Provider
+from app.stepqueue.protocol import StepQueue
+from app.store.protocol import Store
+from app.telemetry import Telemetry
+
+
+async def _unversioned(_conductor: str, _run: str) -> str:
+    return ""
+
+
+@record(frozen=True, slots=True)
+class Means:
+    """What drivers and dispatchers work with; made in `wiring.py`, changed never.
+
+    `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with a prefix, `chance` a number in
+    [0, 1).
+    """
+
+    store: Store
+    queue: StepQueue
+    catalog: Callable[[], Catalog]
+    provider: Callable[[str], Provider]
+    conductor: Callable[[Tier], Policy]
+    health: Health
+    telemetry: Telemetry
+    now: Callable[[], float]
+    tick: Callable[[], float]
+    name: Callable[[str], str]
+    chance: Callable[[], float]
+    salt: Callable[[], bytes]
+    lease: float
+    code: str
+    """Version of this code, kept with each run."""
+    timed: Callable[[], bool] = lambda: True
+    """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
+    is judged by it."""
+    version: Callable[[str, str], Awaitable[str]] = _unversioned
+    """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
+    notifies: bool = False
+    """Whether the operator's webhook is told of the ends of background responses."""
+
+    async def pin(self, catalog: Catalog) -> None:
+        """See to it that a pool is on record before anything that names its digest is."""
+        await self.store.pin(catalog.digest, partial(snapshot, catalog))
