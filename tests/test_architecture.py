@@ -225,8 +225,9 @@ def test_every_folder_of_the_app_is_a_package() -> None:
 def _contract_modules(contracts: list[Mapping[str, Any]]) -> set[str]:
     """Every module that a contract insists on."""
     layers = {
-        f"app.{name.strip()}"
+        f"{container}.{name.strip()}"
         for contract in contracts
+        for container in contract.get("containers", ())
         for layer in contract.get("layers", ())
         for name in layer.split("|")
     }

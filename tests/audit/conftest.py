@@ -8,7 +8,7 @@ import pytest
 
 from app.process.wiring import House
 from tests.audit.scenes import Journal, play
-from tests.harness.service import open_house, pool_text
+from tests.harness.in_process import open_house, pool_text
 from tests.stubs import ProviderStub
 
 

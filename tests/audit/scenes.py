@@ -10,7 +10,7 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import House
 from app.store.archive import Record, open_archive
-from tests.harness.service import finish, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import finish, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 

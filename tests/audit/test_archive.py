@@ -16,7 +16,7 @@ from app.store import archive
 from app.store.archive import Archive, Record, open_archive
 from app.store.sqlkit.migrate import migrate
 from tests.audit.scenes import Journal
-from tests.harness.service import finish, open_house, order, plan, pool_text
+from tests.harness.in_process import finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 RUNS = 5

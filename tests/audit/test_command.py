@@ -149,12 +149,12 @@ def test_the_rules_are_listed(desk: Desk) -> None:
 def test_the_executor_is_not_loaded(desk: Desk, tmp_path: Path) -> None:
     """What is not there cannot have been used."""
     shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    executor = ("conduct", "dispatch", "dispatcher", "attempt", "planner", "drivers", "orphans", "view", "wiring")
-    for name in (
-        *executor,
-        *(f"core/{one}" for one in ("progress", "visibility", "state", "bill", "budget", "policy")),
-    ):
-        (tmp_path / "app" / f"{name}.py").unlink()
+    for name in ("progress", "state", "bill"):
+        (tmp_path / "app" / "core" / "run" / f"{name}.py").unlink()
+    for name in ("plan/visibility", "pool/budget", "pool/policy"):
+        (tmp_path / "app" / "core" / f"{name}.py").unlink()
+    (tmp_path / "app" / "process" / "wiring.py").unlink()
+    shutil.rmtree(tmp_path / "app" / "engine")
     shutil.rmtree(tmp_path / "app" / "gateway")
     done = subprocess.run(
         [sys.executable, "-P", "-c", "import sys; from app.__main__ import main; sys.exit(main(['audit', 'check']))"],

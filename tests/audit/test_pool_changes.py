@@ -9,7 +9,7 @@ from app.core.run.events import Kind
 from app.process.config import reload
 from app.process.wiring import House
 from tests.harness.audited import report_of
-from tests.harness.service import events, finish, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import events, finish, open_house, order, plan, plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 CLEARED = '\nclearance = ["phi"]'

@@ -8,7 +8,7 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.harness.audited import report_of
-from tests.harness.service import events, finish, narrowed, order, plan, plan_text
+from tests.harness.in_process import events, finish, narrowed, order, plan, plan_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate
 
 

@@ -22,7 +22,7 @@ from app.process.config import configure
 from app.process.wiring import House
 from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
-from tests.harness.service import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, open_house, plan_text, pool_text
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
 

@@ -203,9 +203,11 @@ def test_a_port_that_is_taken_is_said(service: Service, tmp_path: Path) -> None:
 
 
 def test_the_announcement_can_be_pasted(service: Service) -> None:
-    assert "REHEARSAL" in service.greeting
-    assert KEY not in service.greeting
-    curl = service.greeting[service.greeting.index("  curl") : service.greeting.index("Or in Python")]
+    assert "REHEARSAL" in service.startup_message
+    assert KEY not in service.startup_message
+    curl = service.startup_message[
+        service.startup_message.index("  curl") : service.startup_message.index("Or in Python")
+    ]
     done = subprocess.run(
         ["bash", "-c", curl],
         env={**os.environ, "BATON_API_KEY": KEY, "no_proxy": "*"},

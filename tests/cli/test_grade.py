@@ -13,7 +13,7 @@ from app.cli.parser import parser
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import House
-from tests.harness.service import finish, open_house, order, pool_text
+from tests.harness.in_process import finish, open_house, order, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 SIX, TEN = "What is 2 * 3?", "What is 2 * 5?"

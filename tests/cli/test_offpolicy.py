@@ -17,7 +17,7 @@ from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import House
 from tests.deploy.test_readme import blocks
-from tests.harness.service import finish, open_house, order, pool_text
+from tests.harness.in_process import finish, open_house, order, pool_text
 from tests.stubs import ProviderStub, Reply
 
 LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "learning.md").read_text()

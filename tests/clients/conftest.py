@@ -15,7 +15,7 @@ from app.gateway.http.auth import mint
 from tests.clients import async_drives, sync_drives
 from tests.clients.npm import Missing, Node, install
 from tests.clients.reports import Report
-from tests.harness.service import open_house, pool_text
+from tests.harness.in_process import open_house, pool_text
 from tests.harness.stand_ins import serving
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import Usage

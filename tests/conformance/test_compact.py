@@ -10,7 +10,7 @@ from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Limits, Price, Worker
-from tests.harness.service import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, open_house, plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 WORKERS = (

@@ -12,7 +12,7 @@ from app.core.run.events import Event, Kind
 from app.process.wiring import House
 from app.providers.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request
-from tests.harness.service import Outcome, events, finish, order
+from tests.harness.in_process import Outcome, events, finish, order
 
 Reading = AsyncIterator[list[Piece]]
 BROKE = "a provider's adapter broke"

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.run.events import Kind
 from app.process.wiring import House
-from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 DOWN = Fail(status=503)

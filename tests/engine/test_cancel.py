@@ -17,7 +17,7 @@ from app.store.protocol import Appended, Entry, RunRow
 from tests.harness.callers import body, calling, key_of, post
 from tests.harness.conversations import Talk, look
 from tests.harness.conversations import calling as tool_calling
-from tests.harness.service import events, finish, kinds, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, open_house, order, plan, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 

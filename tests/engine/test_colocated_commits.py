@@ -24,7 +24,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(

@@ -10,7 +10,7 @@ import pytest
 from app.core.pool.breaker import IN_A_ROW
 from app.core.run.events import Kind
 from app.process.wiring import House
-from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 PLAN = Reply(chunks=(plan_text((0, "Solve it", ["user"])),))

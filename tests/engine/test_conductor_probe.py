@@ -17,7 +17,7 @@ from app.engine.conductors import probe
 from app.engine.conductors.probe import EVERY
 from app.gateway.app import create_app
 from app.process.wiring import House
-from tests.harness.service import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 
 PLAN = plan_text((0, "Solve it", ["user"]))

@@ -16,7 +16,7 @@ from app.core.pool.conductor_versions import Change, ChangeKind
 from app.process.wiring import House
 from app.providers.vllm import Management
 from app.store.archive import open_archive
-from tests.harness.service import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, open_house, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))

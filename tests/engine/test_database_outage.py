@@ -22,7 +22,7 @@ from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
 from app.store.sqlkit.engines import Fault
 from app.telemetry import Telemetry
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 LEASE = 0.6

@@ -13,7 +13,7 @@ from app.engine.steps.execution import DELIVERIES
 from app.errors import NotFound
 from app.process.wiring import House
 from app.store.protocol import Entry, Ledger, Move
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 PATIENT = {"BATON_LEASE_SECONDS": "0.6"}

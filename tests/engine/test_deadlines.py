@@ -9,7 +9,7 @@ import pytest
 
 from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
 from app.process.wiring import House
-from tests.harness.service import finish, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import finish, narrowed, open_house, order, plan, pool_text
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour
 

@@ -9,7 +9,7 @@ import pytest
 from app.core.message.chat import Form, Message, Task, Text
 from app.core.run.events import Kind
 from app.process.wiring import House
-from tests.harness.service import events, finish, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply
 
 POINT = {

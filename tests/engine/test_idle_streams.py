@@ -24,7 +24,7 @@ from app.process.wiring import House
 from app.store.protocol import Held
 from app.store.sql import SqlStore
 from tests.harness.callers import body, key_of
-from tests.harness.service import finish, open_house, order, plan, pool_text
+from tests.harness.in_process import finish, open_house, order, plan, pool_text
 from tests.harness.stand_ins import serving
 from tests.stubs import Hang, ProviderStub
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.engine.runs.driver import Driver
 from app.process.wiring import House
-from tests.harness.service import finish, order, plan, plan_text
+from tests.harness.in_process import finish, order, plan, plan_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 

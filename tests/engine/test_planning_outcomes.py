@@ -12,7 +12,7 @@ from app.errors import StoreUnavailable, WorkerUnavailable
 from app.store.protocol import Appended, Entry
 from app.store.sql import SqlStore
 from tests.harness.audited import audited
-from tests.harness.service import events, finish, open_house, order, plan_text, pool_text
+from tests.harness.in_process import events, finish, open_house, order, plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 AWAY = 0.8

@@ -16,7 +16,7 @@ from app.errors import StoreUnavailable
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, Lapsed, Ledger, RunRow
 from app.store.sql import SqlStore
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6

@@ -15,7 +15,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
 from app.core.run.state import DRIVER_LOST
 from app.process.wiring import House
-from tests.harness.service import (
+from tests.harness.in_process import (
     SAYS,
     Outcome,
     calling,

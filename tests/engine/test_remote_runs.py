@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from app.process.wiring import House
 from tests.harness.callers import Heard, body, calling, key_of, post, stream
-from tests.harness.service import events, kinds, open_house, pool_text
+from tests.harness.in_process import events, kinds, open_house, pool_text
 from tests.stubs import ProviderStub, Reply, Stall
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")

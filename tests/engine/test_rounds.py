@@ -26,7 +26,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.core.play import admission, numbered
-from tests.harness.service import (
+from tests.harness.in_process import (
     SAYS,
     Outcome,
     calling,

@@ -14,7 +14,7 @@ from app.core.message.chat import summed
 from app.core.run.events import Kind
 from app.errors import InvalidRequest
 from app.process.wiring import House
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 
 

@@ -18,7 +18,7 @@ from app.core.rating.features import features, from_json
 from app.core.run.events import Kind
 from app.engine.conductors.ratings import Learner, Standings
 from app.process.wiring import House
-from tests.harness.service import WORKER, calling, events, open_house, plan_text
+from tests.harness.in_process import WORKER, calling, events, open_house, plan_text
 from tests.stubs import ProviderStub, Reply
 
 POOL = """

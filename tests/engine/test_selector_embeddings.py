@@ -13,7 +13,7 @@ from app.core.rating.features import SKETCH, features, from_json
 from app.core.run.events import Event, Kind
 from app.process.wiring import House
 from tests.harness.embedding_server import DIMENSIONS, Embeddings, Fault, embeddings
-from tests.harness.service import WORKER, events, open_house
+from tests.harness.in_process import WORKER, events, open_house
 from tests.stubs import ProviderStub
 
 POOL = """

@@ -20,7 +20,7 @@ from app.stepqueue.protocol import Committed
 from app.store.protocol import Appended, Entry
 from app.store.step_input import Dossier
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.service import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
+from tests.harness.in_process import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply
 
 ONE_TWO_ONE = plan(

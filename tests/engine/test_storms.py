@@ -11,7 +11,7 @@ import pytest
 from app.core.pool.breaker import MINIMUM, SHARE
 from app.core.run.events import Kind
 from app.process.wiring import House
-from tests.harness.service import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 ANSWER = "Hello there."

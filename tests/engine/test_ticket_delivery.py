@@ -14,7 +14,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal
 from app.store.sql import SqlStore
-from tests.harness.service import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 

@@ -11,7 +11,7 @@ from app.core.message.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.runs.cancel import settled
 from app.process.wiring import House
 from tests.harness.conversations import ASK, Talk, calling, look
-from tests.harness.service import finish, open_house, pool_text
+from tests.harness.in_process import finish, open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs import Usage as Billed
 

@@ -15,7 +15,7 @@ from app.engine.runs import tool_results
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from tests.harness.conversations import ASK, Talk, calling, look
-from tests.harness.service import finish, open_house, pool_text
+from tests.harness.in_process import finish, open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))

@@ -15,7 +15,7 @@ from app.errors import InvalidRequest
 from app.process.wiring import House
 from app.store.protocol import Entry
 from tests.harness.conversations import ADD, BOX, LOOK, Talk, calling, gathered, look
-from tests.harness.service import events, finish, kinds, open_house, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, open_house, plan, pool_text
 from tests.stubs import Fail, ProviderStub, Raw, Reply
 from tests.stubs import ToolCall as Calls
 

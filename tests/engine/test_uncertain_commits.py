@@ -14,7 +14,7 @@ import pytest
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import House
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from tests.harness.service import calling, open_house, pool_text
+from tests.harness.in_process import calling, open_house, pool_text
 from tests.stubs import Hang, ProviderStub
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}

@@ -23,7 +23,7 @@ from app.engine.steps import execution
 from app.process.wiring import House
 from app.store.protocol import Store
 from tests.harness.audited import look
-from tests.harness.service import WORKERS, finish, open_house, order, pool_text
+from tests.harness.in_process import WORKERS, finish, open_house, order, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.record import Received
 

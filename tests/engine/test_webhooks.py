@@ -20,7 +20,7 @@ from app.gateway.responses import reply
 from app.process.wiring import House
 from app.store.sql import SqlStore
 from tests.engine.test_tool_turns import Talk
-from tests.harness.service import finish, open_house, order, pool_text
+from tests.harness.in_process import finish, open_house, order, pool_text
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients.conftest import Address, addressed, break_off
 from tests.frameworks.obliging import worker
-from tests.harness.service import plan_text, pool_text
+from tests.harness.in_process import plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 collect_ignore_glob = [] if os.environ.get("BATON_TEST_CLIENTS") else ["test_*.py"]

@@ -12,7 +12,7 @@ import pytest
 from app.core.plan.arms import tier_for
 from app.gateway.http.auth import mint
 from app.process.wiring import House
-from tests.harness.service import calling, open_house, order, plan_text, pool_text
+from tests.harness.in_process import calling, open_house, order, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 SWITCH = '\n[evaluation]\narms = true\nconductors = ["gamma"]\n'

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from tests.harness.service import plan
+from tests.harness.in_process import plan
 from tests.stubs import Fail, ProviderStub, Reply
 
 

@@ -7,7 +7,7 @@ from jsonschema import Draft202012Validator
 
 from app.gateway.openapi.description import OPERATIONS
 from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS
-from tests.harness.service import plan
+from tests.harness.in_process import plan
 from tests.harness.stand_ins import House, api_routes
 from tests.stubs import Fail, ProviderStub, Reply
 

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.harness import service
 from tests.harness.exact_replies import exactly, published
-from tests.harness.service import plan
+from tests.harness.in_process import plan
 from tests.stubs import Fail, ProviderStub, Raw, Reply, Truncate
 from tests.stubs.script import Usage
 

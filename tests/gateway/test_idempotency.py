@@ -14,7 +14,7 @@ from app.engine.runs import recovery
 from app.process.wiring import House
 from app.store.protocol import Once, RunQuery, RunRow
 from tests.harness.callers import body, calling, key_of, post, stream
-from tests.harness.service import events, kinds, open_house, pool_text
+from tests.harness.in_process import events, kinds, open_house, pool_text
 from tests.harness.stand_ins import House as StandIn
 from tests.harness.stand_ins import api_routes
 from tests.stubs import Fail, ProviderStub, Reply

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from app.gateway.anthropic import request as ours
 from app.gateway.anthropic import tools as tools
 from app.process.wiring import House
-from tests.harness.service import open_house, pool_text
+from tests.harness.in_process import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 

@@ -19,7 +19,7 @@ from app.gateway.responses import tools as tools
 from app.gateway.wire.parameters import RESPONSES
 from app.process.wiring import House
 from tests.harness.exact_replies import CUT
-from tests.harness.service import open_house, pool_text
+from tests.harness.in_process import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 

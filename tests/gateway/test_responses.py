@@ -12,7 +12,7 @@ import pytest
 from app.process.wiring import House
 from tests.harness.callers import calling as connected
 from tests.harness.callers import key_of
-from tests.harness.service import calling, open_house, pool_text
+from tests.harness.in_process import calling, open_house, pool_text
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.harness import service
-from tests.harness.service import calling, open_house, plan, pool_text
+from tests.harness.in_process import calling, open_house, plan, pool_text
 from tests.stubs import ProviderStub, Raw, Reply
 
 WORDS = ("Two", " and", " two", " is", " four", ".")

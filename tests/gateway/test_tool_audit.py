@@ -15,7 +15,7 @@ from app.gateway.openapi import shapes
 from app.gateway.runs import audit
 from app.process.wiring import House
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.service import open_house, pool_text
+from tests.harness.in_process import open_house, pool_text
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))

@@ -14,7 +14,7 @@ from tests.harness import callers
 from tests.harness.callers import Heard, calling, key_of, listening, post, stream
 from tests.harness.conversations import calling as wanting
 from tests.harness.conversations import look
-from tests.harness.service import events, kinds, open_house, pool_text
+from tests.harness.in_process import events, kinds, open_house, pool_text
 from tests.stubs import ProviderStub, Reply, Stall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]

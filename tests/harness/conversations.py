@@ -9,7 +9,7 @@ from app.core.message.tools import Gathering
 from app.engine.delivery.messages import Driven
 from app.engine.runs.request import Order
 from app.process.wiring import House
-from tests.harness.service import Outcome, finish, order
+from tests.harness.in_process import Outcome, finish, order
 from tests.stubs import Reply, ToolCall
 
 LOOK, ADD = Tool("look", "Looks something up."), Tool("add", "Adds numbers.")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.process import wiring
-from tests.harness.service import calling, open_house, pool_text
+from tests.harness.in_process import calling, open_house, pool_text
 from tests.harness.stand_ins import House, row_of, shelve_content
 from tests.stubs import ProviderStub
 

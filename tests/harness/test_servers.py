@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 ORPHAN = """
 import sys, time
-from tests import servers
+from tests.harness import servers
 with servers.redis() as server:
     print(server.port, server.directory, flush=True)
     time.sleep(60)

@@ -10,7 +10,7 @@ from app.core.pool.breaker import IN_A_ROW
 from app.process.config import configure
 from app.process.wiring import House, house
 from app.store.sqlkit.migrate import migrate
-from tests.harness.service import events, finish, order, pool_text
+from tests.harness.in_process import events, finish, order, pool_text
 from tests.stubs import Fail, ProviderStub
 
 pytestmark = pytest.mark.integration

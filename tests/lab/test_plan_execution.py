@@ -22,7 +22,7 @@ from app.lab.reward import MALFORMED
 from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
 from app.lab.world import Weights, profiles
 from app.process.wiring import House
-from tests.harness.service import open_house
+from tests.harness.in_process import open_house
 from tests.lab.test_rollouts import made
 
 EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "access": ["user"]}

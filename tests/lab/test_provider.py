@@ -16,7 +16,7 @@ from app.lab.workers import final
 from app.lab.world import standard_pool
 from app.providers.protocol import Request
 from app.providers.rehearsal import RehearsalProvider
-from tests.harness.service import finish, open_house, order
+from tests.harness.in_process import finish, open_house, order
 from tests.lab.test_world import any_problem
 
 PLANS: tuple[Plan, ...] = (

@@ -21,7 +21,7 @@ from app.lab.journal_rollouts import Wanted, judged
 from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
 from app.lab.world import Weights
 from app.process.wiring import House
-from tests.harness.service import finish, narrowed, open_house, order, plan_text, pool_text
+from tests.harness.in_process import finish, narrowed, open_house, order, plan_text, pool_text
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
