@@ -242,7 +242,7 @@ class Trainer:
         """Minus the weighted log-probability of the groups' plans, less the bonus; and the mean entropy of a choice.
 
         The rollout has read whole tasks, the loss reads them with words hidden: what came of knowing all is to be done
-        knowing less. (Hiding the same words in both was tried; `deploy/learning.md` has the figures.)
+        knowing less. (Hiding the same words in both was tried; `deploy/docs/learning.md` has the figures.)
         """
         wide = max(len(group.plans) for group in kept)
         empty = ((0,) * self.form.longest, 0.0, 0)

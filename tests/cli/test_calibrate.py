@@ -26,7 +26,7 @@ from tests.harness.in_process import calling, open_house, plan_text, pool_text
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
 
-LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "learning.md").read_text()
+LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "learning.md").read_text()
 HERE: Any = {"BATON_PEPPER": "p" * 32, "BATON_LEASE_SECONDS": "2"}
 
 

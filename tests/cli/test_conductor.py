@@ -261,7 +261,7 @@ def test_an_adapter_that_peft_has_made_is_described_from_its_base(
     assert '"valid": 10, "known": 0' in capsys.readouterr().out
 
 
-PAGE = (Path(__file__).parents[2] / "deploy" / "conductor.md").read_text()
+PAGE = (Path(__file__).parents[2] / "deploy" / "docs" / "conductor.md").read_text()
 
 
 def test_the_pages_commands_are_commands_and_its_pool_is_a_pool(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from app.lab.measurements import Measure
 from app.process.config import configure
 from app.providers.rehearsal.families import solve
 
-PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "evaluation.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "evaluation.md").read_text()
 ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
 HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 FEW = ("--limit", "3", "--repeats", "1", "--resamples", "50", "--arms")

@@ -20,7 +20,7 @@ from tests.deploy.test_readme import blocks
 from tests.harness.in_process import finish, open_house, order, pool_text
 from tests.stubs import ProviderStub, Reply
 
-LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "learning.md").read_text()
+LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "learning.md").read_text()
 [DOCUMENTED] = [block for block in blocks("sh", LEARNING) if "offpolicy" in block]
 RUNS = 12
 DRAWN = Reply(

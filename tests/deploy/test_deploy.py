@@ -18,7 +18,7 @@ from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 COMPOSE: Final = ROOT / "docker-compose.yml"
-DOCUMENTS: Final = ("Dockerfile", "docker-compose.yml", "README.md", "deploy/runbook.md", "deploy/env.example")
+DOCUMENTS: Final = ("Dockerfile", "docker-compose.yml", "README.md", "deploy/docs/runbook.md", "deploy/env.example")
 TEMPLATES: Final = sorted((DEPLOY / "helm" / "templates").glob("*.yaml"))
 OURS: Final = ("gateway", "dispatcher", "migrate")
 SECRET: Final = {
@@ -83,7 +83,7 @@ def test_every_variable_that_is_named_exists(name: str) -> None:
     assert named - set(variables()) - {"BATON_API_KEY"} == set()
 
 
-@pytest.mark.parametrize("name", ["README.md", "deploy/runbook.md", "deploy/env.example", "docker-compose.yml"])
+@pytest.mark.parametrize("name", ["README.md", "deploy/docs/runbook.md", "deploy/env.example", "docker-compose.yml"])
 def test_every_command_that_is_named_is_accepted(name: str) -> None:
     text = (ROOT / name).read_text()
     quoted = re.findall(r"`(?:docker compose exec gateway )?(baton [^`]+)`", text)
@@ -289,10 +289,10 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(rules: list[dict[str, A
 
 
 def test_every_alert_has_its_page_in_the_runbook(rules: list[dict[str, Any]]) -> None:
-    headings = re.findall(r"^### (\w+)$", (DEPLOY / "runbook.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^### (\w+)$", (DEPLOY / "docs" / "runbook.md").read_text(), re.MULTILINE)
     assert [rule["alert"] for rule in rules] == headings
     for rule in rules:
-        assert rule["annotations"]["runbook_url"] == f"deploy/runbook.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"deploy/docs/runbook.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("page", "ticket")
 
 
@@ -307,6 +307,6 @@ def test_the_collector_takes_what_baton_sends() -> None:
 
 @pytest.mark.parametrize("number", range(1, 12))
 def test_every_decision_is_there_in_at_most_three_lines(number: int) -> None:
-    paragraphs = (DEPLOY / "decisions.md").read_text().split("\n\n")
+    paragraphs = (DEPLOY / "docs" / "decisions.md").read_text().split("\n\n")
     (found,) = [one for one in paragraphs if one.startswith(f"**D{number}.")]
     assert len(found.strip().splitlines()) <= 3

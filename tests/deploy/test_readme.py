@@ -18,7 +18,7 @@ from app.process.config.settings import variables
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
-CALLERS: Final = (ROOT / "deploy" / "callers.md").read_text()
+CALLERS: Final = (ROOT / "deploy" / "docs" / "callers.md").read_text()
 ADDRESS: Final = "http://127.0.0.1:8080"
 
 

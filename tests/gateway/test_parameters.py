@@ -114,8 +114,8 @@ def test_what_is_read_is_what_is_not_refused() -> None:
 
 
 def test_the_page_says_what_the_code_does() -> None:
-    page = (ROOT / "deploy" / "parameters.md").read_text()
-    assert page == document() + "\n", "run: python -m app.gateway.wire.parameters > deploy/parameters.md"
+    page = (ROOT / "deploy" / "docs" / "parameters.md").read_text()
+    assert page == document() + "\n", "run: python -m app.gateway.wire.parameters > deploy/docs/parameters.md"
 
 
 async def post(gateway: House, key: str, body: dict[str, Any]) -> Any:

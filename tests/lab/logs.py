@@ -1,7 +1,8 @@
 """A log of decisions in the rehearsal world, the truth about any policy there, and how well the estimators find it.
 
 The arms are plans over the standard pool. The log's policy is greedy for what 1,000 earlier decisions taught it, in 70
-of 100 decisions, and draws any arm in the others. `python -m tests.lab.logs` prints a table for `deploy/learning.md`.
+of 100 decisions, and draws any arm in the others.
+`python -m tests.lab.logs` prints a table for `deploy/docs/learning.md`.
 """
 
 import argparse

@@ -4,7 +4,8 @@ honoured    it is read and acted upon
 ignored     it is checked and noted in the journal, and changes nothing, as OpenAI too may do
 refused     a 400 names it, unless its value asks for nothing (`neutral`), which is then noted as ignored
 
-`document()` writes the same decisions down for callers: `python -m app.gateway.wire.parameters > deploy/parameters.md`.
+`document()` writes the same decisions down for callers:
+`python -m app.gateway.wire.parameters > deploy/docs/parameters.md`.
 """
 
 import json
