@@ -40,12 +40,12 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
     trials = await _calibrated(loaded.settings) if _is_made(loaded.settings.database_url) else ()
     async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
-            await opened.gate.store.note_trial(trial)
-        opened.pool.calibrated(await opened.gate.store.trials())
-        scopes, now = ["runs:write", "runs:read"], opened.gate.now()
-        key, row = mint(opened.gate.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
-        await opened.gate.store.add_key(row)
-        transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
+            await opened.gateway.store.note_trial(trial)
+        opened.pool.calibrated(await opened.gateway.store.trials())
+        scopes, now = ["runs:write", "runs:read"], opened.gateway.now()
+        key, row = mint(opened.gateway.pepper, tenant=TENANT, name=TENANT, scopes=scopes, now=now)
+        await opened.gateway.store.add_key(row)
+        transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
         headers = {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers) as client:
             yield client

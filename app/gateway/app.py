@@ -1,4 +1,4 @@
-"""The gateway as one ASGI application: `create_app(gate)`.
+"""The gateway as one ASGI application: `create_app(context)`.
 
 `Frontdoor` stands around every route: it gives each request an id, each reply the headers that its route collected,
 counts, and turns what nobody expected into a 500 in OpenAI's shape. Errors are logged by type and place, never by
@@ -28,7 +28,7 @@ from app.gateway.http import fault, health
 from app.gateway.http.admission import Admission
 from app.gateway.http.auth import Keys
 from app.gateway.http.browser import PREFLIGHT, Crossing
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import OnceOnly
 from app.gateway.openapi import description
@@ -39,38 +39,38 @@ from app.gateway.wire import unsupported_routes
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
-__all__ = ["Gate", "create_app", "create_probes"]
+__all__ = ["GatewayContext", "create_app", "create_probes"]
 
 
-def create_app(gate: Gate) -> FastAPI:
+def create_app(context: GatewayContext) -> FastAPI:
     """Every public route over the given dependencies, which the caller opens and closes."""
-    keys, admission = Keys(gate), Admission(gate)
-    once = OnceOnly(gate, admission)
+    keys, admission = Keys(context), Admission(context)
+    once = OnceOnly(context, admission)
     public = (
-        chat.routes(gate, keys, once),
-        completions.routes(gate, keys, once),
-        messages.routes(gate, keys, once),
-        responses.routes(gate, keys, once),
-        models.routes(gate, keys),
-        runs.routes(gate, keys, once),
-        health.routes(gate),
+        chat.routes(context, keys, once),
+        completions.routes(context, keys, once),
+        messages.routes(context, keys, once),
+        responses.routes(context, keys, once),
+        models.routes(context, keys),
+        runs.routes(context, keys, once),
+        health.routes(context),
     )
-    return _app(gate, *public, description.routes(public, version("baton")))
+    return _app(context, *public, description.routes(public, version("baton")))
 
 
-def create_probes(gate: Gate) -> FastAPI:
+def create_probes(context: GatewayContext) -> FastAPI:
     """Only probes and metrics: what a dispatcher answers."""
-    return _app(gate, health.routes(gate))
+    return _app(context, health.routes(context))
 
 
-def _app(gate: Gate, *routers: APIRouter) -> FastAPI:
+def _app(context: GatewayContext, *routers: APIRouter) -> FastAPI:
     routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         if route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
         if not isinstance(route, Direct):
             route.app = AsyncExitStackMiddleware(route.app)
-    app = _Application(gate, routes)
+    app = _Application(context, routes)
     app.router.routes += routes  # as they are: `include_router` would wrap each once more
     return app
 
@@ -79,9 +79,9 @@ class _Application(FastAPI):
     """FastAPI with less around its routes: each layer is a coroutine and its closures in every open stream, and time in
     every request. `Frontdoor` answers for what is refused or breaks, `ingress.py` bounds bodies, and spans are ours."""
 
-    def __init__(self, gate: Gate, routes: Sequence[APIRoute]) -> None:
+    def __init__(self, context: GatewayContext, routes: Sequence[APIRoute]) -> None:
         super().__init__(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-        self._door = Frontdoor(self.router.app, gate, routes)
+        self._door = Frontdoor(self.router.app, context, routes)
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
@@ -111,28 +111,28 @@ def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) ->
 class Frontdoor:
     """What every request passes first and every reply passes last."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, routes: Sequence[APIRoute]) -> None:
+    def __init__(self, app: ASGIApp, context: GatewayContext, routes: Sequence[APIRoute]) -> None:
         self._app = app
-        self._gate = gate
+        self._context = context
         self._routes = routes
-        self._crossing = Crossing(gate.origins)
+        self._crossing = Crossing(context.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = _given_id(scope) or self._gate.name("req").encode()
+        request_id = _given_id(scope) or self._context.name("req").encode()
         headers = [(b"x-request-id", request_id), *self._crossing.headers(scope)]
         if _is_anthropics(scope):
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
-        status, began = 0, self._gate.tick()
+        status, began = 0, self._context.tick()
 
         async def out(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                took = (b"openai-processing-ms", b"%d" % ((self._gate.tick() - began) * 1000))
+                took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - began) * 1000))
                 message["headers"] = [*message["headers"], *headers, took]
             await send(message)
 
@@ -151,7 +151,7 @@ class Frontdoor:
             if not status:
                 await reply(scope, receive, out)
         finally:
-            self._gate.telemetry.count("baton_requests_total", _route(scope), str(status))
+            self._context.telemetry.count("baton_requests_total", _route(scope), str(status))
 
     def _refusal(self, scope: Scope, error: Exception) -> Response | None:
         """The reply to what is refused on purpose; None for what nobody expected."""
@@ -165,7 +165,7 @@ class Frontdoor:
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
         fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
-        self._gate.telemetry.log(logging.ERROR, "a request met a bug", **fields)
+        self._context.telemetry.log(logging.ERROR, "a request met a bug", **fields)
 
 
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:

@@ -105,10 +105,10 @@ async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:
 async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
     settings = opened.pool.loaded.settings
     config = uvicorn.Config(
-        create_app(opened.gate) if roles.gateway else create_probes(opened.gate),
+        create_app(opened.gateway) if roles.gateway else create_probes(opened.gateway),
         host=settings.host,
         port=settings.port if roles.gateway else settings.metrics_port or 0,
-        http=connection(opened.gate.name),
+        http=connection(opened.gateway.name),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -202,18 +202,18 @@ async def _first_key(opened: House, roles: Roles) -> str | None:
 
     Tried again until the store answers: the service starts without its database and becomes ready when that does.
     """
-    gate, settings = opened.gate, opened.pool.loaded.settings
+    gateway, settings = opened.gateway, opened.pool.loaded.settings
     while True:
         try:
             if settings.bootstrap_key is not None:
                 text = settings.bootstrap_key.get_secret_value()
-                row = adopt(text, gate.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gate.now())
-                await gate.store.add_key(row)
+                row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+                await gateway.store.add_key(row)
                 return None
-            if not roles.alone or await gate.store.keys():
+            if not roles.alone or await gateway.store.keys():
                 return None
-            text, row = mint(gate.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gate.now())
-            await gate.store.add_key(row)
+            text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+            await gateway.store.add_key(row)
             return text
         except OursError as error:
             opened.means.telemetry.log(logging.WARNING, "no key yet: the store is away", error=error.public_code)

@@ -40,7 +40,7 @@ from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
-from app.gateway.http.context import Gate, Rates
+from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
 from app.lab.provider import WorldProvider
 from app.process.clock import Clock
@@ -163,7 +163,7 @@ class House:
     dispatcher: Dispatcher
     pulse: Pulse
     succession: Succession
-    gate: Gate
+    gateway: GatewayContext
     webhooks: Webhooks
     clock: Clock
     learner: Learner
@@ -204,7 +204,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             notifies=settings.webhook_url is not None,
         )
         drivers = Drivers(means, home=home, bound=settings.concurrent_runs)
-        gate = Gate(
+        gateway = GatewayContext(
             store=store,
             queue=queue,
             drivers=drivers,
@@ -227,7 +227,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
         try:
             webhooks = Webhooks(means, _target(settings))
             learner = Learner(means, standings)
-            yield House(pool, means, drivers, dispatcher, pulse, succession, gate, webhooks, clock, learner)
+            yield House(pool, means, drivers, dispatcher, pulse, succession, gateway, webhooks, clock, learner)
         finally:
             await pool.close()
 

@@ -57,9 +57,9 @@ async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
     """The service over a pool and the broken tier; its journal is audited when it has closed."""
     async with open_house(folder, pool + BROKEN) as opened:
         scopes = ["runs:write", "runs:read"]
-        key, row = mint(opened.gate.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
-        await opened.gate.store.add_key(row)
-        async with serving(create_app(opened.gate)) as url:
+        key, row = mint(opened.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
+        await opened.gateway.store.add_key(row)
+        async with serving(create_app(opened.gateway)) as url:
             yield Address(url, key)
 
 

@@ -103,9 +103,9 @@ async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: 
         driven = await opened.drivers.start(order(opened, "baton-mini"))
     async with open_house(tmp_path, pool_text(stub)) as opened:
         await cancel.ask(
-            opened.gate.store, None, await opened.gate.store.run(driven.run), "operator", opened.means.now()
+            opened.gateway.store, None, await opened.gateway.store.run(driven.run), "operator", opened.means.now()
         )
-        row: RunRow = await cancel.settled(opened.gate.store, await opened.gate.store.run(driven.run), 10)
+        row: RunRow = await cancel.settled(opened.gateway.store, await opened.gateway.store.run(driven.run), 10)
         assert row.state == "cancelled"
         journal = await events(opened, driven.run)
         assert [event.body["by"] for event in journal if event.kind is Kind.CANCEL_ASKED] == ["operator"]
@@ -176,9 +176,9 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub
 async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
     driven = await opened.drivers.start(order(opened, "baton-mini"))
-    row = await opened.gate.store.run(driven.run)
+    row = await opened.gateway.store.run(driven.run)
     for _ in range(3):
-        await cancel.ask(opened.gate.store, None, row, "operator", opened.means.now())
+        await cancel.ask(opened.gateway.store, None, row, "operator", opened.means.now())
     outcome = await finish(driven)
     assert outcome.ended.state.state == "cancelled"
     assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1

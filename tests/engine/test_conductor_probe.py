@@ -77,7 +77,7 @@ async def run(opened: House) -> Outcome:
 
 
 async def readiness(opened: House) -> tuple[int, dict[str, Any]]:
-    transport = httpx.ASGITransport(create_app(opened.gate))
+    transport = httpx.ASGITransport(create_app(opened.gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
         reply = await client.get("/readyz")
     return reply.status_code, reply.json()

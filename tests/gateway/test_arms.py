@@ -80,9 +80,9 @@ async def test_arms_are_listed_and_described(client: httpx.AsyncClient, opened: 
 
 
 async def test_a_key_has_the_arms_of_its_own_tiers_alone(opened: House) -> None:
-    key, row = mint(opened.gate.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
     row = replace(row, tiers=frozenset({"baton-mini"}))
-    await opened.gate.store.add_key(row)
+    await opened.gateway.store.add_key(row)
     async with calling(opened) as client:
         client.headers["authorization"] = f"Bearer {key}"
         assert (await ask(client, "baton-ultra:random"))["error"]["code"] == "model_not_found"

@@ -99,8 +99,8 @@ async def test_the_same_request_rates_once_and_another_rates_again(opened: House
 
 async def test_another_tenants_run_is_not_there(opened: House, client: httpx.AsyncClient) -> None:
     run = await answered(client)
-    key, row = mint(opened.gate.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
-    assert await opened.gate.store.add_key(row)
+    key, row = mint(opened.gateway.pepper, tenant="other", name="x", scopes=["runs:write", "runs:read"], now=0.0)
+    assert await opened.gateway.store.add_key(row)
     reply = await client.post(f"/v1/runs/{run}/feedback", json={"score": 0}, headers={"authorization": f"Bearer {key}"})
     assert reply.status_code == 404
     assert await opened.means.store.feedback(run) == ()

@@ -23,7 +23,7 @@ from tests.stubs import Fail, ProviderStub, Reply
 async def ended(opened: House, run: str) -> RunRow:
     """The run's row once it has ended."""
     async with asyncio.timeout(20):
-        while (row := await opened.gate.store.run(run)).ended_at is None:  # noqa: ASYNC110 - rows have no event
+        while (row := await opened.gateway.store.run(run)).ended_at is None:  # noqa: ASYNC110 - rows have no event
             await asyncio.sleep(0.02)
     return row
 
@@ -38,7 +38,7 @@ async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
 
 
 async def runs(opened: House) -> list[str]:
-    return [row.id for row in await opened.gate.store.runs(RunQuery())]
+    return [row.id for row in await opened.gateway.store.runs(RunQuery())]
 
 
 async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, opened: House) -> None:
@@ -203,7 +203,7 @@ async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: Ho
 async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: House) -> None:
     async with calling(opened, await key_of(opened)) as client:
         first = await post(client, body(), "one")
-        assert await opened.gate.store.erase(first.headers["x-baton-run"])
+        assert await opened.gateway.store.erase(first.headers["x-baton-run"])
         again = await post(client, body(), "one")
     assert (again.status_code, again.json()["error"]["code"]) == (404, "content_erased")
     assert len(stub.requests) == 1
@@ -222,7 +222,7 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
 ) -> None:
     monkeypatch.setattr(recovery, "FORGET", 2)
     async with open_house(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
-        store, now = opened.gate.store, opened.means.now()
+        store, now = opened.gateway.store, opened.means.now()
         for n in range(5):
             await store.remember(Once(f"old-{n}", b"", now - 1), now - 2)
         async with calling(opened, await key_of(opened)) as client:

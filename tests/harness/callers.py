@@ -18,8 +18,8 @@ CALLER = ("runs:write", "runs:read")
 
 async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
     """A new key in the service's own store."""
-    key, row = mint(opened.gate.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
-    assert await opened.gate.store.add_key(replace(row, **more))
+    key, row = mint(opened.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
+    assert await opened.gateway.store.add_key(replace(row, **more))
     return key
 
 
@@ -27,7 +27,7 @@ async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = 
 async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway over this house, on a real socket, so that streams come as they are written."""
     async with (
-        serving(create_app(opened.gate)) as url,
+        serving(create_app(opened.gateway)) as url,
         httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=20) as client,
     ):
         yield client

@@ -127,9 +127,9 @@ async def open_house(
 async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
     """A caller with a key in the real store, straight into the application."""
     scopes = ["runs:write", "runs:read", "audit:read"]
-    key, row = mint(opened.gate.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
-    assert await opened.gate.store.add_key(row)
-    transport = httpx.ASGITransport(create_app(opened.gate), raise_app_exceptions=False)
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=20) as client:
         yield client

@@ -29,7 +29,7 @@ from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
 from app.gateway.http.auth import adopt
 from app.gateway.http.connection import connection
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
 from app.store.bodies import Reader
 from app.store.protocol import Journal, KeyRow, Ledger, Once, RunQuery, RunRow, Store
@@ -297,7 +297,7 @@ class House:
         self.ticks = 0.0
         self.names = 0
         self.telemetry = Telemetry()
-        self.gate = Gate(
+        self.context = GatewayContext(
             store=cast(Store, self.store),
             queue=cast(StepQueue, UpQueue()),
             drivers=cast(Drivers, self.drivers),
@@ -309,7 +309,7 @@ class House:
             name=self._name,
             **changes,
         )
-        self.app: FastAPI = create_app(self.gate)
+        self.app: FastAPI = create_app(self.context)
 
     def _name(self, prefix: str) -> str:
         self.names += 1

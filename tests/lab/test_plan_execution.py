@@ -42,9 +42,9 @@ def asked(opened: House, count: int = 40, **changes: Any) -> list[Question]:
 
 
 async def place(opened: House) -> tuple[Place, httpx.ASGITransport]:
-    key, row = mint(opened.gate.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
-    assert await opened.gate.store.add_key(row)
-    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(opened.gate))
+    key, row = mint(opened.gateway.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
+    assert await opened.gateway.store.add_key(row)
+    return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(opened.gateway))
 
 
 def plan(question: Question, worker: str) -> str:

@@ -26,7 +26,7 @@ from app.engine.runs.request import Order
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
 from app.errors import BatonError, NotFound
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.runs import cancel
 from app.process.clock import Clock
 from app.stepqueue.protocol import StepQueue
@@ -289,12 +289,12 @@ class Process:
         """As `DELETE /v1/responses/{id}` does it."""
         try:
             row = await self.store.run(hearing.run)
-            await cancel.stop(cast(Gate, self), row)
+            await cancel.stop(cast(GatewayContext, self), row)
             await self.store.erase(hearing.run)
         except BatonError as error:
             hearing.refused = type(error).__name__
         hearing.over = True
 
     def now(self) -> float:
-        """What a gate says of the time."""
+        """The time, as a gateway context has it."""
         return self.clock.now()

@@ -15,7 +15,7 @@ from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import OnceOnly
 from app.gateway.http.ingress import read_json
@@ -25,24 +25,24 @@ from app.gateway.wire.parameters import COMPLETIONS, is_ignored
 from app.gateway.wire.validation_errors import NAME, unknown
 
 
-def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
     """The legacy route."""
     router = APIRouter(route_class=Direct)
     writer = keys.needs("runs:write")
 
     @router.post("/v1/completions", dependencies=[once.room])
     async def completions(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body = await read_json(request, gate.bounds)
+        body = await read_json(request, context.bounds)
 
         def order() -> Order:
             asked, ignored = read_prompt(body)
-            return to_order(asked, ignored, resolve_tier(gate.catalog(), caller.key, asked.model), caller.key)
+            return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
 
         begun = await once.begin(request, caller, body, order)
         if begun.driven.state.streams:
             chunks = TextChunks(begun.driven.state, begun.after)
-            return EventStream(gate, begun.driven, chunks, begun.permit, begun.seconds)
-        return Response(text_completion(await collect(gate, begun, request.receive)), media_type="application/json")
+            return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
+        return Response(text_completion(await collect(context, begun, request.receive)), media_type="application/json")
 
     return router
 

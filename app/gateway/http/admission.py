@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from app.core.message.chat import Task
 from app.core.pool.budget import input_bound
 from app.errors import Overloaded, OverQuota
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
 REMEMBERED = 10_000
@@ -90,8 +90,8 @@ class Permit:
 class Admission:
     """The counters of one gateway."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
         self._counters: dict[str, _Counter] = {}
         self.running = 0
 
@@ -116,7 +116,7 @@ class Admission:
     async def room(self) -> None:
         """A dependency of routes that begin runs, before anything else is done for a request: with no place left it is
         turned away unread, so that those who keep coming cost those who are in as little as can be."""
-        if self.running >= self._gate.rates.running:
+        if self.running >= self._context.rates.running:
             raise Overloaded(retry_after=BUSY_RETRY)
 
     def leave(self, counter: _Counter, runs: int) -> None:
@@ -125,7 +125,7 @@ class Admission:
         self.running -= 1
 
     def _counter(self, key: KeyRow) -> _Counter:
-        now, rates = self._gate.tick(), self._gate.rates
+        now, rates = self._context.tick(), self._context.rates
         counter = self._counters.get(key.id)
         if counter is None:
             self._forget()
@@ -136,7 +136,7 @@ class Admission:
         return counter
 
     def _check(self, key: KeyRow, counter: _Counter, runs: int, tokens: int) -> None:
-        rates = self._gate.rates
+        rates = self._context.rates
         most = rates.concurrency if key.concurrency is None else key.concurrency
         if self.running >= rates.running:
             raise Overloaded(retry_after=BUSY_RETRY)

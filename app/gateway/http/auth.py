@@ -1,10 +1,10 @@
-"""Who is calling: API keys, their scopes, and the one function that reads them from a request.
+"""API keys: who is calling, and with which scopes. One function reads the key from a request's headers.
 
-A key is `bt_<public id>_<secret>`. It is found by its public id and compared, in constant time, by the HMAC-SHA-256
-of its secret under the service's pepper. Whatever is wrong with a key, the answer is the same 401 and the same work
-is done for it. A store that cannot be asked is a 503: an infrastructure fault never looks like a bad key. Lookups,
-good and bad, are remembered for at most `Gate.key_ttl` seconds under the hash of the whole key, so a revocation takes
-effect within them.
+A key is `bt_<public id>_<secret>`. It is looked up by its public id and compared, in constant time, by the
+HMAC-SHA-256 of its secret under the service's pepper. Every fault of a key gives the same 401 and costs the same work.
+A store that cannot be reached is a 503, so that an infrastructure fault never looks like a bad key. The results of
+lookups, good and bad, are cached for at most `GatewayContext.key_ttl` seconds under the hash of the whole key, so that
+a revocation takes effect within that time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection, Request
 
 from app.core.records import record
 from app.errors import BatonError, ConfigInvalid, Forbidden, Overloaded, StoreUnavailable, Unauthorized
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
 SCOPES = frozenset({"runs:write", "runs:read", "audit:read", "admin"})
@@ -109,8 +109,8 @@ def presented(connection: HTTPConnection) -> str | None:
 class Keys:
     """Finds the caller of a request; one for each gateway."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
         self._known: dict[bytes, tuple[float, KeyRow | None]] = {}
         self._asked: dict[bytes, asyncio.Future[Answer]] = {}
         """Lookups under way: whoever comes with the same key waits for the one that there is."""
@@ -132,9 +132,9 @@ class Keys:
         public, secret = (parts[1], parts[2]) if parts else ("", "")
         mark = hashlib.sha256((key or "").encode()).digest()
         until, row = self._known.get(mark, (0.0, None))
-        if until <= self._gate.tick():
+        if until <= self._context.tick():
             row = await self._look_up(mark, public, secret)
-        now = self._gate.now()
+        now = self._context.now()
         if row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now):
             raise Unauthorized()
         return row
@@ -167,14 +167,14 @@ class Keys:
             return None
         try:
             async with asyncio.timeout(PATIENCE):
-                return await self._gate.store.key(public)
+                return await self._context.store.key(public)
         except BatonError:
             raise
         except (OSError, TimeoutError):
             raise StoreUnavailable(retry_after=1) from None
 
     def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
-        asked = digest(secret, self._gate.pepper)
+        asked = digest(secret, self._context.pepper)
         same = hmac.compare_digest(asked, row.digest if row else ABSENT)
         return row if row is not None and same else None
 
@@ -182,4 +182,4 @@ class Keys:
         self._known.pop(mark, None)
         while len(self._known) >= REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[mark] = (self._gate.tick() + min(self._gate.key_ttl, 5.0), row)
+        self._known[mark] = (self._context.tick() + min(self._context.key_ttl, 5.0), row)

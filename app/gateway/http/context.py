@@ -1,4 +1,4 @@
-"""What the gateway works with: one record, made in `wiring.py` and handed to every route."""
+"""The dependencies of the gateway: one record, made in `process/wiring.py` and passed to every route."""
 
 from collections.abc import Callable
 from dataclasses import field
@@ -24,7 +24,7 @@ class Rates:
 
 
 @record(frozen=True, slots=True)
-class Gate:
+class GatewayContext:
     """Dependencies of the gateway.
 
     `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with the given prefix. `pepper` is the

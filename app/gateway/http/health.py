@@ -13,13 +13,13 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from app.errors import BatonError
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 
 PATIENCE = 3.0
 """Seconds for each check; the store and the queue give up by themselves after two."""
 
 
-def routes(gate: Gate) -> APIRouter:
+def routes(context: GatewayContext) -> APIRouter:
     """The routes of probes and of Prometheus."""
     router = APIRouter()
 
@@ -29,10 +29,10 @@ def routes(gate: Gate) -> APIRouter:
 
     @router.api_route("/readyz", methods=["GET", "HEAD"])
     async def readyz() -> Response:
-        checks = {"store": gate.store.ready, "queue": gate.queue.ready}
+        checks = {"store": context.store.ready, "queue": context.queue.ready}
         results = await asyncio.gather(*(_check(ask) for ask in checks.values()))
         found = dict(zip(checks, results, strict=True))
-        if (fit := gate.conducts()) is not None:
+        if (fit := context.conducts()) is not None:
             found["conductor"] = "ok" if fit else "degraded"
         ready = found["store"] == "ok"  # all else has something to go on with: the outbox (D1), the fallback
         status = "ready" if set(found.values()) == {"ok"} else "degraded"
@@ -42,7 +42,7 @@ def routes(gate: Gate) -> APIRouter:
 
     @router.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
-        return Response(gate.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(context.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
 

@@ -30,7 +30,7 @@ from app.errors import Conflict, InvalidRequest, PlanRejected, RunUndecided
 from app.gateway.http import fault
 from app.gateway.http.admission import Admission, Permit
 from app.gateway.http.auth import Caller
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.store.protocol import TAKEN, Once
 
 KEY = re.compile(r"[ -~]{1,255}")
@@ -53,8 +53,8 @@ class Begun:
 class OnceOnly:
     """The two verbs, over one gateway's store, drivers and admission."""
 
-    def __init__(self, gate: Gate, admission: Admission) -> None:
-        self._gate = gate
+    def __init__(self, context: GatewayContext, admission: Admission) -> None:
+        self._context = context
         self._admission = admission
         self.room = Depends(admission.room)
         """For the routes that begin runs: see there."""
@@ -76,7 +76,7 @@ class OnceOnly:
         """
         once = claim(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
-        found = await self._gate.store.once(once.id, self._gate.now()) if once is not None else None
+        found = await self._context.store.once(once.id, self._context.now()) if once is not None else None
         if found is None:
             if after:
                 raise position.unknown()
@@ -85,7 +85,7 @@ class OnceOnly:
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise
-                found = await self._gate.store.once(once.id, self._gate.now())
+                found = await self._context.store.once(once.id, self._context.now())
         held = _same(once, found)
         begun = await self.hear(request, caller, held.run, after, once=held.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
@@ -108,12 +108,12 @@ class OnceOnly:
         permit = self._admission.enter(caller.key, headers)
         try:
             place = at(after) if after is not None else Position()
-            driven = await self._gate.drivers.attach(run, place, turn=turn, once=once)
+            driven = await self._context.drivers.attach(run, place, turn=turn, once=once)
         except BaseException:
             permit.release()
             raise
         headers.append((b"x-baton-run", run.encode()))
-        left = driven.state.deadline - self._gate.now()
+        left = driven.state.deadline - self._context.now()
         return Begun(driven, permit, max(left, 0.0), after)
 
     async def reply(
@@ -126,12 +126,12 @@ class OnceOnly:
         once = claim(request, caller, body)
         if once is None:
             return await act()
-        now = self._gate.now()
-        found = await self._gate.store.once(once.id, now)
+        now = self._context.now()
+        found = await self._context.store.once(once.id, now)
         if found is None:
             done = await act()
-            mine = replace(once, until=now + self._gate.remembered, status=done.status_code, reply=bytes(done.body))
-            found = await self._gate.store.remember(mine, now)
+            mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=bytes(done.body))
+            found = await self._context.store.remember(mine, now)
             if found == mine:
                 return done
         kept = _same(once, found)
@@ -141,11 +141,11 @@ class OnceOnly:
     async def _begin(self, request: Request, caller: Caller, order: Order, once: Once | None) -> Begun:
         headers = request.scope["baton.headers"]
         if once is not None:
-            until = self._gate.now() + order.limits.seconds + self._gate.remembered
+            until = self._context.now() + order.limits.seconds + self._context.remembered
             order = replace(order, once=replace(once, until=until))
         permit = self._admission.enter(caller.key, headers, order.task)
         try:
-            driven = await self._gate.drivers.start(order)
+            driven = await self._context.drivers.start(order)
         except PlanRejected as error:
             permit.release()
             raise fault.of_plan(error) from None

@@ -1,9 +1,9 @@
-"""The answer on its way to the caller: as server-sent events, or collected into one reply.
+"""Replies of runs: as server-sent events, or collected into one body.
 
-A stream's first frame goes out at once, a comment follows whenever there was nothing to say for `Gate.ping` seconds,
-and a batch from the run's line becomes one write. Once bytes are out, an error is an `error` event and there is no
-`[DONE]`. When the client goes away its run is told so at once; whether that ends it is the run's own policy. Who began
-the run awaits what is left of it in silence: a place that `admission.py` gave is not free before the run has ended.
+A stream's first frame is sent at once, a keep-alive follows whenever nothing was sent for `GatewayContext.ping`
+seconds, and each batch from the run's mailbox becomes one write. Once bytes are sent, an error is an `error` event and
+no `[DONE]` follows. A client's disconnect is reported to its run at once; whether that ends the run is the run's own
+policy. The request that began a run then waits for its end without sending: its admission permit is not free before.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from app.engine.delivery.messages import Driven, Ended, Noted, Said, Told
 from app.engine.delivery.turn_result import without
 from app.errors import BatonError, RunExpired
 from app.gateway.http.admission import Permit
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Begun
 
 UNWATCHED = 0.1
@@ -32,13 +32,13 @@ STREAM_HEADERS = [
 ]
 
 
-async def collect(gate: Gate, begun: Begun, receive: Receive) -> Ended:
+async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> Ended:
     """The end of a turn that nobody streams, with its permit given back.
 
-    Raises the error that it ended with, or `RunExpired` if it has no end `Gate.grace` after its time limit.
+    Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
     """
     try:
-        ended = await _end(gate, begun.driven, receive, begun.seconds)
+        ended = await _end(context, begun.driven, receive, begun.seconds)
         begun.permit.used(ended.bill.turn.total)
     finally:
         begun.permit.release()
@@ -47,16 +47,16 @@ async def collect(gate: Gate, begun: Begun, receive: Receive) -> Ended:
     return ended
 
 
-async def _end(gate: Gate, driven: Driven, receive: Receive, seconds: float) -> Ended:
+async def _end(context: GatewayContext, driven: Driven, receive: Receive, seconds: float) -> Ended:
     ended: Ended | None = None
     try:
         ended = _end_in(await driven.line.take(UNWATCHED))
         if ended is None:
-            ended = await _watching(gate, driven, receive, lambda: _until_end(driven, seconds + gate.grace))
+            ended = await _watching(context, driven, receive, lambda: _until_end(driven, seconds + context.grace))
         return ended
     finally:
         if ended is None:
-            gate.drivers.leave(driven)
+            context.drivers.leave(driven)
 
 
 async def _until_end(driven: Driven, seconds: float) -> Ended | None:
@@ -73,10 +73,12 @@ def _end_in(batch: Sequence[Told]) -> Ended | None:
     return batch[-1] if batch and isinstance(batch[-1], Ended) else None
 
 
-async def _watching(gate: Gate, driven: Driven, receive: Receive, work: Callable[[], Awaitable[Ended | None]]) -> Ended:
+async def _watching(
+    context: GatewayContext, driven: Driven, receive: Receive, work: Callable[[], Awaitable[Ended | None]]
+) -> Ended:
     """Do `work` with an eye on the connection; when the client goes away the line has an end before long."""
     async with asyncio.TaskGroup() as group:
-        watcher = group.create_task(_watch(gate, driven, receive))
+        watcher = group.create_task(_watch(context, driven, receive))
         try:
             ended = await work()
         finally:
@@ -86,10 +88,10 @@ async def _watching(gate: Gate, driven: Driven, receive: Receive, work: Callable
     return ended
 
 
-async def _watch(gate: Gate, driven: Driven, receive: Receive) -> None:
+async def _watch(context: GatewayContext, driven: Driven, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    gate.drivers.leave(driven)
+    context.drivers.leave(driven)
 
 
 class Frames(Protocol):
@@ -123,12 +125,12 @@ class Frames(Protocol):
 class EventStream(Response):
     """A run as server-sent events."""
 
-    def __init__(self, gate: Gate, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
+    def __init__(self, context: GatewayContext, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
         """`seconds` is the run's time limit. The stream owns `permit` and gives it back when it is over."""
         self.status_code = 200
         self.background = None
         self.raw_headers = list(STREAM_HEADERS)
-        self._gate = gate
+        self._context = context
         self._driven = driven
         self._wire = frames
         self._permit = permit
@@ -142,12 +144,12 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, self._wire.role(), more=True)
-            await _watching(self._gate, self._driven, receive, lambda: self._relay(send))
+            await _watching(self._context, self._driven, receive, lambda: self._relay(send))
         except RunExpired as error:
             last = self._wire.failed(error, without(self._driven.state, error))
         finally:
             if self._ended is None:
-                self._gate.drivers.leave(self._driven)
+                self._context.drivers.leave(self._driven)
             self._permit.release()
         if not self._complete:
             with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection
@@ -156,9 +158,9 @@ class EventStream(Response):
 
     async def _relay(self, send: Send) -> Ended | None:
         try:
-            async with asyncio.timeout(self._seconds + self._gate.grace):
+            async with asyncio.timeout(self._seconds + self._context.grace):
                 while self._ended is None:
-                    batch = await self._driven.line.take(self._gate.ping)
+                    batch = await self._driven.line.take(self._context.ping)
                     frames = self._frames(batch) if batch else self._wire.ping
                     await _write(send, frames, more=self._ended is None)
             self._complete = True

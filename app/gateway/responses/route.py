@@ -22,7 +22,7 @@ from app.engine.delivery import turn_result as endings
 from app.engine.runs.request import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import Begun, OnceOnly, last_event
 from app.gateway.http.ingress import read_json, read_json_if_any
 from app.gateway.http.sse import EventStream, collect
@@ -39,7 +39,7 @@ from app.gateway.wire.baton_options import order_of, resolve_tier
 GONE = "There is no response of that id, or this key may not see it."
 
 
-def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
     """Every route under /v1/responses."""
     router = APIRouter(prefix="/v1/responses")
     reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
@@ -47,19 +47,19 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
 
     @router.post("", dependencies=[once.room])
     async def create(request: Request, caller: writer) -> Response:
-        body = await read_json(request, gate.bounds)
+        body = await read_json(request, context.bounds)
         asked, ignored = read_request(body)
-        before = await _before(gate, asked, caller)
-        asked = await resolved(gate.store, asked, lambda response: _told(gate, response, caller))
+        before = await _before(context, asked, caller)
+        asked = await resolved(context.store, asked, lambda response: _told(context, response, caller))
         begun = await once.begin(
-            request, caller, body, lambda: _order(gate, asked, ignored, before, caller), at=_from_the_start
+            request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
         )
-        return await _begun(gate, request, begun, asked)
+        return await _begun(context, request, begun, asked)
 
     @router.get("/{response}")
     async def retrieve(response: str, request: Request, caller: reader) -> Response:
         known = query.read(request.query_params, STREAMING)
-        told = await _told(gate, response, caller)
+        told = await _told(context, response, caller)
         if not known.get("stream"):
             return _json(reply.whole(told.subject, told.ended))
         after = last_event(request)
@@ -67,32 +67,32 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
         _check(told.subject.state, after)
         state = told.subject.state
         begun = await once.hear(request, caller, state.run, None, turn=state.turn.number)
-        return EventStream(gate, begun.driven, reply.Events(told.subject, after), begun.permit, begun.seconds)
+        return EventStream(context, begun.driven, reply.Events(told.subject, after), begun.permit, begun.seconds)
 
     @router.post("/{response}/cancel")
     async def stop(response: str, request: Request, caller: writer) -> Response:
-        body = await read_json_if_any(request, gate.bounds)
+        body = await read_json_if_any(request, context.bounds)
 
         async def stopped() -> Response:
-            told = await _told(gate, response, caller)
-            row = await gate.store.run(told.subject.state.run)
-            await cancel.stop(gate, row)
-            return _json(await _present(gate, response, caller))
+            told = await _told(context, response, caller)
+            row = await context.store.run(told.subject.state.run)
+            await cancel.stop(context, row)
+            return _json(await _present(context, response, caller))
 
         return await once.reply(request, caller, body, stopped)
 
     @router.delete("/{response}")
     async def delete(response: str, caller: writer) -> Response:
-        told = await _told(gate, response, caller)
-        row = await gate.store.run(told.subject.state.run)
-        await cancel.stop(gate, row)
-        await gate.store.erase(row.id)
+        told = await _told(context, response, caller)
+        row = await context.store.run(told.subject.state.run)
+        await cancel.stop(context, row)
+        await context.store.erase(row.id)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
 
     @router.get("/{response}/input_items")
     async def inputs(response: str, request: Request, caller: reader) -> Response:
-        told = await _told(gate, response, caller)
-        return _json(orjson.dumps(await items.page(gate.store, told.subject, request.query_params)))
+        told = await _told(context, response, caller)
+        return _json(orjson.dumps(await items.page(context.store, told.subject, request.query_params)))
 
     return router
 
@@ -109,7 +109,9 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before: Told | None, caller: Caller) -> Order:
+def _order(
+    context: GatewayContext, asked: ResponsesRequest, ignored: tuple[str, ...], before: Told | None, caller: Caller
+) -> Order:
     history = before.messages if before is not None else ()
     found = _found(before) if before is not None else []
     reasoning = asked.reasoning
@@ -120,7 +122,7 @@ def _order(gate: Gate, asked: ResponsesRequest, ignored: tuple[str, ...], before
     wire |= {"effort": reasoning.effort, "summary": reasoning.summary} if reasoning is not None else {}
     order = order_of(
         task_of(asked, history, found),
-        resolve_tier(gate.catalog(), caller.key, asked.model),
+        resolve_tier(context.catalog(), caller.key, asked.model),
         caller.key,
         model=asked.model,
         effort=reasoning.effort if reasoning is not None else None,
@@ -137,33 +139,33 @@ def _found(before: Told) -> list[Tool]:
     return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
 
 
-async def _begun(gate: Gate, request: Request, begun: Begun, asked: ResponsesRequest) -> Response:
-    of = await subject(gate.store, begun.driven.state)
+async def _begun(context: GatewayContext, request: Request, begun: Begun, asked: ResponsesRequest) -> Response:
+    of = await subject(context.store, begun.driven.state)
     if asked.stream:
         try:
             _check(begun.driven.state, begun.after)
         except CallerError:
-            gate.drivers.leave(begun.driven)
+            context.drivers.leave(begun.driven)
             begun.permit.release()
             raise
-        return EventStream(gate, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
+        return EventStream(context, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
     if asked.background:
-        gate.drivers.leave(begun.driven)
+        context.drivers.leave(begun.driven)
         begun.permit.release()
         return _json(reply.whole(of, None))
-    ended = await collect(gate, begun, request.receive)
-    return _json(reply.whole(await subject(gate.store, ended.state), ended))
+    ended = await collect(context, begun, request.receive)
+    return _json(reply.whole(await subject(context.store, ended.state), ended))
 
 
-async def _told(gate: Gate, response: str, caller: Caller) -> Told:
+async def _told(context: GatewayContext, response: str, caller: Caller) -> Told:
     """A response of this caller's tenant that may be retrieved; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
         raise NotFound(GONE)
     run, turn = parsed
     try:
-        row = await gate.store.run(run)
-        journal = await gate.store.journal(run)
+        row = await context.store.run(run)
+        journal = await context.store.journal(run)
         state = endings.until_end(journal.events, turn)
         wire = state.turn.wire
         if caller.tenant not in (None, row.tenant) or wire.get("format") != "responses" or not wire.get("store"):
@@ -171,23 +173,23 @@ async def _told(gate: Gate, response: str, caller: Caller) -> Told:
         if turn > state.turn.number:
             raise NotFound(GONE)
         over = state.ended or state.state == "awaiting_tool"
-        return Told(await subject(gate.store, state), await endings.read(gate.store, state) if over else None)
+        return Told(await subject(context.store, state), await endings.read(context.store, state) if over else None)
     except NotFound:
         raise NotFound(GONE) from None
 
 
-async def _present(gate: Gate, response: str, caller: Caller) -> bytes:
-    told = await _told(gate, response, caller)
+async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
+    told = await _told(context, response, caller)
     return reply.whole(told.subject, told.ended)
 
 
-async def _before(gate: Gate, asked: ResponsesRequest, caller: Caller) -> Told | None:
+async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> Told | None:
     """The response that this one follows, with the conversation that it leaves behind."""
     previous = asked.previous_response_id
     if previous is None:
         return None
     try:
-        told = await _told(gate, previous, caller)
+        told = await _told(context, previous, caller)
     except NotFound:
         raise InvalidRequest(
             "There is no previous response of that id; send the whole conversation as input instead.",
@@ -198,7 +200,7 @@ async def _before(gate: Gate, asked: ResponsesRequest, caller: Caller) -> Told |
         raise Conflict(
             "The previous response is not complete yet; retrieve it until it is.", param="previous_response_id"
         )
-    return replace(told, messages=await conversation(gate.store, told))
+    return replace(told, messages=await conversation(context.store, told))
 
 
 def _from_the_start(_after: int) -> Position:

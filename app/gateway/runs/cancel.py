@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from app.core.run.events import Draft, Kind
 from app.errors import QueueUnavailable, RunEnded
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import Committed, StepQueue
 from app.store.protocol import Entry, RunRow, Store
 
@@ -33,12 +33,12 @@ async def ask(store: Store, queue: StepQueue | None, row: RunRow, by: str, now: 
             await queue.tell(row.driver, [Committed(row.id, appended.events)])
 
 
-async def stop(gate: Gate, row: RunRow) -> RunRow:
+async def stop(context: GatewayContext, row: RunRow) -> RunRow:
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then."""
-    await ask(gate.store, gate.queue, row, "caller", gate.now())
-    if not row.driver or row.lease_until <= gate.now():
-        gate.drivers.sweep_soon()
-    return await settled(gate.store, row, PATIENCE)
+    await ask(context.store, context.queue, row, "caller", context.now())
+    if not row.driver or row.lease_until <= context.now():
+        context.drivers.sweep_soon()
+    return await settled(context.store, row, PATIENCE)
 
 
 async def settled(store: Store, row: RunRow, patience: float) -> RunRow:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
 from app.gateway.http.auth import Caller
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.wire.baton_options import Label, Wire
 from app.gateway.wire.validation_errors import refusal
 from app.store.protocol import Once, RunRow
@@ -34,7 +34,9 @@ class FeedbackRequest(Wire):
     version: Name | Literal[""] = ""
 
 
-async def take(gate: Gate, row: RunRow, caller: Caller, body: Mapping[str, Any], once: Once | None) -> Response:
+async def take(
+    context: GatewayContext, row: RunRow, caller: Caller, body: Mapping[str, Any], once: Once | None
+) -> Response:
     """Store the rating and show it. With a claim (`once`) the same request stores the same rating.
 
     Raises `InvalidRequest` for a body that rates nothing, and `Conflict` for a run that has not ended.
@@ -43,11 +45,11 @@ async def take(gate: Gate, row: RunRow, caller: Caller, body: Mapping[str, Any],
     if row.ended_at is None:
         raise Conflict("The run goes on; send feedback when it has ended.", code="run_not_ended")
     given = Feedback(
-        id=f"fb_{once.id[:32]}" if once is not None else gate.name("fb"),
+        id=f"fb_{once.id[:32]}" if once is not None else context.name("fb"),
         run=row.id,
         tenant=row.tenant,
         key=caller.key.id,
-        at=gate.now(),
+        at=context.now(),
         kind="explicit",
         source=asked.source,
         version=asked.version,
@@ -55,8 +57,8 @@ async def take(gate: Gate, row: RunRow, caller: Caller, body: Mapping[str, Any],
         label=asked.label or "",
         comment=asked.comment,
     )
-    kept = await gate.store.rate(given)
-    gate.telemetry.count("baton_feedback_total", row.tier, kept.kind)
+    kept = await context.store.rate(given)
+    context.telemetry.count("baton_feedback_total", row.tier, kept.kind)
     return Response(
         orjson.dumps({"object": "run.feedback", "run": row.id, **shown(kept)}), media_type="application/json"
     )

@@ -16,20 +16,20 @@ from starlette.responses import Response
 from app.core.plan.arms import listed, tier_for
 from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
 from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
 
 
-def routes(gate: Gate, keys: Keys) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """The model routes; any valid key may ask, and sees the tiers that it may use."""
     router = APIRouter()
     anybody = keys.needs()
-    created = int(gate.now())
+    created = int(context.now())
 
     @router.get("/v1/models")
     async def models(request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
-        catalog, told = gate.catalog(), _teller(request)
+        catalog, told = context.catalog(), _teller(request)
         data = [told(catalog, name, created) for name in _usable(catalog, caller.key)]
         whole: dict[str, Any] = {"object": "list", "data": data}
         if told is describe_to_anthropic:
@@ -39,7 +39,7 @@ def routes(gate: Gate, keys: Keys) -> APIRouter:
 
     @router.get("/v1/models/{model:path}")
     async def model(model: str, request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
-        catalog = gate.catalog()
+        catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
         return Response(orjson.dumps(_teller(request)(catalog, model, created)), media_type="application/json")
 

@@ -20,7 +20,7 @@ from app.core.run.progress import fold
 from app.errors import Forbidden, NotFound
 from app.gateway.chat import route
 from app.gateway.http.auth import Caller, Keys
-from app.gateway.http.context import Gate
+from app.gateway.http.context import GatewayContext
 from app.gateway.http.idempotency import OnceOnly, claim, last_event
 from app.gateway.http.ingress import read_json, read_json_if_any
 from app.gateway.runs import audit, cancel, feedback
@@ -30,7 +30,7 @@ from app.store.protocol import RunQuery, RunRow
 EVENTS_PAGE = 500
 
 
-def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
     """Every route under /v1/runs."""
     router = APIRouter(prefix="/v1/runs")
     reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
@@ -38,36 +38,36 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
 
     @router.get("")
     async def runs(request: Request, caller: reader) -> Response:
-        return await _list(gate, request.query_params, caller)
+        return await _list(context, request.query_params, caller)
 
     @router.get("/{run}")
     async def run(run: str, caller: reader) -> Response:
-        row = await _visible(gate, run, caller)
-        journal = await gate.store.journal(row.id)
-        return _json(audit.whole(row, journal, await gate.store.feedback(row.id)))
+        row = await _visible(context, run, caller)
+        journal = await context.store.journal(row.id)
+        return _json(audit.whole(row, journal, await context.store.feedback(row.id)))
 
     @router.get("/{run}/events")
     async def events(run: str, request: Request, caller: reader) -> Response:
-        row = await _visible(gate, run, caller)
+        row = await _visible(context, run, caller)
         asked = query.read(request.query_params, {"after": query.whole, "limit": query.event_limit})
         limit = asked.get("limit", EVENTS_PAGE)
-        journal = await gate.store.journal(row.id, after=asked.get("after", 0))
+        journal = await context.store.journal(row.id, after=asked.get("after", 0))
         data = [_event(event) for event in journal.events[:limit]]
         has_more = len(journal.events) > limit
         return _json(_page(data, has_more, str(data[-1]["seq"]) if has_more else None))
 
     @router.get("/{run}/steps/{n}")
     async def step(run: str, n: str, caller: auditor) -> Response:
-        row = await _visible(gate, run, caller)
-        journal = await gate.store.journal(row.id)
+        row = await _visible(context, run, caller)
+        journal = await context.store.journal(row.id)
         state = fold(journal.events)
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
-        return _json(await audit.step_in_full(gate.store, state, journal.events, int(n)))
+        return _json(await audit.step_in_full(context.store, state, journal.events, int(n)))
 
     @router.get("/{run}/stream")
     async def stream(run: str, request: Request, caller: reader) -> Response:
-        row = await _visible(gate, run, caller)
+        row = await _visible(context, run, caller)
         if row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
         asked = query.read(request.query_params, {"starting_after": query.whole})
@@ -75,28 +75,28 @@ def routes(gate: Gate, keys: Keys, once: OnceOnly) -> APIRouter:
             return Response(media_type="text/event-stream")
         after = last_event(request)
         begun = await once.hear(request, caller, row.id, asked.get("starting_after") if after is None else after)
-        return route.stream(gate, begun)
+        return route.stream(context, begun)
 
-    _acts(router, gate, keys, once)
+    _acts(router, context, keys, once)
     return router
 
 
-def _acts(router: APIRouter, gate: Gate, keys: Keys, once: OnceOnly) -> None:
+def _acts(router: APIRouter, context: GatewayContext, keys: Keys, once: OnceOnly) -> None:
     """The routes that do something to a run."""
     writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
 
     @router.post("/{run}/cancel")
     async def stop(run: str, request: Request, caller: writer) -> Response:
-        body = await read_json_if_any(request, gate.bounds)
-        row = await _visible(gate, run, caller)
-        return await once.reply(request, caller, body, lambda: _cancelled(gate, row))
+        body = await read_json_if_any(request, context.bounds)
+        row = await _visible(context, run, caller)
+        return await once.reply(request, caller, body, lambda: _cancelled(context, row))
 
     @router.post("/{run}/feedback")
     async def rate(run: str, request: Request, caller: writer) -> Response:
-        body = await read_json(request, gate.bounds)
-        row = await _visible(gate, run, caller)
+        body = await read_json(request, context.bounds)
+        row = await _visible(context, run, caller)
         made = claim(request, caller, body)
-        return await once.reply(request, caller, body, lambda: feedback.take(gate, row, caller, body, made))
+        return await once.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
 
 
 def _json(value: Mapping[str, Any]) -> Response:
@@ -111,16 +111,16 @@ def _event(event: Event) -> dict[str, Any]:
     return {"object": "run.event", "seq": event.seq, "kind": event.kind.value, "at": event.at, "body": event.body}
 
 
-async def _cancelled(gate: Gate, row: RunRow) -> Response:
+async def _cancelled(context: GatewayContext, row: RunRow) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
-    return _json(audit.summary(await cancel.stop(gate, row)))
+    return _json(audit.summary(await cancel.stop(context, row)))
 
 
-async def _visible(gate: Gate, run: str, caller: Caller) -> RunRow:
+async def _visible(context: GatewayContext, run: str, caller: Caller) -> RunRow:
     """A run's row if this caller may see it; a run of somebody else is as absent as one that never was."""
     if not query.RUN_ID.fullmatch(run):
         raise NotFound()
-    row = await gate.store.run(query.run_of(run))
+    row = await context.store.run(query.run_of(run))
     if caller.tenant not in (None, row.tenant):
         raise NotFound()
     return row
@@ -141,10 +141,10 @@ FILTERS: Mapping[str, query.Reader] = {
 }
 
 
-async def _list(gate: Gate, params: Mapping[str, str], caller: Caller) -> Response:
+async def _list(context: GatewayContext, params: Mapping[str, str], caller: Caller) -> Response:
     asked = query.read(params, FILTERS)
     limit: int = min(asked.get("limit", 20), 100)
-    rows = await gate.store.runs(
+    rows = await context.store.runs(
         RunQuery(
             tenant=caller.tenant,
             state=asked.get("state"),
