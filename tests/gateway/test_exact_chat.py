@@ -10,14 +10,14 @@ from openai.pagination import SyncPage
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.harness import service
+from tests.harness import in_process
 from tests.harness.exact_replies import exactly, published
 from tests.harness.in_process import plan
 from tests.stubs import Fail, ProviderStub, Raw, Reply, Truncate
 from tests.stubs.script import Usage
 
 CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-ask = partial(service.ask, baton={"plan": CHAIN})
+ask = partial(in_process.ask, baton={"plan": CHAIN})
 REPLIES: dict[str, Reply] = {
     "plain": Reply(chunks=("Fo", "ur", ".")),
     "empty": Reply(chunks=()),

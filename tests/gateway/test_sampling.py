@@ -10,13 +10,13 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.harness import service
+from tests.harness import in_process
 from tests.harness.in_process import calling, open_house, plan, pool_text
 from tests.stubs import ProviderStub, Raw, Reply
 
 WORDS = ("Two", " and", " two", " is", " four", ".")
 ANSWER = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-ask = partial(service.ask, baton={"plan": ANSWER})
+ask = partial(in_process.ask, baton={"plan": ANSWER})
 
 
 @pytest.fixture
