@@ -285,6 +285,8 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("providers/openai.py", "import app.providers.anthropic", "provider adapters do not know each other"),
         ("audit/money.py", "import app.core.run.bill", "the auditor is independent of the executor"),
         ("core/plan/workflow.py", "import app.core.plan.visibility", "the auditor is independent of the executor"),
+        ("process/serve.py", "import app.lab.world", "the service imports neither the lab nor the auditor"),
+        ("gateway/stray.py", "import app.audit.check", "the service imports neither the lab nor the auditor"),
         ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),
         ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
         ("engine/delivery/webhooks.py", "import app.providers.http", "webhooks make plain HTTP calls and nothing else"),

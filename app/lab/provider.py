@@ -8,27 +8,19 @@ is a name of `world.profiles`. What it is not asked as one of them (a plan, say)
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 from app.core.message.chat import End, Piece, Usage, Words, message_from_json
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import WorkerTimeout
 from app.lab.workers import reply
 from app.lab.world import profiles, seconds
-from app.providers.protocol import Provider, Request
-
-
-class Closing(Provider, Protocol):
-    """A provider that holds something."""
-
-    async def close(self) -> None:
-        """Let go of it."""
+from app.providers.protocol import ClosableProvider, Request
 
 
 class WorldProvider:
     """The workers of a world, in front of the rehearsal provider that renders their requests."""
 
-    def __init__(self, spec: ProviderSpec, inner: Closing) -> None:
+    def __init__(self, spec: ProviderSpec, inner: ClosableProvider) -> None:
         self._inner = inner
         self._seed = spec.options.get("seed", "")
         self._delay = float(spec.options.get("delay", "1"))

@@ -42,11 +42,10 @@ from app.engine.worker_health import Health
 from app.errors import ConfigInvalid, WorkerMisconfigured
 from app.gateway.http.context import GatewayContext, Rates
 from app.gateway.http.ingress import Bounds
-from app.lab.provider import WorldProvider
 from app.process.clock import Clock
 from app.process.config import Loaded, Settings, pepper
-from app.providers.formats import Adapter, adapter
-from app.providers.protocol import Provider
+from app.providers.formats import adapter
+from app.providers.protocol import ClosableProvider, Provider
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import StepQueue
 from app.store.sql import open_store
@@ -59,7 +58,9 @@ DRAIN_SECONDS = 25.0
 """What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
 REDIS = "app.stepqueue.redis:RedisQueue"
 SPANS = "app.process.otlp:tracer"
-"""What not every process needs is looked up by name by those that do: a twelfth of all imports for each."""
+WORLD = "app.lab.provider:WorldProvider"
+"""Only some processes need these modules, so they are imported by name when a setting or the pool file asks for them:
+Redis and tracing are each a twelfth of all imports, and the simulated workers of a world are no part of the service."""
 
 
 class Pool:
@@ -69,8 +70,8 @@ class Pool:
         """`health` follows the pool that is in force; `standings` are what its selectors choose by."""
         self._standings = standings
         self.health = health
-        self._retired: list[Adapter | WorldProvider] = []
-        self._adapters: dict[str, Adapter | WorldProvider] = {}
+        self._retired: list[ClosableProvider] = []
+        self._adapters: dict[str, ClosableProvider] = {}
         self._conductors: dict[tuple[str, ConductorSpec], Policy] = {}
         self._trials: tuple[Trial, ...] = ()
         self.loaded = loaded
@@ -148,9 +149,12 @@ class Pool:
             await opened.close()
 
 
-def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> Adapter | WorldProvider:
-    made = adapter(spec, secret.get_secret_value() if secret is not None else None)
-    return WorldProvider(spec, made) if spec.format == "rehearsal" and "world" in spec.options else made
+def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> ClosableProvider:
+    """The adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
+    made: ClosableProvider = adapter(spec, secret.get_secret_value() if secret is not None else None)
+    if spec.format == "rehearsal" and "world" in spec.options:
+        made = resolve_name(WORLD)(spec, made)
+    return made
 
 
 @dataclass(frozen=True, slots=True)

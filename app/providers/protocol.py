@@ -53,3 +53,11 @@ class Provider(Protocol):
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
         """Send `body` and yield what comes back; see the module docstring for what is promised."""
         ...
+
+
+class ClosableProvider(Provider, Protocol):
+    """A provider with the connections that it holds open."""
+
+    async def close(self) -> None:
+        """Close them; calls that still run end with an error."""
+        ...
