@@ -51,4 +51,4 @@ class Means:
 
     async def pin(self, catalog: Catalog) -> None:
         """See to it that a pool is on record before anything that names its digest is."""
-        await self.store.pin(catalog.digest, partial(snapshot, catalog))
+        await self.store.keep_catalog(catalog.digest, partial(snapshot, catalog))

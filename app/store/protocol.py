@@ -30,7 +30,7 @@ from app.core.records import record
 from app.core.run.events import Draft, Event, Kind
 from app.core.run.notices import Notice
 from app.store.bodies import Bodies
-from app.store.step_input import Dossiers
+from app.store.step_input import StepInputs
 from app.store.versions import Versions
 
 
@@ -311,22 +311,22 @@ class Held(NamedTuple):
     claim: int
 
 
-class Store(Bodies, Dossiers, Versions, Protocol):
+class Store(Bodies, StepInputs, Versions, Protocol):
     """See the module docstring for what every implementation promises."""
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the database is there, as far as is known; while it is not, new runs and key lookups are refused at
         once, and everything else may be tried. Asking costs nothing."""
         ...
 
     @property
-    def calm(self) -> float:
+    def seconds_since_recovery(self) -> float:
         """Seconds since the database came back, infinite if it was never away: what others held lapsed in the meantime,
         and they get as long as a lease to prolong it before it is taken from them."""
         ...
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait_until_healthy(self, seconds: float) -> bool:
         """Until the database is there, but no longer than `seconds`; whether it is. Who waits first goes first."""
         ...
 
@@ -342,7 +342,7 @@ class Store(Bodies, Dossiers, Versions, Protocol):
         """Events with after < seq: all, or at least those up to `upto` (which a cache may serve). `NotFound`."""
         ...
 
-    async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
+    async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:
         """Keep a pool's snapshot under its digest, for the audit; what this store has kept already costs nothing."""
         ...
 
@@ -354,11 +354,11 @@ class Store(Bodies, Dossiers, Versions, Protocol):
         """At most `query.limit` rows, newest first."""
         ...
 
-    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+    async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
         """Prolong the leases of a driver's runs; those that are still its own and not ended, with their last seq."""
         ...
 
-    async def seqs(self, names: Sequence[str]) -> Mapping[str, int]:
+    async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
         """The last seq of each of these runs: whether a journal has moved, for less than reading it."""
         ...
 
@@ -370,7 +370,7 @@ class Store(Bodies, Dossiers, Versions, Protocol):
         """How many runs wait for tool results, counted up to `most`."""
         ...
 
-    async def orphans(
+    async def take_over(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:
         """Take over runs whose lease lapsed, and their tickets: epoch + 1, this driver; the rows as they are then.
@@ -379,7 +379,7 @@ class Store(Bodies, Dossiers, Versions, Protocol):
         """
         ...
 
-    async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
         """Prolong ticket claims; returns those that are still ours."""
         ...
 
@@ -394,16 +394,16 @@ class Store(Bodies, Dossiers, Versions, Protocol):
         """
         ...
 
-    async def once(self, claim: str, now: float) -> Once | None:
+    async def find_request_claim(self, claim: str, now: float) -> Once | None:
         """What holds the claim of that id, if anything does."""
         ...
 
-    async def remember(self, once: Once, now: float) -> Once:
+    async def claim_request(self, once: Once, now: float) -> Once:
         """Make a claim beside any entry, for a request whose effect may be repeated; what holds it then, ours or an
         earlier one."""
         ...
 
-    async def forget_claims(self, now: float, limit: int) -> int:
+    async def forget_request_claims(self, now: float, limit: int) -> int:
         """Delete claims that have run out, the oldest first and at most `limit`; how many there were."""
         ...
 

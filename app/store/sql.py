@@ -24,7 +24,7 @@ from app.store.sqlkit.availability import Vigil
 from app.store.sqlkit.engines import AWAY, Fault, Runner, open_runner
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
-from app.store.step_input import Dossier
+from app.store.step_input import StepInput
 from app.store.writing.batch import pack
 from app.store.writing.group_commit import Lane
 from app.store.writing.journal_cache import RecentJournals
@@ -85,15 +85,15 @@ class SqlStore:
         self.lanes = tuple(Lane(*given) for _ in range(lanes))
 
     @property
-    def sound(self) -> bool:
-        return self.vigil.sound
+    def healthy(self) -> bool:
+        return self.vigil.healthy
 
     @property
-    def calm(self) -> float:
-        return self.vigil.calm
+    def seconds_since_recovery(self) -> float:
+        return self.vigil.seconds_since_recovery
 
-    async def wait(self, seconds: float) -> bool:
-        return await self.vigil.wait(seconds)
+    async def wait_until_healthy(self, seconds: float) -> bool:
+        return await self.vigil.wait_until_healthy(seconds)
 
     async def append(self, entry: Entry) -> Appended:
         lane = self.lanes[crc32(entry.run.encode()) % len(self.lanes)] if len(self.lanes) > 1 else self.lanes[0]
@@ -110,20 +110,20 @@ class SqlStore:
         self._recent.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
 
-    async def dossier(self, run: str, after: int = 0) -> Dossier:
+    async def step_input(self, run: str, after: int = 0) -> StepInput:
         kept, known = self._recent.journal(run, after)
-        read, guess = await self._read(runs.dossier(self._statements, run, max(after, known)))
+        read, guess = await self._read(runs.step_input(self._statements, run, max(after, known)))
         if guess is not None and self._guesses is not None:
             self._guesses.keep({run: guess})
         if not read.salt:
             self._recent.forget(run)
         self._recent.extend(run, read.events)
-        return Dossier(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
+        return StepInput(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
 
-    def rows(self, run: str) -> Sequence[object]:
+    def known_rows(self, run: str) -> Sequence[object]:
         return self._guesses.told(run) if self._guesses is not None else ()
 
-    def heard(self, run: str, rows: Sequence[object]) -> None:
+    def accept_rows(self, run: str, rows: Sequence[object]) -> None:
         if self._guesses is not None and rows:
             self._guesses.heard(run, rows)
         elif self._guesses is not None:  # mostly since the run has ended, and nothing of it will be asked for again
@@ -143,7 +143,7 @@ class SqlStore:
         bodies = await self.contents(run, sorted({ref for ref, _ in missing})) if missing else {}
         return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 
-    async def pin(self, digest: str, snapshot: Callable[[], bytes]) -> None:
+    async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:
         if digest not in self._pinned:
             await self._write(partial(content.pin, digest=digest, snapshot=snapshot()))
             self._pinned.add(digest)
@@ -160,7 +160,7 @@ class SqlStore:
     async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
         return await self._read(partial(runs.page, query=query))
 
-    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+    async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
         ours: dict[str, int] = {}
         names = sorted(epochs)
         for start in range(0, len(names), CHUNK):
@@ -170,7 +170,7 @@ class SqlStore:
             await asyncio.sleep(0)  # a file's transaction does not let anybody else in
         return ours
 
-    async def seqs(self, names: Sequence[str]) -> Mapping[str, int]:
+    async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
         found: dict[str, int] = {}
         for start in range(0, len(names), CHUNK):
             found |= await self._read(partial(runs.seqs, names=names[start : start + CHUNK]))
@@ -182,12 +182,12 @@ class SqlStore:
     async def waiting(self, most: int) -> int:
         return await self._read(partial(runs.waiting, most=most))
 
-    async def orphans(
+    async def take_over(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:
         return await self._write(partial(runs.adopt, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
-    async def keep(self, held: Sequence[Held], until: float) -> frozenset[Held]:
+    async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
         ours: set[Held] = set()
         for start in range(0, len(held), CHUNK):
             chunk = held[start : start + CHUNK]
@@ -204,13 +204,13 @@ class SqlStore:
             return ()
         return await self._write(partial(runs.ring, now=now, grace=grace, limit=limit))
 
-    async def once(self, claim: str, now: float) -> Once | None:
+    async def find_request_claim(self, claim: str, now: float) -> Once | None:
         return await self._read(partial(idempotency.find, claim=claim, now=now))
 
-    async def remember(self, once: Once, now: float) -> Once:
+    async def claim_request(self, once: Once, now: float) -> Once:
         return await self._write(partial(idempotency.remember, once=once, now=now))
 
-    async def forget_claims(self, now: float, limit: int) -> int:
+    async def forget_request_claims(self, now: float, limit: int) -> int:
         # Nearly always there are none, so look before taking the write lock.
         if not await self._read(partial(idempotency.lapsed, now=now)):
             return 0
@@ -269,7 +269,7 @@ class SqlStore:
         return await self._read(conductor_changes.every)
 
     async def key(self, public_id: str) -> KeyRow | None:
-        if not self.vigil.sound:
+        if not self.vigil.healthy:
             raise StoreUnavailable(retry_after=1.0)
         return await self._read(partial(keys.find, public_id=public_id))
 

@@ -11,7 +11,7 @@ BRIEF = 16_384
 
 
 @record(frozen=True, slots=True)
-class Dossier:
+class StepInput:
     """A run's journal, and along with it what was cheap to bring of its contents. What is not among them has to be
     asked for."""
 
@@ -23,20 +23,20 @@ class Dossier:
     """The run's then."""
 
 
-class Dossiers(Protocol):
+class StepInputs(Protocol):
     """A part of the store."""
 
-    async def dossier(self, run: str, after: int = 0) -> Dossier:
+    async def step_input(self, run: str, after: int = 0) -> StepInput:
         """All that a step of a run begins from, in one go where that saves time; after some event, what follows it and
         the contents that this names. `NotFound`."""
         ...
 
-    def rows(self, run: str) -> Sequence[object]:
+    def known_rows(self, run: str) -> Sequence[object]:
         """What this process takes the run's row and tickets to be, for another process to be told with its events;
         JSON, and empty if it does not know. Asking costs nothing."""
         ...
 
-    def heard(self, run: str, rows: Sequence[object]) -> None:
+    def accept_rows(self, run: str, rows: Sequence[object]) -> None:
         """What another process said of them. It may be as wrong as it likes: it only saves asking the database. Nothing
         at all lets this process forget what it knows of the run."""
         ...

@@ -114,8 +114,8 @@ async def test_a_pool_is_kept_once_and_stays_as_it_was(opened: House, url: str) 
         made.append(body)
         return body
 
-    await store.pin("d" * 64, lambda: snapshot(b"first"))
-    await store.pin("d" * 64, lambda: snapshot(b"second"))
+    await store.keep_catalog("d" * 64, lambda: snapshot(b"first"))
+    await store.keep_catalog("d" * 64, lambda: snapshot(b"second"))
     async with open_archive(url) as source:
         kept = await source.catalogs()
     assert (kept["d" * 64], made) == (b"first", [b"first"])

@@ -87,7 +87,7 @@ async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> Non
 
 async def test_only_the_present_epoch_writes(store: Store) -> None:
     await store.append(admitted("run", lease_until=10.0))
-    (taken,) = await store.orphans("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
+    (taken,) = await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
     assert (taken.epoch, taken.driver, taken.lease_until) == (2, "heir", 20.0)
     with pytest.raises(LeaseLost):
         await store.append(note("run", epoch=1))

@@ -16,8 +16,8 @@ def claim(name: str = "claim", until: float = 100.0, body: bytes = b"body") -> O
 
 async def test_a_claim_is_made_with_its_run(store: Store) -> None:
     await store.append(replace(admitted("run"), once=claim()))
-    assert await store.once("claim", 99.9) == replace(claim(), run="run")
-    assert await store.once("other", 1.0) is None
+    assert await store.find_request_claim("claim", 99.9) == replace(claim(), run="run")
+    assert await store.find_request_claim("other", 1.0) is None
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one after the other", "in one batch"])
@@ -29,7 +29,7 @@ async def test_a_second_claim_admits_nothing(store: Store, together: bool) -> No
         answers = [(await settled([store.append(entry)]))[0] for entry in entries]
     assert [type(answer) for answer in answers] == [Appended, Conflict, Conflict, Conflict]
     assert {answer.public_code for answer in answers[1:]} == {TAKEN}
-    assert await store.once("claim", 1.0) == replace(claim(), run="run-0")
+    assert await store.find_request_claim("claim", 1.0) == replace(claim(), run="run-0")
     rows = [row for row in await settled(store.run(f"run-{n}") for n in range(4)) if not isinstance(row, Exception)]
     assert [row.id for row in rows] == ["run-0"]
 
@@ -41,7 +41,7 @@ async def test_of_two_processes_one_gets_the_claim(opener: Opener) -> None:
             answers = await settled(store.append(entry) for store, entry in zip([one, other] * 4, entries, strict=True))
             assert sorted(type(answer).__name__ for answer in answers) == ["Appended"] + ["Conflict"] * 7
             (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
-            held = await other.once(f"claim-{turn}", 1.0)
+            held = await other.find_request_claim(f"claim-{turn}", 1.0)
             assert held is not None
             assert held.run == winner.events[0].run
 
@@ -62,40 +62,44 @@ async def test_a_refused_entry_claims_nothing(store: Store) -> None:
     await store.append(admitted("run"))
     with pytest.raises(LeaseLost):
         await store.append(note("run", epoch=9, once=claim()))
-    assert await store.once("claim", 1.0) is None
+    assert await store.find_request_claim("claim", 1.0) is None
 
 
 async def test_a_claim_that_has_run_out_is_free(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await one.append(replace(admitted("old", at=1.0), once=claim(until=10.0)))
-        assert await one.once("claim", 10.0) is None
+        assert await one.find_request_claim("claim", 10.0) is None
         entries = [replace(admitted(f"new-{n}", at=10.0), once=claim(until=20.0, body=b"new")) for n in range(6)]
         answers = await settled(store.append(entry) for store, entry in zip([one, other] * 3, entries, strict=True))
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, Conflict) for answer in answers) == 5
-        assert await other.once("claim", 10.0) == replace(claim(until=20.0, body=b"new"), run=winner.events[0].run)
+        assert await other.find_request_claim("claim", 10.0) == replace(
+            claim(until=20.0, body=b"new"), run=winner.events[0].run
+        )
 
 
 async def test_a_reply_is_remembered_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         replies = [replace(claim(), status=200, reply=b"%d" % n) for n in range(6)]
-        held = await settled(store.remember(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True))
+        held = await settled(
+            store.claim_request(reply, 1.0) for store, reply in zip([one, other] * 3, replies, strict=True)
+        )
         assert len(set(held)) == 1
         assert held[0] in replies
-        assert await one.once("claim", 1.0) == held[0]
+        assert await one.find_request_claim("claim", 1.0) == held[0]
         later = replace(replies[0], until=300.0, reply=b"later")
-        assert await other.remember(later, 100.0) == later == await one.once("claim", 100.0)
+        assert await other.claim_request(later, 100.0) == later == await one.find_request_claim("claim", 100.0)
 
 
 async def test_claims_that_have_run_out_are_forgotten_in_batches(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         for n in range(7):
-            await one.remember(claim(f"claim-{n}", until=10.0 + n), 1.0)
-        assert await one.forget_claims(9.9, 100) == 0
-        assert await one.forget_claims(15.0, 4) == 4
-        assert sum(await settled([one.forget_claims(15.0, 4), other.forget_claims(15.0, 4)])) == 2
-        assert await one.forget_claims(15.0, 4) == 0
-        assert await other.once("claim-6", 1.0) == claim("claim-6", until=16.0)
+            await one.claim_request(claim(f"claim-{n}", until=10.0 + n), 1.0)
+        assert await one.forget_request_claims(9.9, 100) == 0
+        assert await one.forget_request_claims(15.0, 4) == 4
+        assert sum(await settled([one.forget_request_claims(15.0, 4), other.forget_request_claims(15.0, 4)])) == 2
+        assert await one.forget_request_claims(15.0, 4) == 0
+        assert await other.find_request_claim("claim-6", 1.0) == claim("claim-6", until=16.0)
 
 
 async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> None:

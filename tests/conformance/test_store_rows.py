@@ -96,7 +96,7 @@ async def test_a_released_ticket_is_due_again_and_no_longer_the_holders(store: S
     await store.append(moved("run", "release", 1, until=30.0))
     with pytest.raises(LeaseLost):
         await store.append(moved("run", "hold", 1))
-    assert await store.keep([Held("run", 0, 1)], 99.0) == frozenset()
+    assert await store.renew_claims([Held("run", 0, 1)], 99.0) == frozenset()
     assert await store.overdue(29.9, 10) == ()
     (due,) = await store.overdue(30.0, 10)
     assert (await store.append(take("run", due.version, "b", at=30.0, until=40.0))).claim == 2
@@ -188,7 +188,9 @@ async def test_a_held_ticket_is_overdue_as_soon_as_its_claim_lapses(store: Store
     await store.append(queued("run"))
     await store.append(take("run", 0, "a", until=10.0))
     assert await store.overdue(9.9, 10) == ()
-    assert await store.keep([Held("run", 0, 1), Held("run", 0, 7), Held("none", 0, 1)], 15.0) == {Held("run", 0, 1)}
+    assert await store.renew_claims([Held("run", 0, 1), Held("run", 0, 7), Held("none", 0, 1)], 15.0) == {
+        Held("run", 0, 1)
+    }
     assert await store.overdue(14.9, 10) == ()
     assert len(await store.overdue(15.0, 10)) == 1
 
@@ -198,7 +200,11 @@ async def test_others_get_their_turn_while_thousands_are_renewed(store: Store, w
     """A process that holds many renews them all every second or so, beside everything else that it does."""
     names = [f"run-{n}" for n in range(3000)]
     held = [Held(name, 0, 1) for name in names]
-    renewing = store.keep(held, 9.0) if what == "claims" else store.renew("driver", dict.fromkeys(names, 1), 9.0)
+    renewing = (
+        store.renew_claims(held, 9.0)
+        if what == "claims"
+        else store.renew_leases("driver", dict.fromkeys(names, 1), 9.0)
+    )
     renewed, turns = asyncio.ensure_future(renewing), 0
     while not renewed.done():
         await asyncio.sleep(0)
@@ -225,10 +231,10 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
         await asyncio.gather(*(one.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
         await one.append(Entry("run-00", 5.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
         await one.append(queued("run-01"))
-        assert await one.orphans("early", 9.9, 30.0, 50, KINDS) == ()
-        calls = [store.orphans(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 5)]
+        assert await one.take_over("early", 9.9, 30.0, 50, KINDS) == ()
+        calls = [store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 5)]
         taken: list[RunRow] = [row for rows in await asyncio.gather(*calls) for row in rows]
-        while rows := await one.orphans("heir", 10.0, 30.0, 5, KINDS):  # what one left because another was at it
+        while rows := await one.take_over("heir", 10.0, 30.0, 5, KINDS):  # what one left because another was at it
             taken += rows
         assert sorted(row.id for row in taken) == [f"run-{n:02}" for n in range(1, 20)]
         assert {row.epoch for row in taken} == {2}
@@ -240,16 +246,16 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
 async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
     await asyncio.gather(*(store.append(admitted(name, lease_until=10.0)) for name in ("mine", "ended", "lost")))
     await store.append(Entry("ended", 5.0, (Draft(Kind.FAILED, {}),), epoch=1))
-    await store.renew("driver", {"mine": 1}, 20.0)
-    assert [row.id for row in await store.orphans("heir", 15.0, 99.0, 10, KINDS)] == ["lost"]
+    await store.renew_leases("driver", {"mine": 1}, 20.0)
+    assert [row.id for row in await store.take_over("heir", 15.0, 99.0, 10, KINDS)] == ["lost"]
     epochs = {"mine": 1, "ended": 1, "lost": 1, "none": 1}
     await store.append(note("mine"))
-    assert await store.renew("driver", epochs, 30.0) == {"mine": 2}
-    assert await store.renew("heir", {"lost": 2, "mine": 1}, 30.0) == {"lost": 1}
+    assert await store.renew_leases("driver", epochs, 30.0) == {"mine": 2}
+    assert await store.renew_leases("heir", {"lost": 2, "mine": 1}, 30.0) == {"lost": 1}
     assert (await store.run("mine")).lease_until == 30.0
-    assert await store.renew("driver", {}, 30.0) == {}
-    assert await store.seqs(["mine", "ended", "none"]) == {"mine": 2, "ended": 2}
-    assert await store.seqs([]) == {}
+    assert await store.renew_leases("driver", {}, 30.0) == {}
+    assert await store.last_seqs(["mine", "ended", "none"]) == {"mine": 2, "ended": 2}
+    assert await store.last_seqs([]) == {}
 
 
 async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) -> None:
@@ -260,10 +266,10 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
     counted = [Lapsed("grand", "v1", 1, 0), Lapsed("mini", "v1", 1, 0), Lapsed("mini", "v2", 1, 0)]
     assert await store.lapsed(9.9) == ()
     assert await store.lapsed(10.0) == tuple(counted)
-    assert await store.orphans("heir", 10.0, 30.0, 10, []) == ()
-    assert [row.id for row in await store.orphans("heir", 10.0, 30.0, 10, KINDS)] == ["here"]
+    assert await store.take_over("heir", 10.0, 30.0, 10, []) == ()
+    assert [row.id for row in await store.take_over("heir", 10.0, 30.0, 10, KINDS)] == ["here"]
     assert await store.lapsed(50.0) == tuple(replace(one, expired=1) for one in counted)
-    late = await store.orphans("anybody", 50.0, 60.0, 10, [])
+    late = await store.take_over("anybody", 50.0, 60.0, 10, [])
     assert {row.id: (row.tier, row.code) for row in late} == kinds
 
 
@@ -276,7 +282,7 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (2, "", 900.0, 900.0, 2)
-    assert await store.orphans("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
+    assert await store.take_over("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
     late, taken, twice = await settled(
         store.append(Entry("run", 3.0, (Draft(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
         for epoch in (1, 2, 2)
@@ -287,7 +293,7 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (3, "home", 9.0, 70.0, 3)
     await store.append(Entry("run", 3.0, (Draft(Kind.STEP_QUEUED, {}),), epoch=3))
-    assert await store.renew("home", {"run": 3}, 20.0) == {"run": 4}
+    assert await store.renew_leases("home", {"run": 3}, 20.0) == {"run": 4}
     with pytest.raises(LeaseLost):
         await store.append(Entry("run", 4.0, lease=Lease("thief", 9.0, 70.0)))
 
@@ -295,7 +301,7 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
 async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
-    (row,) = await store.orphans("home", 900.0, 950.0, 9, [])
+    (row,) = await store.take_over("home", 900.0, 950.0, 9, [])
     assert (row.id, row.epoch, row.driver, row.lease_until) == ("run", 3, "home", 950.0)
 
 
@@ -308,7 +314,7 @@ async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together
     else:
         for entry in (rest, note("run"), note("driven")):
             await store.append(entry)
-    (row,) = await store.orphans("home", 2.0, 50.0, 9, [("mini", "v1")])
+    (row,) = await store.take_over("home", 2.0, 50.0, 9, [("mini", "v1")])
     assert (row.id, row.epoch) == ("run", 3)
     assert (await store.run("driven")).lease_until == 100.0
 

@@ -168,7 +168,7 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub
 
     opened.means.store.append = overtaken  # type: ignore[method-assign]
     now, ours = opened.means.now(), [("baton-mini", opened.means.code)]
-    (row,) = await store.orphans(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
+    (row,) = await store.take_over(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
     await opened.drivers._orphans._adopt(row)
     assert (await cancel.settled(store, await store.run(run), 3.0)).state == "cancelled"
 

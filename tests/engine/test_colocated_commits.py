@@ -247,7 +247,7 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
         driven = await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
         now = opened.means.now()
-        assert await opened.means.store.orphans(
+        assert await opened.means.store.take_over(
             "another", now + 100, now + 200, 10, [("baton-ultra", opened.means.code)]
         )
         for _ in range(100):

@@ -89,7 +89,7 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
         with away(opened):
             with pytest.raises(StoreUnavailable):
                 await store.ready()
-            assert (store.sound, store.calm) == (False, 0.0)
+            assert (store.healthy, store.seconds_since_recovery) == (False, 0.0)
             for _ in range(20):
                 began = time.monotonic()
                 with pytest.raises(StoreUnavailable) as refused:
@@ -98,8 +98,8 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
                 assert refused.value.retry_after
                 with pytest.raises(StoreUnavailable):
                     await store.key("a key")
-        assert await store.wait(2.0)
-        assert 0 <= store.calm < 2.0
+        assert await store.wait_until_healthy(2.0)
+        assert 0 <= store.seconds_since_recovery < 2.0
         assert len(opened.drivers) == 0
         assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
         assert len(stub.requests) == 1
@@ -232,10 +232,10 @@ class Shelf:
         self.written: list[int] = []
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         return self.there.is_set()
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait_until_healthy(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self.there.wait()
@@ -245,7 +245,7 @@ class Shelf:
 
     def append(self, number: int) -> Callable[[], Awaitable[None]]:
         async def write() -> None:
-            if not self.sound:
+            if not self.healthy:
                 raise StoreUnavailable
             self.written.append(number)
 

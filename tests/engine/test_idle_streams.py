@@ -101,14 +101,14 @@ async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
 async def test_renewing_holds_nothing_until_the_next_time(
     stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewed, keep = asyncio.Event(), SqlStore.keep
+    renewed, keep = asyncio.Event(), SqlStore.renew_claims
 
     async def kept(store: SqlStore, held: Sequence[Held], until: float) -> frozenset[Held]:
         ours = await keep(store, held, until)
         renewed.set()
         return ours
 
-    monkeypatch.setattr(SqlStore, "keep", kept)
+    monkeypatch.setattr(SqlStore, "renew_claims", kept)
     stub.always("*", Hang())
     driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     async with asyncio.timeout(10):

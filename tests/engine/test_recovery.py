@@ -158,7 +158,7 @@ async def test_a_renewal_on_its_way_does_not_prolong_a_lease_that_is_given_up(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would find the run before that lapses."""
-    append, renew, renewals = SqlStore.append, SqlStore.renew, asyncio.Queue[asyncio.Task[object]]()
+    append, renew, renewals = SqlStore.append, SqlStore.renew_leases, asyncio.Queue[asyncio.Task[object]]()
     wire = {"format": "responses", "background": True}
     async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
 
@@ -174,7 +174,7 @@ async def test_a_renewal_on_its_way_does_not_prolong_a_lease_that_is_given_up(
             return await renew(store, driver, epochs, until)
 
         monkeypatch.setattr(SqlStore, "append", overtaken)
-        monkeypatch.setattr(SqlStore, "renew", slow)
+        monkeypatch.setattr(SqlStore, "renew_leases", slow)
         opened.drivers.hands_over = True
         handed = await opened.drivers.start(order(opened, "baton-mini", wire=wire, streams=True))
         await (await renewals.get())
@@ -244,7 +244,7 @@ async def test_a_process_takes_nothing_over_from_itself(
         driven = await opened.drivers.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
-            slow.setattr(SqlStore, "renew", away)
+            slow.setattr(SqlStore, "renew_leases", away)
             await asyncio.sleep(3 * LEASE)
         assert (await finish(driven)).ended.error is None
         assert (await opened.means.store.run(driven.run)).epoch == 1
@@ -268,7 +268,7 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
             return appended
 
         monkeypatch.setattr(SqlStore, "append", late)
-        monkeypatch.setattr(SqlStore, "renew", nothing)
+        monkeypatch.setattr(SqlStore, "renew_leases", nothing)
         driven = await opened.drivers.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None
         assert (await opened.means.store.run(driven.run)).epoch == 2
@@ -280,7 +280,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 ) -> None:
     """A task that is cancelled before its first step never runs, and nobody would ever hear of it."""
     stub.script("alpha", Reply(header_delay=4 * LEASE))
-    renew, asked = SqlStore.renew, 0
+    renew, asked = SqlStore.renew_leases, 0
 
     async def nothing(*_: object) -> None:
         return None
@@ -299,11 +299,11 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
             if asked == 2:
                 now = opened.means.now()
                 ours = [("baton-mini", opened.means.code)]
-                (row,) = await store.orphans(driver, now + 60.0, now + LEASE, 1, ours)
+                (row,) = await store.take_over(driver, now + 60.0, now + LEASE, 1, ours)
                 await opened.drivers._orphans._adopt(row)
             return {}
 
-        monkeypatch.setattr(SqlStore, "renew", lapsing)
+        monkeypatch.setattr(SqlStore, "renew_leases", lapsing)
         outcome = await finish(driven)
         assert (outcome.ended.error, asked) == (None, 2)
         row = await opened.means.store.run(driven.run)
@@ -362,7 +362,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    journal, renew = SqlStore.journal, SqlStore.renew
+    journal, renew = SqlStore.journal, SqlStore.renew_leases
 
     async def counted(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> object:
         reads.append(run)
@@ -375,7 +375,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
     renewals: list[int] = []
     stub.always("alpha", Hang())
     monkeypatch.setattr(SqlStore, "journal", counted)
-    monkeypatch.setattr(SqlStore, "renew", one_query)
+    monkeypatch.setattr(SqlStore, "renew_leases", one_query)
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         drivers: Drivers = opened.drivers
         driven = [await drivers.start(order(opened, "baton-mini")) for _ in range(5)]

@@ -18,7 +18,7 @@ from app.engine.steps import execution
 from app.process.wiring import House
 from app.stepqueue.protocol import Committed
 from app.store.protocol import Appended, Entry
-from app.store.step_input import Dossier
+from app.store.step_input import StepInput
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply
@@ -50,7 +50,7 @@ class Two:
 
     def watch(self, name: str, house: House) -> None:
         store = house.means.store
-        append, contents, dossier = store.append, store.contents, store.dossier
+        append, contents, step_input = store.append, store.contents, store.step_input
 
         async def noted(entry: Entry) -> Appended:
             self.written[name].append([draft.kind for draft in entry.events])
@@ -62,12 +62,12 @@ class Two:
             return await contents(run, refs)
 
         async def opened(run: str, after: int = 0) -> object:
-            self.read.append(f"{name}: dossier after {after}" if after else f"{name}: dossier")
-            return await dossier(run, after)
+            self.read.append(f"{name}: step_input after {after}" if after else f"{name}: step_input")
+            return await step_input(run, after)
 
         store.append = noted  # type: ignore[method-assign]
         store.contents = read  # type: ignore[method-assign, assignment]
-        store.dossier = opened  # type: ignore[method-assign, assignment]
+        store.step_input = opened  # type: ignore[method-assign, assignment]
 
 
 @asynccontextmanager
@@ -105,7 +105,7 @@ async def test_a_workflow_costs_its_driver_one_entry(stub: ProviderStub, tmp_pat
     stub.always("gamma", Reply(chunks=("Three.",), header_delay=0.2))
     heard: list[str] = []
     async with two(tmp_path, stub, redis_url) as both:
-        both.driving.means.store.heard = lambda run, _rows: heard.append(run)  # type: ignore[method-assign]
+        both.driving.means.store.accept_rows = lambda run, _rows: heard.append(run)  # type: ignore[method-assign]
         outcome = await run(both, ONE_TWO_ONE)
     assert (outcome.ended.answer, outcome.ended.error) == ("Four.", None)
     assert heard == [outcome.ended.state.run] * 5
@@ -117,7 +117,7 @@ async def test_a_workflow_costs_its_driver_one_entry(stub: ProviderStub, tmp_pat
         [*DONE, QUEUED, INTENDED],
         [*DONE, Kind.SUCCEEDED],
     ]
-    assert both.read == ["other: dossier"]
+    assert both.read == ["other: step_input"]
 
 
 async def test_what_others_have_written_meanwhile_is_heard_before_anything_follows(
@@ -145,7 +145,7 @@ async def test_nothing_is_written_under_the_epoch_of_a_driver_that_lost_its_run(
         driven = await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=CHAIN))
         await stub.wait_for(1)
         now, code = both.driving.means.now(), both.driving.means.code
-        assert await both.other.means.store.orphans("another", now + 100, now + 200, 10, [("baton-ultra", code)])
+        assert await both.other.means.store.take_over("another", now + 100, now + 200, 10, [("baton-ultra", code)])
         for _ in range(100):
             await asyncio.sleep(0.05)
             if Kind.STEP_DONE in kinds(journal := await events(both.driving, driven.run)):
@@ -183,7 +183,7 @@ async def test_a_turn_is_read_from_where_the_one_before_it_ended(
         seqs = [
             event.seq for event in await events(both.driving, outcome.ended.state.run) if event.kind is Kind.AWAITING
         ]
-        assert both.read == [f"other: dossier after {seqs[-1]}"]
+        assert both.read == [f"other: step_input after {seqs[-1]}"]
     told = [message for message in stub.requests[-1].json["messages"] if message["role"] == "tool"]
     assert [message["content"] for message in told] == ["A", "B"]
 
@@ -196,14 +196,14 @@ async def test_what_was_erased_meanwhile_is_shown_to_nobody(
     stub.always("alpha", Reply(header_delay=1.0))
     steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user"]), ("gamma", "three", ["user", 1]))
     async with two(tmp_path, stub, redis_url) as both:
-        dossier = both.other.means.store.dossier
+        step_input = both.other.means.store.step_input
 
-        async def erased(run: str, after: int = 0) -> Dossier:
+        async def erased(run: str, after: int = 0) -> StepInput:
             if after:
                 await both.driving.means.store.erase(run)
-            return await dossier(run, after)
+            return await step_input(run, after)
 
-        monkeypatch.setattr(both.other.means.store, "dossier", erased)
+        monkeypatch.setattr(both.other.means.store, "step_input", erased)
         driven = await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=steps))
         await finish(driven)
         journal = await events(both.driving, driven.run)

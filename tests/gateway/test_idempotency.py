@@ -224,15 +224,15 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
     async with open_house(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
         store, now = opened.gateway.store, opened.means.now()
         for n in range(5):
-            await store.remember(Once(f"old-{n}", b"", now - 1), now - 2)
+            await store.claim_request(Once(f"old-{n}", b"", now - 1), now - 2)
         async with calling(opened, await key_of(opened)) as client:
             run = (await post(client, body(), "one")).headers["x-baton-run"]
             async with asyncio.timeout(10):
-                while any([await store.once(f"old-{n}", 0.0) for n in range(5)]):  # noqa: ASYNC110 - rows have no event
+                while any([await store.find_request_claim(f"old-{n}", 0.0) for n in range(5)]):  # noqa: ASYNC110 - rows have no event
                     await asyncio.sleep(0.05)
             again = await post(client, body(), "one")
         assert again.headers["x-baton-run"] == run
-        held = await store.once(hashlib.sha256(b"acme\0one").hexdigest(), now)
+        held = await store.find_request_claim(hashlib.sha256(b"acme\0one").hexdigest(), now)
         assert held is not None
         assert (held.run, held.reply) == (run, b"")
         assert held.until >= (await store.run(run)).deadline + 24 * 3600 - 1

@@ -233,11 +233,11 @@ class ShelfStore:
         self._check()
         return {ref: self.shelf[ref] for ref in refs if ref in self.shelf}
 
-    async def once(self, claim: str, now: float) -> Once | None:
+    async def find_request_claim(self, claim: str, now: float) -> Once | None:
         self._check()
         return self.claims.get(claim)
 
-    async def remember(self, once: Once, now: float) -> Once:
+    async def claim_request(self, once: Once, now: float) -> Once:
         self._check()
         return self.claims.setdefault(once.id, once)
 

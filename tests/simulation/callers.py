@@ -130,14 +130,14 @@ class Visit:
         once, store, drivers = order.once, process.store, process.running
         if once is None:
             return await drivers.start(order)
-        found = await store.once(once.id, process.clock.now())
+        found = await store.find_request_claim(once.id, process.clock.now())
         if found is None:
             try:
                 return await drivers.start(order)
             except Conflict as conflict:
                 if conflict.public_code != TAKEN:
                     raise
-                found = await store.once(once.id, process.clock.now())
+                found = await store.find_request_claim(once.id, process.clock.now())
         if found is None:
             raise Conflict(code=TAKEN)
         return await drivers.attach(found.run, once=once.id)

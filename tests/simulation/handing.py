@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 def _without(part: str) -> Callable[..., Any]:
     async def hand_back(means: Any, home: str, epochs: Mapping[str, int]) -> None:
         if part != "lease" and epochs:
-            await means.store.renew(home, epochs, means.now() - GIVEN_UP)
+            await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP)
         if part != "call":
             await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in epochs])
 

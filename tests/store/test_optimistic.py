@@ -86,12 +86,12 @@ async def test_a_step_takes_one_way_to_the_server_for_each_of_its_commits(
         await gateway.append(entry)
         assert asked == words
     asked.clear()
-    assert len((await dispatcher.dossier("run")).events) == 2
+    assert len((await dispatcher.step_input("run")).events) == 2
     await dispatcher.append(take("run", 0, "a"))
     await dispatcher.append(moved("run", "finish", 1))
     assert asked == ["SELECT runs.", *AT_ONCE, *AT_ONCE]
     asked.clear()
-    gateway.heard("run", dispatcher.rows("run"))
+    gateway.accept_rows("run", dispatcher.known_rows("run"))
     await gateway.append(driven())
     assert asked == AT_ONCE
 
@@ -105,7 +105,7 @@ async def test_who_knows_a_run_up_to_some_event_is_brought_what_follows_and_the_
     await gateway.append(replace(admitted("run"), contents=tuple(bodies.items())))
     await gateway.append(Entry("run", 2.0, (Draft(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))
     await gateway.append(Entry("run", 3.0, (Draft(Kind.STEP_SKIPPED, {"of": [long, {"it": result}]}),), epoch=1))
-    whole, rest = await dispatcher.dossier("run"), await dispatcher.dossier("run", 2)
+    whole, rest = await dispatcher.step_input("run"), await dispatcher.step_input("run", 2)
     assert [event.seq for event in whole.events] == [1, 2, 3]
     assert whole.contents.keys() == bodies.keys() - {long}
     assert [event.seq for event in rest.events] == [3]
@@ -164,11 +164,11 @@ async def test_a_run_that_others_have_ended_is_forgotten(stores: Sequence[SqlSto
     """Else each gateway would fill with runs that dispatchers end ahead of it."""
     one, other = stores
     await one.append(admitted("run"))
-    assert (one.rows("run"), one._recent.journal("run")[1]) != ((), 0)
+    assert (one.known_rows("run"), one._recent.journal("run")[1]) != ((), 0)
     await other.append(Entry("run", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
-    assert other.rows("run") == ()
-    one.heard("run", other.rows("run"))
-    assert (one.rows("run"), one._recent.journal("run")[1]) == ((), 0)
+    assert other.known_rows("run") == ()
+    one.accept_rows("run", other.known_rows("run"))
+    assert (one.known_rows("run"), one._recent.journal("run")[1]) == ((), 0)
 
 
 async def test_what_others_have_reserved_without_a_word_counts(stores: Sequence[SqlStore]) -> None:
@@ -231,7 +231,7 @@ async def test_a_claim_is_found_to_have_lapsed_on_the_row_alone(stores: Sequence
     await one.append(admitted("run"))
     await one.append(queued("run"))
     await one.append(take("run", 0, "a", until=10.0))
-    assert await other.keep([Held("run", 0, 1)], 100.0)
+    assert await other.renew_claims([Held("run", 0, 1)], 100.0)
     with pytest.raises(LeaseLost):
         await one.append(take("run", 1, "b", at=50.0))
 
@@ -242,7 +242,7 @@ async def test_a_claim_that_was_prolonged_is_left_as_long_as_it_is(stores: Seque
     await one.append(admitted("run"))
     await one.append(queued("run"))
     await one.append(take("run", 0, "a", until=10.0))
-    assert await other.keep([Held("run", 0, 1)], 100.0)
+    assert await other.renew_claims([Held("run", 0, 1)], 100.0)
     again = replace(queued("run"), outbox=(Outbox(0, "mini", "new address"),))
     await one.append(moved("run", "hold", 1) if verb == "hold" else again)
     found = await ticket(other)

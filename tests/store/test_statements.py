@@ -78,8 +78,8 @@ async def test_an_entry_takes_one_statement_to_write_whatever_is_in_it(store: Sq
     """And no other, where the rows are what they are taken to be."""
     assert await _a_step(store, asked) == [1, 1, 1, 1]
     asked.clear()
-    assert await store.renew("driver", {"run": 1}, 9.0) == {"run": 4}
-    assert await store.keep([Held("run", 1, 0)], 9.0) == frozenset()
+    assert await store.renew_leases("driver", {"run": 1}, 9.0) == {"run": 4}
+    assert await store.renew_claims([Held("run", 1, 0)], 9.0) == frozenset()
     assert [query.split()[0] for query in asked] == ["SELECT", "WITH", "SELECT"]
     asked.clear()
     await store.append(Entry("run", 5.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
@@ -91,8 +91,8 @@ async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few
 ) -> None:
     await _a_step(store, asked)
     await store.append(Entry("run", 5.0, move=Move(1, "take", version=0, holder="a", until=9.0)))
-    await store.keep([Held("run", 1, 2)], 9.0)
-    await store.renew("driver", {"run": 1}, 9.0)
+    await store.renew_claims([Held("run", 1, 2)], 9.0)
+    await store.renew_leases("driver", {"run": 1}, 9.0)
     for entries in zip(*([entry(run) for entry in (admitted, queued, skipped)] for run in ("x", "y")), strict=True):
         await asyncio.gather(*map(store.append, entries))
     await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(1, "finish", claim=2)))
@@ -127,7 +127,7 @@ async def test_who_looks_for_what_has_lapsed_goes_by_what_is_open(store: SqlStor
     await store.lapsed(6.0)
     await store.waiting(10)
     await store.overdue(6.0, 10)
-    await store.orphans("heir", 6.0, 9.0, 10, [("mini", "test")])
+    await store.take_over("heir", 6.0, 9.0, 10, [("mini", "test")])
     queries = [query for query in dict.fromkeys(sent) if "<=" in query or "LIMIT" in query]
     other = await asyncpg.connect(migrated_postgres_url, server_settings=BY_KEY)
     plans = []
@@ -156,8 +156,8 @@ async def test_leases_and_claims_are_prolonged_in_place(migrated_postgres_url: s
     before = await _updates(migrated_postgres_url)
     async with open_store(migrated_postgres_url) as opened:
         for until in (9.0, 80.0, 200.0):
-            assert len(await opened.renew("driver", dict.fromkeys(names, 1), until)) == len(names)
-            assert len(await opened.keep([Held(name, 0, 1) for name in names], until)) == len(names)
+            assert len(await opened.renew_leases("driver", dict.fromkeys(names, 1), until)) == len(names)
+            assert len(await opened.renew_claims([Held(name, 0, 1) for name in names], until)) == len(names)
     after = await _updates(migrated_postgres_url)
     for table in ("runs", "tickets"):
         made, in_place = (later - sooner for later, sooner in zip(after[table], before[table], strict=True))
@@ -214,8 +214,8 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
 
     monkeypatch.setattr(Writes, "__call__", noted)
     monkeypatch.setattr(Wire, "fetch", noted_too)
-    await store.renew("driver", {"run": 1}, 9.0)
-    await store.keep([Held("run", 0, 1)], 9.0)
+    await store.renew_leases("driver", {"run": 1}, 9.0)
+    await store.renew_claims([Held("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
     assert found == ["off", "off", "on"]
     await store.append(note("run"))

@@ -31,11 +31,11 @@ async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Left) 
         except StoreUnavailable:
             if (seconds := left()) <= 0:
                 raise
-        if store.sound:
+        if store.healthy:
             await asyncio.sleep(min(pause, seconds))
             pause = min(2 * pause, LONGEST_PAUSE)
         else:
-            await store.wait(min(LONGEST_PAUSE, seconds))
+            await store.wait_until_healthy(min(LONGEST_PAUSE, seconds))
 
 
 class Patient:

@@ -27,7 +27,7 @@ from app.engine.context import Means
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
 from app.store.protocol import Appended, Entry, Outbox
-from app.store.step_input import BRIEF, Dossier
+from app.store.step_input import BRIEF, StepInput
 
 
 class Ahead:
@@ -36,7 +36,7 @@ class Ahead:
 
     far = True
 
-    def __init__(self, means: Means, *, state: RunState, read: Dossier, home: str, beside: DispatcherBeside) -> None:
+    def __init__(self, means: Means, *, state: RunState, read: StepInput, home: str, beside: DispatcherBeside) -> None:
         """`read` is what the state was folded from; `home` is the driver's address."""
         self._means = means
         self._beside = beside
@@ -160,7 +160,7 @@ class Aheads:
         run waits for its caller."""
         return self._met.get(run)
 
-    def meet(self, state: RunState, read: Dossier, home: str) -> Ahead | None:
+    def meet(self, state: RunState, read: StepInput, home: str) -> Ahead | None:
         """The same, for a run whose journal was just read, and whose driver is at `home`."""
         run = state.run
         if self._known(run) is None:

@@ -217,7 +217,8 @@ class Driver:
         One transaction instead of two or three, and the next steps are on their way a turn of the loop earlier. The
         entry keeps its own fence and gets the driver's beside it; if ours does not hold, it goes alone.
         """
-        if not self._means.store.sound:  # we may be waiting for it ourselves, and whoever brings this has more patience
+        # We may be waiting for the database ourselves, and whoever brings this outcome has more patience.
+        if not self._means.store.healthy:
             raise StoreUnavailable
         async with self._writing:
             after = possible(self.state, entry.events)

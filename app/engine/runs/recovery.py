@@ -63,9 +63,9 @@ class Orphans:
         every lease has; those who hold them get the length of one to come back.
         """
         more = False
-        if room > 0 and self._means.store.calm >= self._means.lease:
+        if room > 0 and self._means.store.seconds_since_recovery >= self._means.lease:
             more = await self._take_over(room, self._means.now() - patience)
-        await self._means.store.forget_claims(self._means.now(), FORGET)
+        await self._means.store.forget_request_claims(self._means.now(), FORGET)
         self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
         if not self._means.queue.sound:  # what is looked up counts as rung, so it is left to dispatchers, who look too
             return more
@@ -82,7 +82,7 @@ class Orphans:
         if not ours and not any(kind.expired for kind in lapsed):
             return False
         until, most = self._means.now() + self._means.lease, min(room, SWEEP)
-        rows = await self._means.store.orphans(self._home, now, until, most, ours)
+        rows = await self._means.store.take_over(self._home, now, until, most, ours)
         for row in rows:
             try:
                 await self._adopt(row)
@@ -187,7 +187,7 @@ async def hand_back(means: Means, home: str, epochs: Mapping[str, int]) -> None:
 
     Whoever is not reached finds them with the next sweep, and, while the database is away, when they have lapsed."""
     with suppress(StoreUnavailable, QueueUnavailable):
-        given = await means.store.renew(home, epochs, means.now() - GIVEN_UP) if epochs else ()
+        given = await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP) if epochs else ()
         await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in given], at_once=True)
 
 

@@ -380,7 +380,7 @@ class Drivers:
 
     def _hear(self, message: Live) -> None:
         if isinstance(message, Committed):
-            self._means.store.heard(message.run, message.rows)
+            self._means.store.accept_rows(message.run, message.rows)
         if message.run not in self._drivers:
             self._followers.hear(message)
         elif not isinstance(message, Stop):
@@ -396,7 +396,7 @@ class Drivers:
                 missing = await self._renew()
             except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "leases not renewed", error=error.public_code)
-                if not self._means.store.sound and await self._means.store.wait(pause):
+                if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
                     pause = 0.0  # whoever comes back first keeps what is theirs
                 continue
             # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
@@ -412,7 +412,7 @@ class Drivers:
             epochs = self._epochs()
             if not epochs:
                 return set()
-            kept = await self._means.store.renew(self._home, epochs, self._means.now() + self._means.lease)
+            kept = await self._means.store.renew_leases(self._home, epochs, self._means.now() + self._means.lease)
         self._wake(kept)
         return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 
@@ -431,7 +431,7 @@ class Drivers:
             before, self._taken_up = self._taken_up, []
             if watched:
                 with suppress(StoreUnavailable):
-                    self._wake(await self._means.store.seqs(watched))
+                    self._wake(await self._means.store.last_seqs(watched))
 
     def _wake(self, seqs: Mapping[str, int]) -> None:
         """Send those drivers to the journal whose run has moved on without their hearing of it."""

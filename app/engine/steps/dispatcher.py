@@ -157,7 +157,7 @@ class Dispatcher:
                 suspects = await self._renew(suspects)
             except StoreUnavailable as error:
                 self._means.telemetry.log(logging.WARNING, "claims not renewed", error=error.public_code)
-                if not self._means.store.sound and await self._means.store.wait(pause):
+                if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
                     pause = 0.0  # whoever comes back first keeps what is theirs
 
     async def _renew(self, suspects: set[Held]) -> set[Held]:
@@ -168,7 +168,7 @@ class Dispatcher:
             return set()
         with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
             await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
-        kept = await self._means.store.keep(list(held), self._means.now() + self._means.lease)
+        kept = await self._means.store.renew_claims(list(held), self._means.now() + self._means.lease)
         missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
         for claim in missing & suspects:
             self._means.telemetry.count("baton_lease_lost_total", "step")

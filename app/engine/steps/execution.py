@@ -153,7 +153,7 @@ class Execution:
             due = await self._means.store.due(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._means.now():
                 return None
-            if due.holder not in (None, self._name) and self._means.store.calm < self._means.lease:
+            if due.holder not in (None, self._name) and self._means.store.seconds_since_recovery < self._means.lease:
                 return None  # nobody could prolong a claim while the database was away
             state = await self._fold(None)
             self._version = due.version
@@ -170,12 +170,12 @@ class Execution:
             return known.state
         kept = self._aheads.met(self._ticket.run)
         before, along = (kept.state, kept.contents) if kept is not None else (None, NOTHING)
-        dossier = await self._means.store.dossier(self._ticket.run, before.seq if before is not None else 0)
-        if dossier.salt:  # else it was erased, and so is what is kept
-            dossier = changed(dossier, contents={**along, **dossier.contents})
-        self._salt, self._along = dossier.salt, dossier.contents
-        state = fold(dossier.events, before)
-        self._kept_alive = self._aheads.meet(state, dossier, self._work.hearer or self._ticket.driver)
+        read = await self._means.store.step_input(self._ticket.run, before.seq if before is not None else 0)
+        if read.salt:  # else it was erased, and so is what is kept
+            read = changed(read, contents={**along, **read.contents})
+        self._salt, self._along = read.salt, read.contents
+        state = fold(read.events, before)
+        self._kept_alive = self._aheads.meet(state, read, self._work.hearer or self._ticket.driver)
         return state
 
     def _unripe(self, state: RunState) -> bool:
@@ -459,7 +459,7 @@ class Execution:
         if beside is not None and appended.events and not joins:
             beside.heard(appended.events)
         if appended.events and (beside is None or beside.far):
-            await self._tell(told(entry, appended, self._means.store.rows(entry.run)))
+            await self._tell(told(entry, appended, self._means.store.known_rows(entry.run)))
 
     async def _tell(self, message: Live) -> None:
         with suppress(QueueUnavailable):

@@ -108,7 +108,7 @@ class Outcomes:
             await self._filled.wait()
             self._filled.clear()
             while self._line and not self._closed:
-                if await self._store.wait(LOOK):
+                if await self._store.wait_until_healthy(LOOK):
                     self._release()
                     await asyncio.sleep(PAUSE)
 

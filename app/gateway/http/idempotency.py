@@ -76,7 +76,7 @@ class OnceOnly:
         """
         once = claim(request, caller, body)
         after = last_event(request) if body.get("stream") is True else None
-        found = await self._context.store.once(once.id, self._context.now()) if once is not None else None
+        found = await self._context.store.find_request_claim(once.id, self._context.now()) if once is not None else None
         if found is None:
             if after:
                 raise position.unknown()
@@ -85,7 +85,7 @@ class OnceOnly:
             except Conflict as conflict:
                 if once is None or conflict.public_code != TAKEN:
                     raise
-                found = await self._context.store.once(once.id, self._context.now())
+                found = await self._context.store.find_request_claim(once.id, self._context.now())
         held = _same(once, found)
         begun = await self.hear(request, caller, held.run, after, once=held.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
@@ -127,11 +127,11 @@ class OnceOnly:
         if once is None:
             return await act()
         now = self._context.now()
-        found = await self._context.store.once(once.id, now)
+        found = await self._context.store.find_request_claim(once.id, now)
         if found is None:
             done = await act()
             mine = replace(once, until=now + self._context.remembered, status=done.status_code, reply=bytes(done.body))
-            found = await self._context.store.remember(mine, now)
+            found = await self._context.store.claim_request(mine, now)
             if found == mine:
                 return done
         kept = _same(once, found)

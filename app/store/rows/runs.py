@@ -29,7 +29,7 @@ from app.store.rows.optimistic import Guess
 from app.store.sqlkit.prepared import Ask, Row
 from app.store.sqlkit.statements import ALONG, SEEN, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
-from app.store.step_input import BRIEF, Dossier
+from app.store.step_input import BRIEF, StepInput
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
@@ -54,11 +54,11 @@ def journal(statements: Statements, name: str, after: int) -> Ask[Journal]:
     return Ask(statements.journal, (after, name), partial(_journal, name))
 
 
-def dossier(statements: Statements, name: str, after: int) -> Callable[[Connection], tuple[Dossier, Guess | None]]:
+def step_input(statements: Statements, name: str, after: int) -> Callable[[Connection], tuple[StepInput, Guess | None]]:
     """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
-    if statements.dossier is None:
+    if statements.step_input is None:
         return partial(_gathered, statements=statements, name=name, after=after)
-    return Ask(statements.dossier, (name, after, BRIEF), partial(_dossier, name))
+    return Ask(statements.step_input, (name, after, BRIEF), partial(_step_input, name))
 
 
 def _only(rows: Sequence[Row]) -> RunRow:
@@ -74,21 +74,21 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
 
 
-def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[Dossier, Guess | None]:
+def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[StepInput, Guess | None]:
     read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
     brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
     guess = _guess(known, statements.tickets.fetch(conn, [name]))
-    return Dossier(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
+    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
 
 
-def _dossier(name: str, rows: Sequence[Row]) -> tuple[Dossier, Guess | None]:
+def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, Guess | None]:
     if not rows:
         raise NotFound
     *row, salt, events, tickets, contents = rows[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
     guess = _guess((*row, salt), tickets)
-    return Dossier(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess
+    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess
 
 
 def _guess(row: Sequence[Any], tickets: Sequence[Row]) -> Guess | None:

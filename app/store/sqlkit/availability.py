@@ -33,30 +33,30 @@ class Vigil:
         self.finished = asyncio.Event()
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the last word was good."""
         return self._there.is_set()
 
     @property
-    def calm(self) -> float:
+    def seconds_since_recovery(self) -> float:
         """Seconds since it came back; infinite if it was never away."""
-        return asyncio.get_running_loop().time() - self._since if self.sound else 0.0
+        return asyncio.get_running_loop().time() - self._since if self.healthy else 0.0
 
     def away(self) -> None:
         """A call met no database."""
-        if self.sound:
+        if self.healthy:
             log.warning("the database is away: what is to be written waits for it")
         self._there.clear()
         self._trouble.set()
 
     def there(self) -> None:
         """A call got through."""
-        if not self.sound:
+        if not self.healthy:
             log.warning("the database is back")
             self._since = asyncio.get_running_loop().time()
             self._there.set()
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait_until_healthy(self, seconds: float) -> bool:
         """Until it is there, but no longer than that; whether it is."""
         try:
             async with asyncio.timeout(seconds):
@@ -71,7 +71,7 @@ class Vigil:
             await self._trouble.wait()
             self._trouble.clear()
             pause = FIRST_PAUSE
-            while not (self.sound or await self._closes_within(pause)):
+            while not (self.healthy or await self._closes_within(pause)):
                 await self._try()
                 pause = min(2 * pause, LONGEST_PAUSE)
         self.finished.set()

@@ -99,7 +99,7 @@ class Statements:
         self.runs = Lookup(self, dialect, RUNS, ["id"], *RUN)
         self.run = Prepared(select(RUNS).where(RUNS.c.id == bindparam("its_id")), dialect, ["its_id"])
         self.journal = Prepared(_journal(), dialect, ["its_seq", "its_id"])
-        self.dossier = Prepared(self._dossier(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
+        self.step_input = Prepared(self._step_input(), dialect, ["its_id", "its_seq", "most"]) if self.arrays else None
         self.contents = Prepared(
             select(CONTENTS.c.ref, CONTENTS.c.body).where(
                 CONTENTS.c.run == bindparam("its_run"), self.among(CONTENTS.c.ref)
@@ -267,7 +267,7 @@ class Statements:
         of_them = select(func.count()).select_from(TICKETS).where(self.among(ticket.run, "moving")).scalar_subquery()
         return and_(alike == _length("run_taken"), of_them == _length("run_taken")), [*names, "moving"]
 
-    def _dossier(self) -> Executable:
+    def _step_input(self) -> Executable:
         """A run's row, and arrays of rows: its events after a seq, its tickets, and those of its contents that are no
         longer than `most` bytes, as many as a step may need; after some event, only what the later ones name."""
         run = RUNS.c

@@ -75,7 +75,7 @@ class Lane:
         """Queue an entry; `StoreUnavailable` at once if there is no room."""
         if self._closed or len(self._waiting) >= ROOM or self._bytes >= ROOM_BYTES:
             raise StoreUnavailable(retry_after=1.0)
-        if packed.entry.new is not None and not (self._vigil.sound and len(self._waiting) < ROOM_FOR_NEW):
+        if packed.entry.new is not None and not (self._vigil.healthy and len(self._waiting) < ROOM_FOR_NEW):
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
