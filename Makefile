@@ -17,15 +17,15 @@ test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 JOBS ?= 4
 test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
 	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
-		--dist loadfile --no-loadscope-reorder $(AGAIN)
+		--dist loadfile --no-loadscope-reorder
 
 FAULTS ?= faults_suite
 faults: .venv/dev.stamp  ## The service's own processes and servers, broken on purpose; FAULTS=faults_ci takes a subset.
-	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile $(AGAIN)
+	$(BIN)/python -m pytest tests/faults -m $(FAULTS) -n auto --maxprocesses 4 --dist loadfile
 
 CASES ?= 10000
 fuzz: .venv/dev.stamp  ## Ten thousand requests that nobody would send.
-	BATON_TEST_FUZZ=$(CASES) $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4 $(AGAIN)
+	BATON_TEST_FUZZ=$(CASES) $(BIN)/python -m pytest tests/fuzz -n auto --maxprocesses 4
 
 SEEDS ?= 10000
 ZOO := tests/simulation/test_zoo.py

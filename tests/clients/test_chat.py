@@ -3,11 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
 from tests.clients.reports import Report
 
-pytestmark = pytest.mark.timeout(60)
 Driven = Callable[[str], Awaitable[Report]]
 
 

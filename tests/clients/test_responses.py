@@ -182,7 +182,6 @@ async def test_a_failed_response_says_so(client: AsyncOpenAI) -> None:
     assert (last.response.status, last.response.error and last.response.error.code) == ("failed", "server_error")
 
 
-@pytest.mark.timeout(60)
 async def test_the_node_client(address: Address, stub: ProviderStub, node: Node) -> None:
     """All of it once more by the other official client, whose helpers check the order of events for themselves."""
     usage = Usage(input=40, cached=30, output=9, reasoning=4)

@@ -15,8 +15,6 @@ from tests.clients.conftest import Address
 from tests.clients.tool_worker import ADDS, LOOKS, STALL, worker
 from tests.stubs import ProviderStub
 
-pytestmark = pytest.mark.timeout(60)
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},

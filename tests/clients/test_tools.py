@@ -3,13 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
 from tests.clients.reports import Report
 from tests.clients.tool_worker import ADDS, LOOKS, STALL, TEXT, worker, writer
 from tests.stubs import ProviderStub
 
-pytestmark = pytest.mark.timeout(60)
 Driven = Callable[[str], Awaitable[Report]]
 
 USAGE = {

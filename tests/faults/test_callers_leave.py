@@ -18,7 +18,6 @@ from tests.faults.scene import LEASE, Scene, ask, scene
 from tests.harness.processes import KEY, asking, within
 from tests.stubs import Hang, Reply
 
-pytestmark = pytest.mark.timeout(120)
 STOPPED = 2.0
 """Seconds within which a worker's call is closed once nobody waits for it."""
 SLACK = 3.0

@@ -13,7 +13,6 @@ from tests.faults.scene import WORKERS, Scene, scene
 from tests.harness.processes import command, within
 from tests.stubs import Reply
 
-pytestmark = pytest.mark.timeout(120)
 CALLERS = 10
 Record = Callable[[str, object], None]
 

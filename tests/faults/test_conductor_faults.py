@@ -20,7 +20,6 @@ from tests.stubs import Drop, Fail, Hang, Raw, Reply, Stall
 from tests.stubs.control import StubControl
 from tests.stubs.script import Behaviour
 
-pytestmark = pytest.mark.timeout(120)
 TRIPPED = 15.0
 """Seconds within which the fallback has answered: ten for a conductor that says nothing, and some for this machine."""
 SECONDS = 25

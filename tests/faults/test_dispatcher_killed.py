@@ -13,7 +13,6 @@ from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
 from tests.stubs import Hang, Reply, Stall, Trickle
 
-pytestmark = pytest.mark.timeout(120)
 RESUMED = LEASE + 2
 """Seconds after a kill within which the run goes on."""
 

@@ -16,7 +16,6 @@ from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, sc
 from tests.harness.processes import KEY, asking, within
 from tests.stubs import Reply
 
-pytestmark = pytest.mark.timeout(120)
 ADOPTED = LEASE + 2
 """Seconds after a kill within which somebody else drives the run."""
 PLANNED = {"baton": {"plan": CHAIN}}

@@ -15,7 +15,6 @@ from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
 from tests.harness.processes import within
 from tests.stubs import Reply
 
-pytestmark = pytest.mark.timeout(120)
 COPIES = 3
 CALLERS = 20
 Record = Callable[[str, object], None]

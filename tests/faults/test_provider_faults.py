@@ -32,7 +32,6 @@ from tests.stubs import (
 from tests.stubs.control import StubControl
 from tests.stubs.script import Behaviour
 
-pytestmark = pytest.mark.timeout(120)
 FIRST, GAP, TOTAL = 1.5, 1.0, 5.0
 """Seconds that these workers may take to begin, between two reads, and for all of a call."""
 Record = Callable[[str, object], None]

@@ -20,7 +20,6 @@ from tests.stubs import Drop, Fail
 from tests.stubs.control import StubControl
 from tests.stubs.script import Behaviour
 
-pytestmark = pytest.mark.timeout(120)
 ASKED, AT_ONCE = 36, 12
 OPENS = 10
 """Calls after which nobody calls a worker any more that always fails."""

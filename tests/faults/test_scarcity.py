@@ -21,7 +21,6 @@ from tests.harness.servers import free_port
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
 
-pytestmark = pytest.mark.timeout(120)
 FILES = 48
 Record = Callable[[str, object], None]
 

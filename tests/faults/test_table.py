@@ -4,12 +4,9 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.faults.table import families, written
 from tests.harness.processes import ROOT
 
-pytestmark = pytest.mark.timeout(120)
 WANTED = [f"F-{number:02}" for number in (*range(1, 13), 14, 15, 16, 19, *range(21, 34), 37)]
 POINTS = 60
 """Fewest distinct injection points."""

@@ -12,7 +12,6 @@ from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
 from tests.faults.test_dispatcher_killed import RESUMED, resumed
 
-pytestmark = pytest.mark.timeout(120)
 PLANNED = {"baton": {"plan": CHAIN}}
 
 

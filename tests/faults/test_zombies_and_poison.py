@@ -17,7 +17,6 @@ from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
 from tests.harness.processes import within
 from tests.stubs import Reply, Trickle
 
-pytestmark = pytest.mark.timeout(120)
 FROZEN = 2 * LEASE
 PLANNED = {"baton": {"plan": CHAIN}}
 POISON = {

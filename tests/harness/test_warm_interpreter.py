@@ -42,7 +42,6 @@ if what == "stay":
     signal.pause()
 """
 
-pytestmark = pytest.mark.timeout(60)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
 
 

@@ -14,7 +14,7 @@ from tests.integration.installation import CHAIN, TREE, execute, launched, setti
 from tests.stubs import Hang, Reply, ToolCall
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
 ASKED: dict[str, Any] = {"model": "baton-mini", "input": "What is 4 times 5?", "background": True}

@@ -23,7 +23,7 @@ from tests.integration.installation import WORKERS, House, launched, settings
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 LEASE = 4.0
 """The default: nothing here may wait for one."""

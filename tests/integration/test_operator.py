@@ -60,7 +60,6 @@ def play(folder: Path, environ: dict[str, str]) -> None:
     assert "Traceback" not in (folder / "gateway.log").read_text() + (folder / "dispatcher.log").read_text()
 
 
-@pytest.mark.timeout(120)
 async def test_from_an_empty_database_to_an_explained_answer(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
     environ = {
         "BATON_DATABASE_URL": postgres_url,

@@ -23,7 +23,7 @@ from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, l
 from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 PROMPTLY = 2.0
 """Seconds for a run of workers that answer at once."""

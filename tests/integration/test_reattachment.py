@@ -22,7 +22,7 @@ from tests.integration.installation import LEASE, House, execute, launched, sett
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig.")
 ANSWER = "".join(PIECES)

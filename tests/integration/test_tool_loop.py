@@ -22,7 +22,7 @@ from tests.integration.installation import WORKERS, House, launched, settings
 from tests.stubs import Agent, ToolCall, plan_reply
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 TURNS = 20
 TWICE = 5

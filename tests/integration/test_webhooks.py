@@ -17,7 +17,7 @@ from tests.integration.installation import settings
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
 
-pytestmark = [pytest.mark.integration, pytest.mark.faults, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 Came = list[tuple[dict[str, str], bytes]]

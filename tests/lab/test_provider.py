@@ -52,7 +52,6 @@ limits = {{ steps = 4, seconds = 30, output_tokens = 1000 }}
 """
 
 
-@pytest.mark.timeout(120)
 async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None:
     random = Random(0)
     names = [worker.name for worker in standard_pool()]

@@ -160,7 +160,6 @@ def vars_of(recipe: Recipe) -> dict[str, Any]:
     return {name: getattr(recipe, name) for name in recipe.__dataclass_fields__}
 
 
-@pytest.mark.timeout(120)
 def test_it_learns_to_read_cards() -> None:
     """Drills alone: better than any choice by chance among three to six workers."""
     trainer = Trainer(Recipe(drill_steps=1_000, warm_lessons=48), Weights())

@@ -14,8 +14,6 @@ from app.cli import run_words
 from tests.conformance.test_rehearsal import EASY
 from tests.harness.processes import Caller, Process, calling, command, environment, running
 
-pytestmark = pytest.mark.timeout(90)
-
 PRINTED: Final = re.compile(r"export BATON_API_KEY=(bt_\S+)")
 TIERS: Final = ("baton-mini", "baton-ultra")
 

@@ -289,7 +289,6 @@ async def _hear_once(queue: RedisQueue) -> None:
         pass
 
 
-@pytest.mark.timeout(45)
 async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: servers.Server) -> None:
     heard: list[Live] = []
     async with (
