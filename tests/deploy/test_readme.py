@@ -19,6 +19,7 @@ from app.process.config.settings import variables
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text()
 CALLERS: Final = (ROOT / "deploy" / "docs" / "callers.md").read_text()
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "deploy" / "docs").glob("*.md")))
 ADDRESS: Final = "http://127.0.0.1:8080"
 
 
@@ -184,7 +185,20 @@ def test_the_settings_table_is_complete() -> None:
     assert set(variables()) - set(re.findall(r"BATON_[A-Z_]+", section)) == set()
 
 
-def test_its_links_and_paths_exist() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README)
-    paths = re.findall(r"`((?:deploy|tests|app)/[\w./-]+)`", README)
-    assert [path for path in (*links, *paths) if not (ROOT / path).exists()] == []
+def anchors(page: Path) -> set[str]:
+    """The names by which links reach the page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_of_every_page_exist(page: Path) -> None:
+    text = page.read_text()
+    paths = re.findall(r"`((?:deploy|tests|app|migrations)/[\w./-]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith("https://"):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
