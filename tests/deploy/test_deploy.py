@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -303,6 +304,13 @@ def test_the_collector_takes_what_baton_sends() -> None:
     assert set(pipeline["processors"]) <= set(found["processors"])
     assert set(pipeline["exporters"]) <= set(found["exporters"])
     assert "http" in found["receivers"]["otlp"]["protocols"]
+
+
+def test_the_release_is_named_alike_everywhere() -> None:
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((DEPLOY / "helm/Chart.yaml").read_text())
+    assert {chart["version"], chart["appVersion"]} == {release}
+    assert re.findall(r"^## (.+)$", (DEPLOY / "docs" / "changelog.md").read_text(), re.MULTILINE)[0] == release
 
 
 @pytest.mark.parametrize("number", range(1, 14))
