@@ -27,8 +27,8 @@ from app.gateway.chat import route as chat
 from app.gateway.http import fault, health
 from app.gateway.http.admission import Admission
 from app.gateway.http.auth import Keys
-from app.gateway.http.browser import PREFLIGHT, Crossing
 from app.gateway.http.context import GatewayContext
+from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.direct import Direct
 from app.gateway.http.idempotency import OnceOnly
 from app.gateway.openapi import description
@@ -109,49 +109,53 @@ def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) ->
 
 
 class Frontdoor:
-    """What every request passes first and every reply passes last."""
+    """The outermost layer: gives every request its id and every reply its headers, counts, and renders errors."""
 
     def __init__(self, app: ASGIApp, context: GatewayContext, routes: Sequence[APIRoute]) -> None:
         self._app = app
         self._context = context
         self._routes = routes
-        self._crossing = Crossing(context.origins)
+        self._inner: ASGIApp = CrossOrigin(self._serve, context.origins) if context.origins else self._serve
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request_id = _given_id(scope) or self._context.name("req").encode()
-        headers = [(b"x-request-id", request_id), *self._crossing.headers(scope)]
+        headers = [(b"x-request-id", request_id)]
         if _is_anthropics(scope):
             headers.append((b"request-id", request_id))
         scope["baton.headers"] = headers
-        status, began = 0, self._context.tick()
+        scope["baton.status"] = 0
+        began = self._context.tick()
 
         async def out(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                scope["baton.status"] = message["status"]
                 took = (b"openai-processing-ms", b"%d" % ((self._context.tick() - began) * 1000))
                 message["headers"] = [*message["headers"], *headers, took]
             await send(message)
 
-        if self._crossing.preflight(scope):
-            headers += PREFLIGHT
-            return await Response(status_code=204)(scope, receive, out)
         try:
-            await self._app(scope, receive, out)
+            await self._inner(scope, receive, out)
+        finally:
+            self._context.telemetry.count("baton_requests_total", _route(scope), str(scope["baton.status"]))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route the request; whatever is raised becomes a reply, unless one has begun."""
+        try:
+            await self._app(scope, receive, send)
         except ClientDisconnect:
-            status = 499
+            scope["baton.status"] = 499
         except Exception as error:
-            reply = None if status else self._refusal(scope, error)  # nothing that is sent can be taken back
+            has_begun = scope["baton.status"] != 0
+            reply = None if has_begun else self._refusal(scope, error)
             if reply is None:
+                request_id: bytes = scope["baton.headers"][0][1]
                 self._report(scope, request_id, error)
                 reply = fault.crashed(request_id.decode())
-            if not status:
-                await reply(scope, receive, out)
-        finally:
-            self._context.telemetry.count("baton_requests_total", _route(scope), str(status))
+            if not has_begun:
+                await reply(scope, receive, send)
 
     def _refusal(self, scope: Scope, error: Exception) -> Response | None:
         """The reply to what is refused on purpose; None for what nobody expected."""
@@ -165,7 +169,7 @@ class Frontdoor:
 
     def _report(self, scope: MutableMapping[str, Any], request_id: bytes, error: Exception) -> None:
         fields = {"route": _route(scope), "request": request_id.decode(), "error": _place(error)}
-        self._context.telemetry.log(logging.ERROR, "a request met a bug", **fields)
+        self._context.telemetry.log(logging.ERROR, "a request failed because of a bug", **fields)
 
 
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ class GatewayContext:
     ping: float = 10.0
     """Longest silence of a stream, in seconds."""
     origins: frozenset[str] = frozenset()
-    """Origins whose pages may read replies; see `browser.py`."""
+    """Origins whose pages may read replies; see `cross_origin.py`."""
     remembered: float = 86_400.0
     """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
     conducts: Callable[[], bool | None] = lambda: None
