@@ -12,7 +12,7 @@ from app.cli import event_loop, storage, terminal
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.auth import mint
 from app.process.config import Loaded, Settings, configure, pepper, read
-from app.store.protocol import KeyRow, Store
+from app.store.protocol import KeyRow, Keys
 
 USUAL = ("runs:write", "runs:read")
 
@@ -113,6 +113,6 @@ async def _revoke(settings: Settings, public_id: str, now: float) -> None:
     terminal.out().print(f"Key {public_id} is revoked; gateways follow within five seconds.", markup=False)
 
 
-async def _end(store: Store, public_id: str, now: float) -> None:
+async def _end(store: Keys, public_id: str, now: float) -> None:
     if not await store.revoke_key(public_id, now):
         raise NotFound("There is no key of that id; `baton keys ls` lists them.")

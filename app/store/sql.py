@@ -16,15 +16,26 @@ from app.core.rating.feedback import Feedback
 from app.core.run.events import Event, Kind
 from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
-from app.store.bodies import Reader
-from app.store.protocol import Appended, Due, Entry, Held, Journal, KeyRow, Lapsed, Once, RunQuery, RunRow
+from app.store.protocol import (
+    Appended,
+    Due,
+    Entry,
+    Held,
+    Journal,
+    KeyRow,
+    Lapsed,
+    Once,
+    Reader,
+    RunQuery,
+    RunRow,
+    StepInput,
+)
 from app.store.rows import conductor_changes, content, feedback, idempotency, keys, notices, rated_runs, runs, trials
 from app.store.rows.optimistic import Guesses
 from app.store.sqlkit.availability import Vigil
 from app.store.sqlkit.engines import AWAY, Fault, Runner, open_runner
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
-from app.store.step_input import StepInput
 from app.store.writing.batch import pack
 from app.store.writing.group_commit import Lane
 from app.store.writing.journal_cache import RecentJournals

@@ -17,8 +17,7 @@ from app.engine.commit.speculative import Ahead
 from app.engine.steps import execution
 from app.process.wiring import House
 from app.stepqueue.protocol import Committed
-from app.store.protocol import Appended, Entry
-from app.store.step_input import StepInput
+from app.store.protocol import Appended, Entry, StepInput
 from tests.harness.conversations import Talk, calling, look
 from tests.harness.in_process import Outcome, events, finish, kinds, of, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub, Reply

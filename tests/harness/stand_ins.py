@@ -31,8 +31,7 @@ from app.gateway.http.auth import adopt
 from app.gateway.http.connection import connection
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import StepQueue
-from app.store.bodies import Reader
-from app.store.protocol import Journal, KeyRow, Ledger, Once, RunQuery, RunRow, Store
+from app.store.protocol import Journal, KeyRow, Ledger, Once, Reader, RunQuery, RunRow, Store
 from app.telemetry import Telemetry
 
 PEPPER = b"pepper"

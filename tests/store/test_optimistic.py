@@ -11,12 +11,11 @@ from sqlalchemy import Connection
 
 from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost, NotFound, RunEnded
-from app.store.protocol import Entry, Held, Lease, Ledger, Move, Outbox
+from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.rows.content import address
 from app.store.rows.optimistic import Guesses
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.prepared import Prepared, Row
-from app.store.step_input import BRIEF
 from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
 
 pytestmark = pytest.mark.integration

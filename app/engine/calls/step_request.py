@@ -20,8 +20,7 @@ from app.core.run.nesting import parent_of, speaks
 from app.core.run.state import RunState, StepState
 from app.errors import NotFound
 from app.providers.protocol import Request
-from app.store.bodies import Reader
-from app.store.protocol import Store
+from app.store.protocol import Contents, Reader
 
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 """No fresh content."""
@@ -91,12 +90,12 @@ class View:
         )
 
 
-async def see(store: Store, state: RunState, n: int) -> tuple[Message, ...]:
+async def see(store: Contents, state: RunState, n: int) -> tuple[Message, ...]:
     """The exact messages of step `n` for its present worker. `NotFound` if content was erased."""
     return (await look(store, state, n)).messages(state.steps[n].worker)
 
 
-async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
+async def look(store: Contents, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
     """What step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
 
     Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
@@ -125,7 +124,7 @@ async def look(store: Store, state: RunState, n: int, fresh: Mapping[str, bytes]
     return View(step, task, asked, found[step.subtask, _text], granted(own, done), used, last, speaks(state, step))
 
 
-async def task_of(store: Store, run: str, ref: str) -> Task:
+async def task_of(store: Contents, run: str, ref: str) -> Task:
     """A task by its ref. `NotFound` if it was erased."""
     task: Task = (await _records(store, run, {(ref, _task)}))[ref, _task]
     return task
@@ -148,7 +147,7 @@ def _messages(body: bytes) -> tuple[Message, ...]:
 
 
 async def _records(
-    store: Store, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
+    store: Contents, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
 ) -> Mapping[tuple[str, Reader], Any]:
     """What is read of contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was erased."""
     found: dict[tuple[str, Reader], Any] = {("", _text): ""}
@@ -160,7 +159,7 @@ async def _records(
     return found
 
 
-async def texts_of(store: Store, run: str, refs: Iterable[str]) -> Mapping[str, str]:
+async def texts_of(store: Contents, run: str, refs: Iterable[str]) -> Mapping[str, str]:
     """Texts by ref; the empty ref is the empty text. `NotFound` if one was erased."""
     found = await _records(store, run, {(ref, _text) for ref in refs})
     return {ref: text for (ref, _), text in found.items()}

@@ -26,8 +26,7 @@ from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import Means
 from app.errors import Conflict, LeaseLost, QueueUnavailable, RunEnded
 from app.stepqueue.protocol import Committed, Delta, Ticket
-from app.store.protocol import Appended, Entry, Outbox
-from app.store.step_input import BRIEF, StepInput
+from app.store.protocol import BRIEF, Appended, Entry, Outbox, StepInput
 
 
 class Ahead:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from app.core.pool.conductor_versions import Standing, chosen, standings
 from app.errors import StoreUnavailable
-from app.store.protocol import Store
+from app.store.protocol import ConductorVersions
 from app.telemetry import Telemetry
 
 EVERY = 2.0
@@ -24,7 +24,7 @@ FRESH = 10.0
 class Succession:
     """The conductors' versions, for a process that conducts. `tick` is a clock in seconds that never goes back."""
 
-    def __init__(self, store: Store, telemetry: Telemetry, tick: Callable[[], float]) -> None:
+    def __init__(self, store: ConductorVersions, telemetry: Telemetry, tick: Callable[[], float]) -> None:
         self._store = store
         self._telemetry = telemetry
         self._tick = tick

@@ -10,12 +10,12 @@ from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import loaded_by
 from app.gateway.responses.tools import Kind, call_item, kind_of, spelled
 from app.gateway.wire import query
-from app.store.protocol import Store
+from app.store.protocol import Contents
 
 MOST = 100
 
 
-async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
+async def page(store: Contents, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
     """A list object; newest first unless `order=asc`."""
     texts = dict.fromkeys(("after", "order", "include", "include[]"), query.text)
     asked = query.read(params, {"limit": query.limit, **texts})
@@ -40,7 +40,7 @@ async def page(store: Store, of: Subject, params: Mapping[str, str]) -> dict[str
     return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
 
 
-async def _given(store: Store, of: Subject) -> list[Message]:
+async def _given(store: Contents, of: Subject) -> list[Message]:
     """What the request added; of results, behind the message that called for them."""
     turn = of.state.turn.number
     if turn:

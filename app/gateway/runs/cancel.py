@@ -12,13 +12,13 @@ from app.core.run.events import Draft, Kind
 from app.errors import QueueUnavailable, RunEnded
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import Committed, StepQueue
-from app.store.protocol import Entry, RunRow, Store
+from app.store.protocol import Entry, RunJournal, RunRow
 
 PATIENCE, PAUSE = 3.0, 0.05
 """Seconds that a caller waits for the end that it has asked for, and between two looks."""
 
 
-async def ask(store: Store, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
+async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, now: float) -> None:
     """Journal the wish that a run should end, unless it is there already or comes too late."""
     if row.ended_at is not None:
         return
@@ -41,7 +41,7 @@ async def stop(context: GatewayContext, row: RunRow) -> RunRow:
     return await settled(context.store, row, PATIENCE)
 
 
-async def settled(store: Store, row: RunRow, patience: float) -> RunRow:
+async def settled(store: RunJournal, row: RunRow, patience: float) -> RunRow:
     """The run's row once it has ended, or as it is when patience ends (seconds)."""
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):

@@ -24,12 +24,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.events import Event, Kind
 from app.errors import NotFound
-from app.store.protocol import Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow
+from app.store.protocol import BRIEF, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
 from app.store.rows.optimistic import Guess
 from app.store.sqlkit.prepared import Ask, Row
 from app.store.sqlkit.statements import ALONG, SEEN, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
-from app.store.step_input import BRIEF, StepInput
 
 CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"

@@ -14,8 +14,7 @@ import orjson
 
 from app.core.buffers import fitted
 from app.core.run.events import TERMINAL, Event, Kind
-from app.store.bodies import Reader
-from app.store.protocol import Appended, Journal
+from app.store.protocol import Appended, Journal, Reader
 from app.store.writing.batch import Packed
 
 RUNS = 8192

@@ -1,0 +1,81 @@
+"""The store's seam: several protocols of a few verbs each, and `Store`, which has all of them.
+
+Code that needs one of them should ask for that one. `journal.py` has the rules of writing to a run; start there.
+"""
+
+from typing import Protocol
+
+from app.store.protocol.availability import Availability
+from app.store.protocol.conductor_versions import ConductorVersions
+from app.store.protocol.contents import Contents, Reader
+from app.store.protocol.entries import (
+    MOVED,
+    UNDECIDED,
+    Appended,
+    Entry,
+    Lease,
+    Ledger,
+    Move,
+    NewRun,
+    Outbox,
+    Projection,
+)
+from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
+from app.store.protocol.journal import Journal, RunJournal, RunQuery, RunRow
+from app.store.protocol.keys import KeyRow, Keys
+from app.store.protocol.learning import Learning
+from app.store.protocol.leases import Due, Held, Lapsed, LeasesAndOutbox
+from app.store.protocol.notices import Notices
+from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
+
+__all__ = [
+    "BRIEF",
+    "MOVED",
+    "TAKEN",
+    "UNDECIDED",
+    "Appended",
+    "Availability",
+    "ConductorVersions",
+    "Contents",
+    "Due",
+    "Entry",
+    "Held",
+    "Journal",
+    "KeyRow",
+    "Keys",
+    "Lapsed",
+    "Learning",
+    "Lease",
+    "LeasesAndOutbox",
+    "Ledger",
+    "Move",
+    "NewRun",
+    "Notices",
+    "Once",
+    "Outbox",
+    "Projection",
+    "Reader",
+    "RequestClaims",
+    "RunJournal",
+    "RunQuery",
+    "RunRow",
+    "StepInput",
+    "StepInputs",
+    "Store",
+]
+
+
+class Store(
+    RunJournal,
+    LeasesAndOutbox,
+    Contents,
+    StepInputs,
+    RequestClaims,
+    Notices,
+    Learning,
+    ConductorVersions,
+    Keys,
+    Availability,
+    Protocol,
+):
+    """Everything that a store promises, for code that wires the parts together."""

@@ -1,0 +1,121 @@
+"""The journal of runs: how a run is written, and how its row and its events are read.
+
+There is one way to write to a run: `append(Entry)`. An entry is atomic; entries of many runs share a transaction (group
+commit); `append` returns only when the entry is committed and durable. The store gives each event its `seq`, checks the
+writer's fence under the run's row lock, and refuses the whole entry if a check fails (D3):
+
+* a driver writes with `epoch`: it must be the run's present epoch, else `LeaseLost`;
+* a dispatcher writes with a `Move` of its ticket: the row must still have the claim (or, for `take`, the version) that
+  the move names, else `LeaseLost`;
+* a writer that has neither (nor brings a new run) may write the kinds in `ANYBODY` only, else `LeaseLost`; a run that
+  has no driver because it waits for its caller is then taken over by the next sweep;
+* once a run has ended only `AFTER_THE_END` kinds are accepted, else `RunEnded`; a second terminal event is impossible;
+* an entry that names the `seq` that it follows is refused with `Conflict` (code `MOVED`) if there are later events,
+  and one that begins a turn of a run whose content was erased with `NotFound`;
+* `once` is refused with `Conflict` (code `TAKEN`) while another entry's claim on that id lasts;
+* `hold` is refused with `RunOverBudget` if spent + held + asked would exceed a cap (D7).
+
+Database faults become `StoreUnavailable`, after which nothing of the entry was written. When the connection breaks
+during COMMIT the store looks the entry up before it answers; if the database does not come back for that within ten
+seconds, the code is `UNDECIDED`, and the entry may have been written. Every wait inside is bounded.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from app.core.records import record
+from app.core.run.events import Event
+from app.store.protocol.entries import Appended, Entry, Ledger
+
+
+@record(frozen=True, slots=True)
+class Journal:
+    """A run's salt and a part of its events. `salt` is empty once the run's content was erased."""
+
+    salt: bytes
+    events: tuple[Event, ...]
+
+
+@record(frozen=True, slots=True)
+class RunRow:
+    """A run's row, as lists show it."""
+
+    id: str
+    tenant: str
+    key: str
+    tier: str
+    model: str
+    state: str
+    created_at: float
+    deadline: float
+    epoch: int
+    driver: str
+    lease_until: float
+    seq: int
+    cap: Ledger
+    held: Ledger
+    spent: Ledger
+    topology: str | None
+    degraded: bool
+    steps: int
+    ended_at: float | None
+    error: str | None
+    code: str = ""
+    """Version of the code that admitted the run."""
+    erased: bool = False
+    """True once the run's content, and the salt with it, were erased."""
+
+
+@record(frozen=True, slots=True)
+class RunQuery:
+    """Filters for a list of runs: all optional, joined by AND; the newest run comes first.
+
+    `before` is the (created_at, id) of the last row of the page before.
+    """
+
+    tenant: str | None = None
+    state: str | None = None
+    tier: str | None = None
+    key: str | None = None
+    since: float | None = None
+    until: float | None = None
+    min_usd: int | None = None
+    degraded: bool | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    before: tuple[float, str] | None = None
+    limit: int = 20
+
+
+class RunJournal(Protocol):
+    """See the module docstring. All verbs raise `StoreUnavailable`."""
+
+    async def append(self, entry: Entry) -> Appended:
+        """Commit one entry.
+
+        Raises `LeaseLost`, `RunEnded`, `RunOverBudget`, `NotFound`, `Conflict` or `StoreUnavailable`. A body that is
+        not JSON is a TypeError, and a release of more than is held a ValueError: these are faults of the caller.
+        """
+        ...
+
+    async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
+        """The events with `seq > after`: all of them, or at least those up to `upto`, which a cache may serve.
+
+        Raises `NotFound`.
+        """
+        ...
+
+    async def run(self, run: str) -> RunRow:
+        """The row of one run. Raises `NotFound`."""
+        ...
+
+    async def runs(self, query: RunQuery) -> tuple[RunRow, ...]:
+        """At most `query.limit` rows, the newest first."""
+        ...
+
+    async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
+        """The sequence number of the last event of each of these runs, which costs less than reading their journals."""
+        ...
+
+    async def waiting(self, most: int) -> int:
+        """The number of runs that wait for tool results, counted up to `most`."""
+        ...

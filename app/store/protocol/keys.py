@@ -1,0 +1,51 @@
+"""API keys. The store has everything of a key but its secret."""
+
+from typing import Protocol
+
+from app.core.records import record
+
+
+@record(frozen=True, slots=True)
+class KeyRow:
+    """An API key. `digest` is the HMAC-SHA-256 of its secret under the service's pepper."""
+
+    id: str
+    tenant: str
+    name: str
+    digest: bytes
+    scopes: frozenset[str]
+    created_at: float
+    tiers: frozenset[str] = frozenset()
+    """Tiers that the key may use. Empty means every tier."""
+    labels: frozenset[str] = frozenset()
+    """Labels that are put on every task of this key."""
+    max_usd: int | None = None
+    """Cap on the cost of one run, in micro-dollars."""
+    rpm: int | None = None
+    """Requests a minute."""
+    tpm: int | None = None
+    """Tokens a minute, over all calls of the key's runs."""
+    concurrency: int | None = None
+    """Runs at the same time."""
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+class Keys(Protocol):
+    """All verbs raise `StoreUnavailable`."""
+
+    async def key(self, public_id: str) -> KeyRow | None:
+        """A key by its public id, revoked and expired ones included."""
+        ...
+
+    async def keys(self) -> tuple[KeyRow, ...]:
+        """Every key, the newest first."""
+        ...
+
+    async def add_key(self, row: KeyRow) -> bool:
+        """Store a new key. False if the id exists already."""
+        ...
+
+    async def revoke_key(self, public_id: str, at: float) -> bool:
+        """Mark a key as revoked. False if there is no such key."""
+        ...

@@ -1,0 +1,54 @@
+"""Ratings of runs, trials of workers, and what selectors have learned from both."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from app.core.rating.calibration import Trial
+from app.core.rating.evidence import Learned, Rated
+from app.core.rating.feedback import Feedback
+from app.core.run.events import Event, Kind
+
+
+class Learning(Protocol):
+    """All verbs raise `StoreUnavailable`."""
+
+    async def rate(self, given: Feedback) -> Feedback:
+        """Store a rating of a run. Of two ratings with one id the first is kept, and returned.
+
+        Raises `NotFound`, and `Conflict` for a run that was rated too often.
+        """
+        ...
+
+    async def feedback(self, run: str) -> tuple[Feedback, ...]:
+        """All ratings of a run, the oldest first."""
+        ...
+
+    async def feedback_after(self, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
+        """At most `limit` ratings of any run in the order of (at, id), behind the last one that was seen.
+
+        Clocks differ: a reader should look again some seconds back, and ignore a rating that it has seen before.
+        """
+        ...
+
+    async def rated(
+        self, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: Callable[[Sequence[Event]], str]
+    ) -> tuple[Rated, ...]:
+        """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` finds
+        in them."""
+        ...
+
+    async def note_trial(self, trial: Trial) -> None:
+        """Store how well a worker did at a built-in task. It replaces an earlier trial of the same name."""
+        ...
+
+    async def trials(self, news: float | None = None) -> tuple[Trial, ...]:
+        """All trials, the oldest first; with `news`, none at all unless one is later than that time."""
+        ...
+
+    async def learned(self, policy: str, after: int) -> Learned | None:
+        """What was learned for a policy, if its number is higher than `after`."""
+        ...
+
+    async def learn(self, policy: str, learned: Learned, at: float) -> bool:
+        """Replace what was learned. False, and nothing is written, if somebody else has replaced it."""
+        ...

@@ -1,0 +1,89 @@
+"""Leases of drivers on runs, and the outbox: tickets of steps, and the claims of dispatchers on them.
+
+Leases and tickets are made, and change hands, in entries (`entries.py`). Here they are renewed, counted, looked up and
+taken over from processes that have stopped renewing them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from app.core.records import record
+from app.store.protocol.journal import RunRow
+
+
+@record(frozen=True, slots=True)
+class Lapsed:
+    """The number of open runs of one tier and code version whose lease lapsed, and how many are past their deadline."""
+
+    tier: str
+    code: str
+    runs: int
+    expired: int
+
+
+@record(frozen=True, slots=True)
+class Due:
+    """A ticket's row in the outbox, as a dispatcher or a sweep sees it."""
+
+    run: str
+    step: int
+    tier: str
+    driver: str
+    version: int
+    claim: int
+    until: float
+    seq: int
+    """Sequence number of the run's last event when the row was read."""
+    holder: str | None = None
+    """The dispatcher that has the claim, lapsed or not. None if nobody has it."""
+    lost: int = 0
+    """Number of earlier claims that lapsed without an outcome."""
+
+
+class Held(NamedTuple):
+    """A claim of this process on a ticket. It is a tuple, as are the rows in which thousands of them are looked up."""
+
+    run: str
+    step: int
+    claim: int
+
+
+class LeasesAndOutbox(Protocol):
+    """All verbs raise `StoreUnavailable`. Times are in seconds since 1970."""
+
+    async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+        """Prolong the leases of a driver on runs, given with their epochs.
+
+        Returns those runs that are still the driver's and have not ended, each with the `seq` of its last event.
+        """
+        ...
+
+    async def lapsed(self, now: float) -> tuple[Lapsed, ...]:
+        """The number of runs that wait to be taken over, by tier and code version."""
+        ...
+
+    async def take_over(
+        self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
+    ) -> tuple[RunRow, ...]:
+        """Take over runs whose lease lapsed, and their tickets: the epoch is one higher, the driver is this one.
+
+        Only runs whose (tier, code) is among `kinds` are taken, and those past their deadline. Returns the rows after
+        the change.
+        """
+        ...
+
+    async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
+        """Prolong claims on tickets. Returns the claims that are still valid."""
+        ...
+
+    async def due(self, run: str, step: int) -> Due | None:
+        """One ticket as it is now, or None if the step has none."""
+        ...
+
+    async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
+        """Tickets without a valid claim whose last announcement nobody answered for `grace` seconds (None: a lease).
+
+        They count as announced from then on: the next call leaves them out until they were not answered for as long
+        again.
+        """
+        ...

@@ -1,0 +1,30 @@
+"""Notices: ends of turns that are to be delivered to a caller's webhook. Entries write them (`Entry.notify`)."""
+
+from typing import Protocol
+
+from app.core.run.notices import Notice
+
+
+class Notices(Protocol):
+    """Delivery of notices, at least once. All verbs raise `StoreUnavailable`."""
+
+    async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
+        """At most `limit` notices that are due, each counted as one more try. Nobody else gets them before `until`."""
+        ...
+
+    async def close_notice(self, notice: Notice) -> bool:
+        """Delete a notice that was delivered or given up, whoever has taken it by now. False if it is gone already."""
+        ...
+
+    async def put_off_notice(self, notice: Notice, due: float) -> bool:
+        """Have a notice tried again from `due` on. False if it is gone, or somebody else has taken it meanwhile."""
+        ...
+
+    async def pending_notices(self, most: int) -> int:
+        """The number of notices that are not delivered yet, counted up to `most`."""
+        ...
+
+    async def forget_notices(self, before: float, limit: int) -> int:
+        """Delete at most `limit` notices of turns that ended before then and that are due since. Returns their
+        number."""
+        ...
