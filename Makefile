@@ -41,8 +41,8 @@ lint: .venv/dev.stamp
 soak: .venv/dev.stamp  ## A thousand runs and two thousand streams for two minutes, then three times what fits.
 	$(BIN)/python -m tests.bench.soak
 
-bench: .venv/dev.stamp
-	$(BIN)/python -m tests.bench
+bench: .venv/dev.stamp  ## The budgets; AGAINST=PATH measures another checkout in alternating rounds.
+	$(BIN)/python -m tests.bench $(if $(AGAINST),--against $(AGAINST))
 
 learn: .venv/dev.stamp  ## Trains the small conductor for three seeds and compares it; builds an environment with torch.
 	tests/lab/run

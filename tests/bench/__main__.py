@@ -1,8 +1,20 @@
 """`python -m tests.bench`: the table of DESIGN.md, section 10, for this machine, with a verdict for each budget.
 
-Three set-ups are measured one after another, never two at once: embedded (SQLite, no Redis), Postgres (one process),
-and distributed (gateway + dispatcher over Postgres with fsync and Redis). `--bare` measures the pass-through
+The set-ups are measured one after another, never two at once; `figures` lists them. `--bare` measures the pass-through
 reference with the same tools instead, which needs no Baton.
+
+`--against PATH` measures another checkout as well, in alternating rounds: this tree, the other, this tree, and so on.
+Its processes run with its own `.venv/bin/python`, over servers of their own. Each figure then has two medians, the
+median of the ratios of the rounds, and a verdict: WORSE if this tree is worse by more than 10 %.
+
+How to get a ratio that can be trusted on a machine that others use at the same time:
+
+* Never compare figures of two runs of this command. Only rounds that alternate see the same neighbours.
+* Take the median of the rounds' ratios, not the ratio of two medians: a slow minute then slows both of its parts.
+* Prefer many short rounds to few long ones (`--rounds 9 --seconds 2`): a disturbance spoils one round, not a third.
+* CPU per request and commits per run are steady; believe them first. p50 is next, and p99 needs 9 rounds or more.
+* Compare a tree with itself once (`--against .`): what differs there is the noise, and smaller differences say nothing.
+* There is no waiting for a quiet machine: the load average lags by a minute, and is a poor reason to trust a figure.
 """
 
 from __future__ import annotations
@@ -12,147 +24,104 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache, partial
-from typing import Literal
+from pathlib import Path
 
 from tests.harness import servers
 
-from . import scenarios
+from .figures import SETUPS, Figure, Subject, measured, of_setup
 from .processes import DidNotStart, bare, upstream
-from .scenarios import Effort, Failed
-from .subject import Target, baton
-from .table import Row, rendered
+from .scenarios import Effort
+from .subject import SATURATED_SLOTS, Target, Tree, baton
+from .table import Comparison, Row, compared, rendered
 
-SETUPS = ("embedded", "postgres", "distributed")
-Figure = Callable[[], float]
-
-
-def _row(what: str, budget: float | None, unit: str, figure: Figure, *, higher: bool = False) -> Row:
-    """Measure; a figure that cannot be had leaves a row that says why."""
-    print(f"... {what}", flush=True)
-    better: Literal["lower", "higher"] = "higher" if higher else "lower"
-    try:
-        return Row(what, budget, unit, figure(), better=better)
-    except Failed as problem:
-        return Row(what, budget, unit, None, str(problem)[:120], better)
+SLOTS = {"BATON_CONCURRENT_STEPS": str(SATURATED_SLOTS)}
 
 
-def _one_step(target: Target, direct: Target, effort: Effort, budget: float) -> Iterator[Row]:
-    yield _row("one step, CPU per request, 16 conn.", 1.3, "ms", lambda: scenarios.one_step_cpu(target, effort))
-    for connections, rank in ((1, "p50"), (1, "p99"), (16, "p50"), (16, "p99")):
-        figure = partial(scenarios.added_latency, target, direct, connections, rank, effort)
-        bound = budget if (connections, rank) == (1, "p50") else None
-        yield _row(f"one step over 50 ms, added {rank}, {connections} conn.", bound, "ms", figure)
-
-
-def _workflow(target: Target, direct: Target, effort: Effort, budget: float) -> Iterator[Row]:
-    yield _row(
-        "1-2-1, added per step p50", budget, "ms", lambda: scenarios.workflow_added_per_step(target, direct, effort)
+def _subject(stack: ExitStack, setup: str, upstream_url: str, tree: Tree) -> Subject:
+    """Start one tree in that set-up, over servers of its own."""
+    distributed = setup in ("distributed", "saturated")
+    database = redis = None
+    journal = ""
+    if setup != "embedded":
+        database = stack.enter_context(servers.postgres(fsync=True)).url
+    if setup == "postgres":
+        journal = stack.enter_context(servers.postgres(fsync=True)).url
+    if distributed:
+        redis = stack.enter_context(servers.redis()).url
+    running = baton(
+        upstream_url,
+        name=f"{setup} in {tree.root.name}",
+        roles=("gateway", "dispatcher") if distributed else ("serve",),
+        database=database,
+        redis=redis,
+        more=SLOTS if setup == "saturated" else None,
+        tree=tree,
     )
-    yield _row("1-2-1, CPU per run, 64 runs", 4, "ms", lambda: scenarios.workflow_cpu(target, effort))
+    return Subject(tree, stack.enter_context(running), redis or "", journal)
 
 
-def _tools(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
-    for how, stream in (("whole", False), ("streamed", True)):
-        figure = partial(scenarios.tool_turn_added, target, direct, effort, stream=stream)
-        yield _row(f"tool turn on mini over 20 ms, added p50, {how}", 5, "ms", figure)
-
-
-def _streams(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
-    yield _row(
-        "chunks relayed at 128 streams", 12_000, "/s", lambda: scenarios.stream_rate(target, effort), higher=True
-    )
-    yield _row("added TTFT p50, 16 streams", 5, "ms", lambda: scenarios.added_first_token(target, direct, effort))
-    yield _row("RSS per idle stream", 40, "KiB", lambda: scenarios.memory_per_idle_stream(target, effort))
-
-
-def _bare_rows(target: Target, direct: Target, effort: Effort) -> Iterator[Row]:
-    yield _row("RSS, idle", 120, "MiB", lambda: scenarios.idle_memory(target))
-    yield from _one_step(target, direct, effort, budget=5)
-    yield from _streams(target, direct, effort)
-
-
-def _rows(setup: str, target: Target, direct: Target, reference: Target, effort: Effort) -> Iterator[Row]:
-    yield _row("gateway RSS, idle", 120, "MiB", lambda: scenarios.idle_memory(target))
-    if setup == "embedded":
-        yield _row("bad bodies, longest stall of the others", 100, "ms", lambda: scenarios.stall(target))
-    yield from _one_step(target, direct, effort, budget=8 if setup == "distributed" else 5)
-    yield from _tools(target, direct, effort)
-    ratio = partial(scenarios.cpu_ratio, target, reference, effort)
-    yield _row("one step, CPU against bare FastAPI + aiohttp", None, "x", ratio)
-    if setup != "postgres":
-        yield from _workflow(target, direct, effort, budget=5 if setup == "distributed" else 2.5)
-        yield from _streams(target, direct, effort)
-
-
-def _journal(effort: Effort) -> Iterator[Row]:
-    """On a Postgres of its own, before Baton has one."""
-    with servers.postgres(fsync=True) as server:
-        measured = cache(lambda: scenarios.journal(server.url, effort))
-        yield _row("journal, Postgres with fsync", 5000, "events/s", lambda: measured()[0], higher=True)
-        yield _row("journal, worst wait beyond one write", 5, "ms", lambda: measured()[1])
-
-
-@contextmanager
-def _subject(setup: str, upstream_url: str, queue: str | None) -> Iterator[Target]:
-    with ExitStack() as stack:
-        database = None if setup == "embedded" else stack.enter_context(servers.postgres(fsync=True)).url
-        roles = ("gateway", "dispatcher") if setup == "distributed" else ("serve",)
-        yield stack.enter_context(baton(upstream_url, name=setup, roles=roles, database=database, redis=queue))
-
-
-def _measure(setup: str, effort: Effort) -> list[Row]:
-    """One set-up, beside the upstream and the bare reference so that differences and ratios are of the same minute."""
+def _measure(setup: str, trees: Sequence[Tree], effort: Effort, only: str) -> list[list[Row]]:
+    """The rows of one set-up, one for each tree. The upstream and the bare reference run at the same time, so that
+    differences and ratios are of the same minute."""
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
         running = stack.enter_context(bare(workers.url))
         direct, reference = Target("direct", workers.url, (workers,)), Target("bare", running.url, (running,))
         if setup == "bare":
-            return list(_bare_rows(reference, direct, effort))
-        rows: list[Row] = []
-        queue = stack.enter_context(servers.redis()).url if setup == "distributed" else None
-        if queue is not None:
-            rows.append(_row("queue hop over Redis, p50", 1, "ms", partial(scenarios.queue_hop, queue)))
-        if setup == "postgres":
-            rows += _journal(effort)
-        target = stack.enter_context(_subject(setup, workers.url, queue))
-        return rows + list(_rows(setup, target, direct, reference, effort))
+            subjects = [Subject(Tree(), reference)]
+        else:
+            subjects = [_subject(stack, setup, workers.url, tree) for tree in trees]
+        figures: list[Figure] = [figure for figure in of_setup(setup, direct, reference) if only in figure.what]
+        return [measured(figure, subjects, effort) for figure in figures]
 
 
 def _chosen() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--setup", choices=SETUPS, action="append", help="only this one (may be repeated)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only figures whose name contains this text")
     parser.add_argument("--bare", action="store_true", help="measure the reference instead of Baton")
+    parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout, measured in alternating rounds")
     parser.add_argument("--seconds", type=float, default=5.0, help="per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="rows as JSON, too")
     return parser.parse_args()
 
 
+def _printed(rows: Sequence[Sequence[Row]], *, as_json: bool) -> bool:
+    """Print the table of a set-up; whether a budget is missed, or a figure is worse than that of the other tree."""
+    comparisons = [Comparison(*row) for row in rows if len(row) > 1]
+    ours = [row[0] for row in rows]
+    print(compared(comparisons) if comparisons else rendered(ours))
+    if as_json:
+        print(json.dumps([[asdict(side) for side in row] for row in rows]))
+    if comparisons:
+        return any(one.verdict == "WORSE" for one in comparisons)
+    return any(row.verdict == "MISSED" for row in ours)
+
+
 def main() -> None:
-    """The command line; exits with 1 when a budget is missed."""
+    """The command line; exits with 1 when a budget is missed or, with `--against`, when a figure is worse."""
     chosen = _chosen()
     effort = Effort(chosen.seconds, chosen.rounds)
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {sys.version} at "
-        f"{sys.base_prefix}"
-    )
-    missed = False
+    trees = [Tree()] + ([Tree(chosen.against.resolve())] if chosen.against else [])
+    load = os.getloadavg()[0]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f}, Python {sys.version} at {sys.base_prefix}")
+    failed = False
     for setup in ("bare",) if chosen.bare else chosen.setup or SETUPS:
         try:
-            rows = _measure(setup, effort)
+            rows = _measure(setup, trees, effort, chosen.only)
         except DidNotStart as problem:
             print(f"\n## {setup}: did not start\n{problem}")
-            missed = True
+            failed = True
             continue
-        print(f"\n## {setup}\n\n{rendered(rows)}")
-        if chosen.json:
-            print(json.dumps([asdict(row) for row in rows]))
-        missed = missed or any(row.verdict == "MISSED" for row in rows)
-    raise SystemExit(missed)
+        print(f"\n## {setup}\n", flush=True)
+        failed = _printed(rows, as_json=chosen.json) or failed
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":

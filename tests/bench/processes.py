@@ -17,6 +17,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 4000
+FINISHED = 300.0
+"""Seconds within which a command that measures something ends."""
 
 
 class DidNotStart(RuntimeError):
@@ -64,15 +66,30 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def finished(command: Sequence[str], *, env: Mapping[str, str], folder: Path = ROOT) -> str:
+    """Run that command to its end; its standard output. Raises DidNotStart with the end of its log if it fails."""
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=FINISHED, check=False
+    )
+    if done.returncode:
+        raise DidNotStart(f"{' '.join(command)}\n{done.stdout[-TAIL:]}{done.stderr[-TAIL:]}")
+    return done.stdout
+
+
 @contextmanager
 def started(
-    command: Sequence[str], *, port: int | None, env: Mapping[str, str] | None = None, within: float = 30.0
+    command: Sequence[str],
+    *,
+    port: int | None,
+    env: Mapping[str, str] | None = None,
+    within: float = 30.0,
+    folder: Path = ROOT,
 ) -> Iterator[Running]:
-    """Run that command from the repository's root until the block ends. `port` None: it listens to nobody."""
+    """Run that command in `folder` until the block ends. `port` None: it listens nowhere."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=folder,
             env={**os.environ, **(env or {})},
             stdout=log,
             stderr=subprocess.STDOUT,

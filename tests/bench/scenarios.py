@@ -1,38 +1,41 @@
-"""One function per figure of DESIGN.md, section 10. Each takes what is running and returns a number in the unit of
-its budget.
+"""One function per figure of DESIGN.md, section 10. Each takes one target and measures one round of it.
 
-Added latency is always against the upstream called directly in the same minute: the two are interleaved, round by
-round, and the median of the rounds counts, because wall figures on a shared machine drift.
+A figure is the median of its rounds. Added latency is against the upstream called directly in the same round, because
+wall-clock figures on a shared machine drift; `__main__` interleaves the rounds of two trees for the same reason.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from . import commits
 from .held import held
 from .load import Load, Report, run
-from .processes import ROOT, cpu_seconds
+from .processes import DidNotStart, cpu_seconds, finished
 from .stalls import longest_stall
-from .subject import Target, one_step, one_two_one
+from .subject import SATURATED_SLOTS, Target, Tree, fan_out, one_step, one_two_one
 from .talk import Lost, turns
 
 LEVELS = 3
 """Steps on the critical path of 1-2-1."""
-
-
 SETTLE = 3.0
-_JOURNAL = re.compile(r"([\d,]+) events/s.*worst wait beyond one write ([\d.]+) ms", re.DOTALL)
-
-
+"""Seconds until the memory of newly opened streams has been allocated."""
 TALKER_CHUNKS = 100
-"""What the worker `talker` of `subject.py` says in one answer."""
+"""Chunks in one answer of the worker `talker` of `subject.py`."""
+COUNTED_RUNS = 20
+"""Runs over which commits are counted."""
+SATURATED_RUNS = 8
+"""Runs at a time of four ready steps each: twice as many as `SATURATED_SLOTS`."""
+SATURATED_STEP_SECONDS = 0.2
+"""How long the worker of `fan_out` takes for a step: the slots are the limit, and not the processor."""
+SATURATED_STEPS = 5
+"""Steps of one run of `fan_out`."""
+WARM_UP_SECONDS = 1.0
+_JOURNAL = re.compile(r"([\d,]+) events/s.*worst wait beyond one write ([\d.]+) ms", re.DOTALL)
+_HOP = re.compile(r'"p50": ([\d.]+)')
 
 
 class Failed(RuntimeError):
@@ -47,89 +50,114 @@ class Effort:
     rounds: int = 3
     idle_streams: int = 200
 
+    @property
+    def warm_up(self) -> Effort:
+        """A short round, whose figure does not count."""
+        return replace(self, seconds=min(WARM_UP_SECONDS, self.seconds))
 
-def _asked(target: Target, body: str, worker: str, connections: int, seconds: float) -> Report:
-    load = Load(url=target.address(worker), body=body, connections=connections, seconds=seconds, headers=target.headers)
+
+def _asked(target: Target, body: str, worker: str, connections: int, seconds: float, requests: int = 0) -> Report:
+    load = Load(
+        url=target.address(worker),
+        body=body,
+        connections=connections,
+        seconds=seconds,
+        requests=requests,
+        headers=target.headers,
+    )
     report = run(load)
     if report.errors or not report.requests:
         raise Failed(f"{target.name}: {report.statuses} {report.first_error}")
     return report
 
 
-def _cpu_ms_per_request(target: Target, body: str, worker: str, connections: int, effort: Effort) -> float:
-    _asked(target, body, worker, connections, 1.0)
-    figures = []
-    for _ in range(effort.rounds):
-        before = cpu_seconds(target.processes)
-        report = _asked(target, body, worker, connections, effort.seconds)
-        figures.append((cpu_seconds(target.processes) - before) * 1000 / report.requests)
-    return statistics.median(figures)
-
-
-def _added(
-    target: Target,
-    direct: Target,
-    body: str,
-    worker: str,
-    connections: int,
-    effort: Effort,
-    figure: Callable[[Report], float],
-    times: int = 1,
-) -> float:
-    """Median over the rounds of (target - times * direct)."""
-    _asked(target, body, worker, connections, 1.0)
-    added = []
-    for _ in range(effort.rounds):
-        floor = figure(_asked(direct, body, worker, connections, effort.seconds / 2))
-        added.append(figure(_asked(target, body, worker, connections, effort.seconds)) - times * floor)
-    return statistics.median(added)
+def _cpu_ms_per_request(target: Target, body: str, worker: str, connections: int, seconds: float) -> float:
+    before = cpu_seconds(target.processes)
+    report = _asked(target, body, worker, connections, seconds)
+    return (cpu_seconds(target.processes) - before) * 1000 / report.requests
 
 
 def one_step_cpu(target: Target, effort: Effort) -> float:
     """CPU ms per non-streaming request at 16 connections, over a worker that answers at once."""
-    return _cpu_ms_per_request(target, one_step("fast"), "fast", 16, effort)
+    return _cpu_ms_per_request(target, one_step("fast"), "fast", 16, effort.seconds)
 
 
 def added_latency(target: Target, direct: Target, connections: int, rank: str, effort: Effort) -> float:
     """Added ms over a 50 ms worker; `rank` is p50 or p99."""
-    return _added(target, direct, one_step("slow"), "slow", connections, effort, lambda report: report.latency_ms[rank])
+    asked = one_step("slow")
+    floor = _asked(direct, asked, "slow", connections, effort.seconds / 2).latency_ms[rank]
+    return _asked(target, asked, "slow", connections, effort.seconds).latency_ms[rank] - floor
 
 
 def workflow_added_per_step(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms per step on the critical path of 1-2-1 with 20 ms workers, one run at a time, p50."""
-    added = _added(target, direct, one_two_one(), "a", 1, effort, lambda report: report.latency_ms["p50"], LEVELS)
-    return added / LEVELS
+    asked = one_two_one()
+    floor = _asked(direct, asked, "a", 1, effort.seconds / 2).latency_ms["p50"]
+    return (_asked(target, asked, "a", 1, effort.seconds).latency_ms["p50"] - LEVELS * floor) / LEVELS
 
 
 def workflow_cpu(target: Target, effort: Effort) -> float:
     """CPU ms per 1-2-1 run at 64 concurrent runs."""
-    return _cpu_ms_per_request(target, one_two_one(), "a", 64, effort)
+    return _cpu_ms_per_request(target, one_two_one(), "a", 64, effort.seconds)
 
 
 def tool_turn_added(target: Target, direct: Target, effort: Effort, *, stream: bool) -> float:
     """Added ms of a turn that brings back a tool's result and calls the next tool, over a 20 ms worker, p50."""
     try:
-        turns(target, "caller", 1.0, stream=stream)
-        added = []
-        for _ in range(effort.rounds):
-            floor = statistics.median(turns(direct, "caller", effort.seconds / 2, stream=stream))
-            added.append(statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor)
+        floor = statistics.median(turns(direct, "caller", effort.seconds / 2, stream=stream))
+        return statistics.median(turns(target, "caller", effort.seconds, stream=stream)) - floor
     except Lost as problem:
         raise Failed(f"{target.name}: {problem}") from problem
-    return statistics.median(added)
 
 
 def stream_rate(target: Target, effort: Effort) -> float:
     """Chunks of the upstream relayed per second over 128 streams; a busy relay may join several in one event."""
-    _asked(target, one_step("talker", True), "talker", 16, 1.0)
-    reports = [_asked(target, one_step("talker", True), "talker", 128, effort.seconds) for _ in range(effort.rounds)]
-    return statistics.median(report.requests_per_s * TALKER_CHUNKS for report in reports)
+    return _asked(target, one_step("talker", True), "talker", 128, effort.seconds).requests_per_s * TALKER_CHUNKS
 
 
 def added_first_token(target: Target, direct: Target, effort: Effort) -> float:
     """Added ms to the first token at 16 streams, p50."""
     asked = one_step("talker", True)
-    return _added(target, direct, asked, "talker", 16, effort, lambda report: report.ttft_ms["p50"])
+    floor = _asked(direct, asked, "talker", 16, effort.seconds / 2).ttft_ms["p50"]
+    return _asked(target, asked, "talker", 16, effort.seconds).ttft_ms["p50"] - floor
+
+
+def commits_per_run(target: Target, body: str) -> float:
+    """Writing transactions per run, one run at a time, so that no two runs share a commit."""
+    for _ in range(3):
+        before = commits.read(target.database)
+        report = _asked(target, body, "", connections=1, seconds=30.0, requests=COUNTED_RUNS)
+        try:
+            return commits.read(target.database).since(before) / report.requests
+        except commits.Restarted:
+            continue
+    raise Failed(f"{target.name}: the write-ahead log is restarted too often to count its commits")
+
+
+def one_step_commits(target: Target) -> float:
+    """Writing transactions of a one-step run."""
+    return commits_per_run(target, one_step("fast"))
+
+
+def workflow_commits(target: Target) -> float:
+    """Writing transactions of a 1-2-1 run."""
+    return commits_per_run(target, one_two_one())
+
+
+def saturated_use(target: Target, effort: Effort) -> float:
+    """Percent of the time of all step slots that workers were at work, with twice as many ready steps as slots."""
+    report = _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
+    return 100 * report.requests_per_s * SATURATED_STEPS * SATURATED_STEP_SECONDS / SATURATED_SLOTS
+
+
+def saturated_cpu(target: Target, effort: Effort) -> float:
+    """CPU ms per run of five steps, with twice as many ready steps as slots."""
+    return _cpu_ms_per_request(target, fan_out(), "", SATURATED_RUNS, effort.seconds)
+
+
+def saturated_latency(target: Target, rank: str, effort: Effort) -> float:
+    """Milliseconds that a run of five steps takes, with twice as many ready steps as slots."""
+    return _asked(target, fan_out(), "", SATURATED_RUNS, effort.seconds).latency_ms[rank]
 
 
 def stall(target: Target) -> float:
@@ -146,7 +174,7 @@ def idle_memory(target: Target) -> float:
 
 
 def memory_per_idle_stream(target: Target, effort: Effort) -> float:
-    """Resident KiB of the gateway per open stream whose worker has said nothing yet: the slope of the second half."""
+    """Resident KiB of the gateway per open stream whose worker has sent nothing yet: the slope of the second half."""
     load = Load(url=target.address("idle"), body=one_step("idle", True), headers=target.headers)
     gateway = target.processes[0]
     with held(load, effort.idle_streams):
@@ -158,29 +186,33 @@ def memory_per_idle_stream(target: Target, effort: Effort) -> float:
 
 
 def cpu_ratio(target: Target, reference: Target, effort: Effort) -> float:
-    """CPU per one-step request as a multiple of the reference's, the two interleaved."""
-    short = Effort(effort.seconds / 2, 1)
-    ratios = [one_step_cpu(target, short) / one_step_cpu(reference, short) for _ in range(effort.rounds)]
-    return statistics.median(ratios)
+    """CPU per one-step request as a multiple of the reference's, one after the other."""
+    half = replace(effort, seconds=effort.seconds / 2)
+    return one_step_cpu(target, half) / one_step_cpu(reference, half)
 
 
-def queue_hop(redis_url: str, rank: str = "p50") -> float:
-    """Milliseconds from ringing a ticket to hearing its answer, over Redis, between two processes."""
-    return float(json.loads(_printed("tests.bench.hop", "--redis", redis_url))[rank])
+def queue_hop(redis_url: str, tree: Tree | None = None) -> float:
+    """Median milliseconds from a ticket's sending to the arrival of its answer, over Redis, between two processes."""
+    return float(_found(_HOP, _printed(tree, "tests.bench.hop", "--redis", redis_url))[1])
 
 
-def journal(database_url: str, effort: Effort) -> tuple[float, float]:
+def journal(database_url: str, effort: Effort, tree: Tree | None = None) -> tuple[float, float]:
     """Events per second with 256 writers, and the worst wait for a batch beyond one write in ms."""
-    shown = _printed("tests.bench.journal", database_url, "--writers", "256", "--seconds", str(effort.seconds))
-    found = _JOURNAL.search(shown)
-    if found is None:
-        raise Failed(shown)
+    words = (database_url, "--writers", "256", "--seconds", str(effort.seconds))
+    found = _found(_JOURNAL, _printed(tree, "tests.bench.journal", *words))
     return float(found[1].replace(",", "")), float(found[2])
 
 
-def _printed(module: str, *arguments: str) -> str:
-    command = [sys.executable, "-m", module, *arguments]
-    answer = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=300)
-    if answer.returncode:
-        raise Failed(answer.stderr.strip().rpartition("\n")[2])
-    return answer.stdout
+def _found(pattern: re.Pattern[str], shown: str) -> re.Match[str]:
+    found = pattern.search(shown)
+    if found is None:
+        raise Failed(shown)
+    return found
+
+
+def _printed(tree: Tree | None, module: str, *words: str) -> str:
+    ran = tree or Tree()
+    try:
+        return finished(ran.command(module, *words), env=ran.environ, folder=ran.root)
+    except DidNotStart as problem:
+        raise Failed(str(problem).strip().rpartition("\n")[2]) from problem

@@ -7,8 +7,6 @@ of this file.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .processes import ROOT, Running, free_port, started
+from .processes import ROOT, Running, finished, free_port, started
 
 KEY = "bt_bench_" + "0123456789abcdef" * 2
 WORKERS: Mapping[str, str] = {
@@ -33,10 +31,41 @@ WORKERS: Mapping[str, str] = {
     "30s": "/d30000",
     "drip": "/d1000/c200/g1000000",
     "half": "/d500",
+    "steady": "/d200",
     "caller": "/d20/t1",
 }
 """The workers of the pool and the upstream's behaviour for each."""
+STARTING = 60.0
+"""Seconds within which a process listens."""
 QUESTION = "Explain the trade-offs of queues in orchestration. " * 12
+
+
+SATURATED_SLOTS = 16
+"""Steps that each process of a saturated subject executes at once."""
+FAN = 4
+"""Steps of `fan_out` that are ready together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A checkout of Baton with its own interpreter. Its processes run in its folder, so that its `app` is imported."""
+
+    root: Path = ROOT
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the tree's virtual environment; the running one where the tree has none."""
+        own = self.root / ".venv" / "bin" / "python"
+        return str(own) if own.exists() else sys.executable
+
+    def command(self, module: str, *words: str) -> list[str]:
+        """The command line that runs a module of this tree."""
+        return [self.python, "-m", module, *words]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables that make this tree's modules win over an installed `app` of another checkout."""
+        return {"PYTHONPATH": str(self.root)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,8 @@ class Target:
     url: str
     processes: tuple[Running, ...]
     conducts: bool = False
+    database: str = ""
+    """The URL of its database; for SQLite with the absolute path of the file. Empty where there is none."""
 
     def address(self, worker: str) -> str:
         """Where to post for that worker: Baton has one address, the others show the worker in the path."""
@@ -86,6 +117,12 @@ def one_two_one() -> str:
     return body(step("a", "user"), step("b", "user", 0), step("c", "user", 0), step("a", "user", 1, 2))
 
 
+def fan_out() -> str:
+    """Four steps of 200 ms that are ready at once, and a fifth that joins them."""
+    ready = [step("steady", "user") for _ in range(FAN)]
+    return body(*ready, step("steady", *range(FAN)))
+
+
 def pool_text(upstream: str) -> str:
     """The pool file: one provider for each behaviour of the one upstream, every worker in one tier."""
     lines: list[str] = []
@@ -106,7 +143,7 @@ def pool_text(upstream: str) -> str:
 
 
 def environment(folder: Path, port: int, pool: Path, database: str | None, redis: str | None) -> dict[str, str]:
-    """What the processes are told; no database means SQLite, no Redis means in-process."""
+    """The environment of the processes; no database means SQLite, no Redis means the in-process queue."""
     named = {
         "BATON_HOST": "127.0.0.1",
         "BATON_PORT": str(port),
@@ -133,19 +170,24 @@ def baton(
     database: str | None = None,
     redis: str | None = None,
     more: Mapping[str, str] | None = None,
+    tree: Tree | None = None,
 ) -> Iterator[Target]:
     """Baton as `roles`: the first one listens. The target's first process is the gateway; `more` is added to its
-    environment. Raises DidNotStart."""
+    environment; `tree` is the checkout that runs, this one if None. Raises DidNotStart."""
+    ran = tree or Tree()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
         pool = folder / "pool.toml"
         pool.write_text(pool_text(upstream))
         port = free_port()
-        env = environment(folder, port, pool, database, redis) | dict(more or {})
+        env = environment(folder, port, pool, database, redis) | ran.environ | dict(more or {})
         if database is not None:
-            subprocess.run([sys.executable, "-m", "app", "migrate"], cwd=ROOT, env={**os.environ, **env}, check=True)
+            finished(ran.command("app", "migrate"), env=env, folder=ran.root)
         processes = tuple(
-            stack.enter_context(started([sys.executable, "-m", "app", role], port=None if i else port, env=env))
+            stack.enter_context(
+                started(ran.command("app", role), port=None if i else port, env=env, folder=ran.root, within=STARTING)
+            )
             for i, role in enumerate(roles)
         )
-        yield Target(name, f"http://127.0.0.1:{port}", processes, conducts=True)
+        where = database or f"sqlite:///{folder / 'baton.db'}"
+        yield Target(name, f"http://127.0.0.1:{port}", processes, conducts=True, database=where)

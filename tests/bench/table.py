@@ -1,15 +1,20 @@
-"""The table of budgets: what is printed, and what counts as met."""
+"""The tables that are printed: one tree against the budgets, or two trees against each other."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+TOLERANCE = 0.10
+"""Share by which a figure may be worse than that of the other tree."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure beside its budget (None: for information). `measured` None: not measured, and `note` says why."""
+    """One figure and its budget (None: for information). `measured` is the median of `rounds`; None: not measured, and
+    `note` gives the reason."""
 
     what: str
     budget: float | None
@@ -17,6 +22,7 @@ class Row:
     measured: float | None
     note: str = ""
     better: Literal["lower", "higher"] = "lower"
+    rounds: tuple[float, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -26,19 +32,70 @@ class Row:
         met = self.measured <= self.budget if self.better == "lower" else self.measured >= self.budget
         return "met" if met else "MISSED"
 
+    @property
+    def shown(self) -> str:
+        """The figure with its unit."""
+        return "-" if self.measured is None else f"{self.measured:,.2f} {self.unit}"
+
     def cells(self) -> tuple[str, ...]:
-        """As text."""
+        """The row as text."""
         sign = "<=" if self.better == "lower" else ">="
         budget = "-" if self.budget is None else f"{sign} {self.budget:,g} {self.unit}"
-        measured = "-" if self.measured is None else f"{self.measured:,.2f} {self.unit}"
-        return (self.what, budget, measured, self.verdict, self.note)
+        return (self.what, budget, self.shown, self.verdict, self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same figure of this tree and of another one, measured in alternating rounds."""
+
+    this: Row
+    other: Row
+
+    @property
+    def ratio(self) -> float | None:
+        """The median over the rounds of this tree's figure divided by the other's; None if a figure is missing or an
+        added latency was not above zero."""
+        pairs = list(zip(self.this.rounds, self.other.rounds, strict=False))
+        if not pairs or any(min(pair) <= 0 for pair in pairs):
+            return None
+        return statistics.median(this / other for this, other in pairs)
+
+    @property
+    def verdict(self) -> str:
+        """WORSE or better by more than the tolerance, `same` within it, `-` without a ratio."""
+        if self.ratio is None:
+            return "-"
+        cost = self.ratio if self.this.better == "lower" else 1 / self.ratio
+        if cost > 1 + TOLERANCE:
+            return "WORSE"
+        return "better" if cost < 1 - TOLERANCE else "same"
+
+    def cells(self) -> tuple[str, ...]:
+        """The comparison as text."""
+        what, budget, _, met, note = self.this.cells()
+        ratio = "-" if self.ratio is None else f"{self.ratio:.2f}"
+        return (what, budget, self.this.shown, met, self.other.shown, ratio, self.verdict, note or self.other.note)
 
 
 def rendered(rows: Sequence[Row]) -> str:
-    """A Markdown table with aligned columns."""
-    lines = [("what", "budget", "measured", "verdict", "note"), *(row.cells() for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(5)]
-    made = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    ]
-    return "\n".join([made[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *made[1:]])
+    """A Markdown table with aligned columns: one tree against its budgets."""
+    return _table(("what", "budget", "measured", "verdict", "note"), [row.cells() for row in rows])
+
+
+def compared(rows: Sequence[Comparison]) -> str:
+    """A Markdown table with aligned columns: this tree against another one."""
+    titles = ("what", "budget", "this tree", "budget met", "other tree", "this / other", "verdict", "note")
+    return _table(titles, [row.cells() for row in rows])
+
+
+def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [titles, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    made = [_line(line, widths) for line in lines]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([made[0], rule, *made[1:]])
+
+
+def _line(cells: tuple[str, ...], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return "| " + " | ".join(padded) + " |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from app.process.config.poolfile import parse
+from tests.harness import servers
 
+from . import commits, talk
 from . import load as generator
-from . import talk
+from .figures import Figure, Subject, measured
 from .held import held
 from .load import Load, percentiles, run
-from .processes import DidNotStart, Running, bare, cpu_seconds, started, upstream
-from .subject import KEY, WORKERS, Target, environment, one_step, one_two_one, pool_text
-from .table import Row, rendered
+from .processes import DidNotStart, Running, bare, cpu_seconds, finished, started, upstream
+from .scenarios import Effort, Failed
+from .subject import KEY, WORKERS, Target, Tree, environment, one_step, one_two_one, pool_text
+from .table import Comparison, Row, compared, rendered
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +146,93 @@ def test_a_paced_load_keeps_its_rate_whatever_the_answers_take(workers: Running)
     report = asyncio.run(generator.generate(load))
     assert report.errors == 0
     assert 40 <= report.requests <= 100
+
+
+def test_commits_of_sqlite_are_counted_from_outside(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'one.db'}"
+    database = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE t (x)")
+    before = commits.read(url)
+    for _ in range(3):
+        database.execute("INSERT INTO t VALUES (zeroblob(20000))")  # several pages, one commit
+        database.execute("SELECT count(*) FROM t").fetchall()
+    assert commits.read(url).since(before) == 3
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(commits.Restarted):
+        commits.read(url).since(before)
+    database.close()
+
+
+def test_commits_of_postgres_are_counted_from_outside() -> None:
+    async def write(url: str) -> None:
+        connection = await commits.asyncpg.connect(url)
+        await connection.execute("CREATE TABLE t (x int)")
+        for _ in range(3):
+            await connection.fetch("SELECT 1")
+            await connection.execute("INSERT INTO t VALUES (1), (2)")
+        await connection.close()
+
+    with servers.postgres() as server:
+        before = commits.read(server.url)
+        assert commits.read(server.url).since(before) == 0
+        asyncio.run(write(server.url))
+        assert commits.read(server.url).since(before) == 4
+
+
+def test_another_tree_runs_its_own_code(tmp_path: Path) -> None:
+    """The installed `app` is this tree's; a process of another one must not import it."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("print('another')")
+    tree = Tree(tmp_path)
+    assert finished(tree.command("app"), env=tree.environ, folder=tree.root) == "another\n"
+    with pytest.raises(DidNotStart, match="absent"):
+        finished(tree.command("app.absent"), env=tree.environ, folder=tree.root)
+
+
+def trees() -> list[Subject]:
+    return [Subject(Tree(), Target(name, "", ())) for name in ("this", "other")]
+
+
+def test_rounds_of_two_trees_alternate_and_their_ratios_are_of_one_round(capsys: pytest.CaptureFixture[str]) -> None:
+    taken: list[str] = []
+    figures = iter([9.0, 9.0, 2.0, 1.0, 30.0, 10.0, 4.0, 2.0])
+
+    def measure(subject: Subject, effort: Effort) -> float:
+        taken.append(subject.target.name)
+        return next(figures)
+
+    rows = measured(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
+    assert taken == ["this", "other"] * 4, "one round of each to warm up, then three"
+    assert [row.rounds for row in rows] == [(2.0, 30.0, 4.0), (1.0, 10.0, 2.0)]
+    assert [row.measured for row in rows] == [4.0, 2.0]
+    assert [row.verdict for row in rows] == ["met", "met"]
+    assert Comparison(*rows).ratio == 2.0
+    assert "... f" in capsys.readouterr().out
+
+
+def test_a_figure_that_cannot_be_measured_has_a_reason_instead() -> None:
+    def measure(subject: Subject, effort: Effort) -> float:
+        raise Failed(f"{subject.target.name} answers 500")
+
+    rows = measured(Figure("f", 5, "ms", measure), trees(), Effort(rounds=3))
+    assert [(row.measured, row.note, row.verdict) for row in rows] == [(None, "this answers 500", "-")] * 2
+    assert Comparison(*rows).verdict == "-"
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "better", "verdict"),
+    [
+        (1.2, 1.0, "lower", "WORSE"),
+        (1.05, 1.0, "lower", "same"),
+        (0.8, 1.0, "lower", "better"),
+        (0.8, 1.0, "higher", "WORSE"),
+        (1.2, 1.0, "higher", "better"),
+        (1.2, 0.0, "lower", "-"),
+    ],
+)
+def test_a_comparison_has_a_verdict(this: float, other: float, better: str, verdict: str) -> None:
+    sides = [Row("f", None, "ms", one, better=better, rounds=(one,)) for one in (this, other)]  # type: ignore[arg-type]
+    assert Comparison(*sides).verdict == verdict
+    assert verdict in compared([Comparison(*sides)])
