@@ -20,7 +20,7 @@ from app.core.run.events import Event, Kind
 from app.store.rows.content import address
 from tests.faults.scene import Scene, execute
 from tests.harness.audited import audited
-from tests.harness.processes import Unexpected, within
+from tests.harness.waiting import NotInTime, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ def account(scene: Scene, run: str) -> Account:
 def settle(scene: Scene, seconds: float = 20.0) -> list[str]:
     """Wait until everything has ended, and report what is wrong with the accounts of all runs so far."""
     try:
-        within(seconds, lambda: not unsettled(scene), "everything ends")
-    except Unexpected:
-        raise Unexpected(f"not within {seconds} s: these go on: {unsettled(scene)}; {stuck(scene)}") from None
+        wait_until(lambda: not unsettled(scene), within=seconds, what="everything ends")
+    except NotInTime:
+        raise NotInTime(f"not within {seconds} s: these go on: {unsettled(scene)}; {stuck(scene)}") from None
     wrong = [str(violation) for violation in asyncio.run(audited(scene.database))]
     return wrong + list(unaccounted(accounts(scene.database), scene.stub.requests()))
 

@@ -20,8 +20,9 @@ import openai
 from tests.faults.fate import Orders, Taken
 from tests.faults.line import Line, Pass, line
 from tests.harness import servers
-from tests.harness.processes import KEY, Caller, Process, calling, command, environment, within
+from tests.harness.processes import KEY, Caller, Process, calling, command, environment
 from tests.harness.servers import Server
+from tests.harness.waiting import wait_until
 from tests.stubs import KEYS, Reply, plan_reply
 from tests.stubs.control import StubControl, stub_process
 
@@ -117,13 +118,13 @@ class Scene:
             if not process.alive:
                 process.start(wait=False)
         for process in self.processes:
-            process.wait_until_there()
+            process.wait_until_announced()
         for gateway in self.gateways:
-            within(20, gateway.ready, "the gateway is ready")
+            wait_until(gateway.ready, within=20, what="the gateway is ready")
 
     def struck(self, seconds: float = 15.0) -> Taken:
         """Who obeyed the order, once that has happened; its process is waited for."""
-        taken: Taken = within(seconds, lambda: (self.orders.taken or [None])[0], "the order is obeyed")
+        taken: Taken = wait_until(lambda: (self.orders.taken or [None])[0], within=seconds, what="the order is obeyed")
         return taken
 
     def process(self, pid: int) -> Process:
@@ -137,7 +138,7 @@ class Scene:
             records = self.stub.requests(model)
             return records if len(records) >= count else None
 
-        records: list[dict[str, Any]] = within(seconds, found, f"{model} is asked {count} times")
+        records: list[dict[str, Any]] = wait_until(found, within=seconds, what=f"{model} is asked {count} times")
         return records
 
     def rows(self, statement: str) -> list[Any]:
@@ -154,7 +155,9 @@ class Scene:
 
     def latest(self) -> str:
         """The run that was admitted last."""
-        rows = within(10, lambda: self.rows("SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"), "a run is there")
+        rows = wait_until(
+            lambda: self.rows("SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"), within=10, what="a run is there"
+        )
         return str(rows[0][0])
 
     def latest_of(self, worker: str) -> str:
@@ -174,7 +177,7 @@ class Scene:
 
     def holding(self) -> Process:
         """The dispatcher that holds the one running step."""
-        found = within(5, self.holders, "a step is held")
+        found = wait_until(self.holders, within=5, what="a step is held")
         return next(one for one in self.dispatchers if one.alive and one.pid in found)
 
 

@@ -15,7 +15,8 @@ from tests.faults.accounts import Account, account, settle
 from tests.faults.line import Hole, Line, Refuse, Slow, line
 from tests.faults.points import at, case
 from tests.faults.scene import LEASE, Scene, ask, scene
-from tests.harness.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking
+from tests.harness.waiting import wait_until
 from tests.stubs import Hang, Reply
 
 STOPPED = 2.0
@@ -102,7 +103,7 @@ def test_a_run_whose_caller_is_gone(house: Scene, one: Leaving, policy: str, rec
         house.asked("alpha")
     left = time.time()
     run = house.latest()
-    within(30, lambda: house.ended(run), "the run ends")
+    wait_until(lambda: house.ended(run), within=30, what="the run ends")
     assert settle(house) == []
     found = account(house, run)
     took = found.row["ended_at"] - left
@@ -127,7 +128,7 @@ def nothing_is_held(run: Account) -> None:
 def test_many_callers_leave_at_once(house: Scene) -> None:
     house.stub.always("alpha", Hang())
     peers = [sent(house.gateway.port, streams=bool(n % 2)) for n in range(100)]
-    within(20, lambda: house.open_runs() == len(peers), "all are admitted")
+    wait_until(lambda: house.open_runs() == len(peers), within=20, what="all are admitted")
     for peer in peers:
         peer.close()
     assert settle(house, 30) == []
@@ -143,13 +144,13 @@ def test_a_half_open_caller_holds_nothing(house: Scene, wire: Line) -> None:
     with closing(sent(wire.port, streams=True)) as peer:
         read_until(peer, b"word3")
         wire.set(Hole())
-        within(30, lambda: house.ended(house.latest()), "the run ends")
+        wait_until(lambda: house.ended(house.latest()), within=30, what="the run ends")
         assert settle(house) == []
         run = account(house, house.latest())
         assert run.row["state"] in ("succeeded", "cancelled")
         nothing_is_held(run)
     wire.set(Refuse())
-    within(20, lambda: connections(house) == 0, "its connection is closed")
+    wait_until(lambda: connections(house) == 0, within=20, what="its connection is closed")
 
 
 def connections(house: Scene) -> int:
@@ -175,7 +176,7 @@ def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Rec
         while time.monotonic() < until:
             most = max(most, process.memory_info().rss - before)
             time.sleep(0.1)
-        within(20, lambda: house.open_runs() == 0, "their runs end, however slowly they read")
+        wait_until(lambda: house.open_runs() == 0, within=20, what="their runs end, however slowly they read")
         most = max(most, process.memory_info().rss - before)
         house.stub.always("alpha", Reply(chunks=("Hello.",)))
         other = ask(house.gateway, "baton-mini")

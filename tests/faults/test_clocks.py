@@ -10,7 +10,8 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
-from tests.harness.processes import command, within
+from tests.harness.processes import command
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 CALLERS = 10
@@ -83,7 +84,7 @@ def test_a_wrong_clock_ends_no_run_and_repeats_none(house: Scene, one: Wrong, re
     house.mend()
     try:
         with flood(house.gateways, CALLERS) as load:
-            within(20, lambda: len(load.answers) > CALLERS, "runs are under way")
+            wait_until(lambda: len(load.answers) > CALLERS, within=20, what="runs are under way")
             clock.write_text(str(one.after))
             time.sleep(3.0)
         assert settle(house) == []

@@ -13,7 +13,8 @@ from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, scene
-from tests.harness.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 ADOPTED = LEASE + 2
@@ -163,7 +164,7 @@ def test_whoever_comes_back_gets_the_same_bytes(house: Scene, moment: Moment, st
     house.stub.always("epsilon", Reply(chunks=words, gap=0.05))
     house.orders.lay(moment.order or ANSWERED[streams])
     assert sent(house, streams) is None
-    within(10, lambda: not house.gateway.alive, "the gateway is dead")
+    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
     house.mend()
     first, again, later = sent(house, streams), sent(house, streams), sent(house, streams)
     assert first is not None
@@ -215,7 +216,7 @@ def test_a_plan_outlives_two_drivers(house: Scene, record_property: Callable[[st
 
 def finished(house: Scene, record_property: Callable[[str, object], None]) -> Account:
     """The run, once it has succeeded; how long it took until somebody wrote to its journal again."""
-    within(10, lambda: not house.gateway.alive, "the gateway is dead")
+    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
     assert settle(house, 30) == []
     run = account(house, house.latest())
     assert run.row["state"] == "succeeded"

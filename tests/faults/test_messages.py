@@ -12,7 +12,7 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
-from tests.harness.processes import within
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 COPIES = 3
@@ -31,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @at("F-26", "every message three times, batches in reverse", "each step is executed once", ci=True)
 def test_messages_that_come_again_do_nothing(house: Scene, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(30, lambda: len(load.answers) >= 2 * CALLERS, "many runs are over")
+        wait_until(lambda: len(load.answers) >= 2 * CALLERS, within=30, what="many runs are over")
     assert settle(house) == []
     assert load.statuses == {200: load.asked}
     ours = accounts(house.database)
@@ -84,7 +84,7 @@ def test_a_forged_ticket_is_ignored(house: Scene, name: str) -> None:
         for _ in range(3):
             redis.xadd(stream, {FIELD: FORGERIES[name](run)})
         answered = calling.result(30)
-        within(20, lambda: not redis.xlen(stream), "the forged tickets are gone")
+        wait_until(lambda: not redis.xlen(stream), within=20, what="the forged tickets are gone")
     assert (answered.status, answered.run) == (200, run)
     assert settle(house) == []
     (ours,) = accounts(house.database)

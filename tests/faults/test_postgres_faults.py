@@ -13,7 +13,8 @@ from tests.faults.line import Cut, Hole, Mode, Refuse
 from tests.faults.load import Flood, flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, probe, scene
-from tests.harness.processes import KEY, asking, within
+from tests.harness.processes import KEY, asking
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(300)
@@ -92,9 +93,9 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
     house: Scene, outage: Outage, record_property: Record
 ) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         calm = ask(house.gateway, "baton-mini", timeout=60).seconds
-        within(20, lambda: house.open_runs() > CALLERS * 0.3, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > CALLERS * 0.3, within=20, what="the runs are in flight")
         with outage.breaks(house):
             began = time.monotonic()
             time.sleep(NOTICED)
@@ -104,7 +105,9 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
             assert len(house.stub.requests()) == called, "no worker was called meanwhile"
             assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
         mended = time.monotonic()
-        within(20, lambda: ask(house.gateway, "baton-mini", timeout=20).status == 200, "it admits again")
+        wait_until(
+            lambda: ask(house.gateway, "baton-mini", timeout=20).status == 200, within=20, what="it admits again"
+        )
         recovered = time.monotonic() - mended
     assert settle(house, 30) == []
     refused_politely(load)
@@ -141,7 +144,7 @@ def refused_politely(load: Flood) -> None:
 @at("F-14", "Postgres resets connections in the middle of answers", "0 runs lost, no call unaccounted for", ci=True)
 def test_connections_that_break_now_and_then_are_replaced(house: Scene, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         for _ in range(6):
             with house.to_postgres.being(Cut(after=20_000)):
                 time.sleep(0.2)

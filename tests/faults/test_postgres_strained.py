@@ -16,7 +16,8 @@ from tests.faults.line import Delay, Mode, Slow
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, caller, probe, scene
-from tests.harness.processes import command, within
+from tests.harness.processes import command
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(240)
@@ -78,7 +79,7 @@ def refused(state: str, meaning: str, *, ci: bool) -> object:
 )
 def test_a_transaction_that_is_refused_is_tried_again(house: Scene, state: str, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(20, lambda: house.open_runs() > 5, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > 5, within=20, what="the runs are in flight")
         with trouble(house, state, 4):
             time.sleep(5)
             struck = int(house.rows("SELECT last_value FROM trouble")[0][0])
@@ -103,7 +104,7 @@ def strained(mode: Mode, place: str) -> object:
 )
 def test_a_slow_database_slows_and_drops_nothing(house: Scene, mode: Mode, record_property: Record) -> None:
     with flood(house.gateways, 5) as load:
-        within(20, lambda: house.open_runs() > 2, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > 2, within=20, what="the runs are in flight")
         with house.to_postgres.being(mode):
             time.sleep(8)
     assert settle(house, 30) == []
@@ -115,7 +116,7 @@ def test_a_slow_database_slows_and_drops_nothing(house: Scene, mode: Mode, recor
 @at("F-19", "Postgres locks the runs' table for 5 s", "it waits or is refused, nothing dropped")
 def test_a_lock_on_the_runs_is_outlived(house: Scene, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(20, lambda: house.open_runs() > 5, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > 5, within=20, what="the runs are in flight")
         house.script("BEGIN; LOCK TABLE runs IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(5); COMMIT")
     assert settle(house, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
@@ -150,7 +151,7 @@ async def exhausted(house: Scene, record_property: Record) -> None:
         assert answer.seconds < 8
         assert await asyncio.to_thread(probe, house.gateway, "/healthz") == 200
         assert await asyncio.to_thread(probe, house.gateway, "/readyz") == 503
-    within(15, house.gateway.ready, "it is ready again")
+    wait_until(house.gateway.ready, within=15, what="it is ready again")
 
 
 @at("F-15", "Postgres is down at boot, and without a schema at first", "ready without a restart", ci=True)
@@ -160,7 +161,7 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
         for process in house.processes:
             process.start(wait=False)
         for process in house.processes:
-            process.wait_until_there()
+            process.wait_until_announced()
         assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
         early = ask(house.gateway, "baton-mini", timeout=20)
         assert (early.status, early.code) == (503, "store_unavailable")
@@ -168,8 +169,8 @@ def test_a_database_that_comes_late(tmp_path: Path) -> None:
         assert probe(house.gateway, "/readyz") == 503, "it has no schema yet"
         migrated = command(tmp_path, house.environ, "migrate")
         assert migrated.returncode == 0, migrated.stderr
-        within(20, house.gateway.ready, "it is ready")
-        within(10, lambda: known(house), "its first key is there")
+        wait_until(house.gateway.ready, within=20, what="it is ready")
+        wait_until(lambda: known(house), within=10, what="its first key is there")
         assert ask(house.gateway, "baton-mini").text
         assert settle(house) == []
 

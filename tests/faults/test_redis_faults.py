@@ -16,7 +16,7 @@ from tests.faults.load import flood
 from tests.faults.points import case
 from tests.faults.scene import WORKERS, Scene, scene
 from tests.harness import servers
-from tests.harness.processes import within
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 
 pytestmark = pytest.mark.timeout(240)
@@ -45,7 +45,7 @@ def pace(shared: Scene) -> float:
     """Seconds that this machine needs for as many runs at once while nothing is broken."""
     shared.reset()
     with flood(shared.gateways, CALLERS) as load:
-        within(60, lambda: load.answers, "the first answer")
+        wait_until(lambda: load.answers, within=60, what="the first answer")
     return load.slowest
 
 
@@ -81,7 +81,9 @@ def failed_over(house: Scene, *, lag: bool) -> Iterator[None]:
     with servers.redis() as other, Redis.from_url(other.url) as replica:
         if lag:
             replica.replicaof("127.0.0.1", house.redis.port)
-            within(10, lambda: replica.info("replication")["master_link_status"] == "up", "the replica follows")
+            wait_until(
+                lambda: replica.info("replication")["master_link_status"] == "up", within=10, what="the replica follows"
+            )
             replica.replicaof("NO", "ONE")
             time.sleep(1.0)
         house.redis.crash()
@@ -132,7 +134,7 @@ def broken(outage: Outage) -> object:
 @pytest.mark.parametrize("outage", [broken(outage) for outage in OUTAGES])
 def test_no_run_is_lost(pace: float, house: Scene, outage: Outage, record_property: Record) -> None:
     with flood(house.gateways, CALLERS) as load:
-        within(20, lambda: house.open_runs() > CALLERS * 0.8, "the runs are in flight")
+        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         with outage.breaks(house):
             slowest_probe = probed(house, outage.seconds)
         mended = time.time()

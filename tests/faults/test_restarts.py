@@ -9,7 +9,8 @@ from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at
 from tests.faults.scene import WORKERS, Scene, ask, scene
-from tests.harness.processes import Process, within
+from tests.harness.processes import Process
+from tests.harness.waiting import wait_until
 from tests.stubs import Hang, Reply
 
 pytestmark = pytest.mark.timeout(240)
@@ -46,7 +47,7 @@ def restarted(house: Scene, process: Process) -> float:
 def rolled(house: Scene, processes: list[Process], record_property: Record) -> None:
     slowest = 0.0
     with flood(house.gateways, CALLERS, retries=True) as load:
-        within(30, lambda: len(load.answers) > CALLERS, "runs are under way")
+        wait_until(lambda: len(load.answers) > CALLERS, within=30, what="runs are under way")
         for n in range(RESTARTS):
             slowest = max(slowest, restarted(house, processes[n % len(processes)]))
     assert settle(house, 30) == []

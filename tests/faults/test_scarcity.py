@@ -16,8 +16,8 @@ from tests.faults.line import Line, line, running_loop
 from tests.faults.load import flood
 from tests.faults.points import at, case
 from tests.faults.scene import WORKERS, Scene, ask, over, probe, scene
-from tests.harness.processes import within
 from tests.harness.servers import free_port
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
 
@@ -40,7 +40,7 @@ def test_everything_is_killed_at_once(plain: Scene, record_property: Record) -> 
     for name in WORKERS:
         plain.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
     with flood(plain.gateways, 30) as load:
-        within(20, lambda: plain.open_runs() > 20, "the runs are in flight")
+        wait_until(lambda: plain.open_runs() > 20, within=20, what="the runs are in flight")
         load._stopping.set()
         for process in plain.processes:
             process.kill()
@@ -94,8 +94,8 @@ def test_no_file_left(scarce: Scene, record_property: Record) -> None:
     record_property("measured", str(dict(load.statuses)))
     assert set(load.statuses) <= {0, 200, 502, 503}
     assert [process.pid for process in scarce.processes if process.alive] == pids
-    within(20, scarce.gateway.ready, "it is ready again")
-    within(30, lambda: ask(scarce.gateway, "baton-mini").status == 200, "it serves again")
+    wait_until(scarce.gateway.ready, within=20, what="it is ready again")
+    wait_until(lambda: ask(scarce.gateway, "baton-mini").status == 200, within=30, what="it serves again")
     assert settle(scarce) == []
 
 

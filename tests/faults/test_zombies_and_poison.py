@@ -14,7 +14,7 @@ from app.engine.steps.execution import DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case
 from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
-from tests.harness.processes import within
+from tests.harness.waiting import wait_until
 from tests.stubs import Reply, Trickle
 
 FROZEN = 2 * LEASE
@@ -97,7 +97,7 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(house: Scene, still
     outcomes[2] = list(stillness.outcomes)
     assert account(house, answered.run).outcomes() == outcomes
     assert zombie.alive, "it goes on with other things"
-    within(10, lambda: not house.holders(), "it has let go of the step")
+    wait_until(lambda: not house.holders(), within=10, what="it has let go of the step")
     assert ask(house.gateway, "baton-mini").status == 200
     assert settle(house) == []
 
@@ -111,7 +111,7 @@ def test_a_driver_that_wakes_up_too_late_changes_nothing(house: Scene, stillness
     taken = house.struck()
     with thawed(taken.pid):
         time.sleep(FROZEN)
-        within(20, lambda: house.ended(house.latest()), "somebody else ends the run")
+        wait_until(lambda: house.ended(house.latest()), within=20, what="somebody else ends the run")
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, ANSWER)
     assert settle(house) == []
@@ -177,7 +177,7 @@ def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
         revived(house)
         return house.ended(run)
 
-    within(60, over, "the run ends")
+    wait_until(over, within=60, what="the run ends")
     house.orders.withdraw()
     house.mend()
     assert settle(house) == []

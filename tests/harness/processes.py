@@ -1,11 +1,10 @@
-"""Baton as its operators run it: processes of `python -m app`, told nothing of this machine's own settings."""
+"""Baton as its operators run it: processes of `python -m app` that see none of this machine's own settings."""
 
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,22 +13,24 @@ from typing import Any, Final
 import httpx
 from openai import DefaultHttpxClient, OpenAI
 
+from tests.harness.fork_server import Child, Launch, start
 from tests.harness.servers import free_port
-from tests.harness.warm_interpreter import Birth, Child, started
+from tests.harness.waiting import PATIENCE_SECONDS, wait_until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KEY: Final = "bt_bootstrap1_0123456789abcdef0123456789abcdef"
-START_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 30.0
-TAIL: Final = 4000
+REQUEST_SECONDS: Final = 5.0
+"""The deadline of one look at `/readyz` or `/metrics`."""
+LOG_TAIL: Final = 4000
+"""Characters of a log that an error message quotes."""
 
 
 class Unexpected(RuntimeError):
-    """A process ended, or did not do in time what it was waited for; the message has the end of its log."""
+    """A process ended too early, or did not end in time; the message has the end of its log."""
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """What a process sees: a data folder of its own, and nothing of this machine's providers, proxies or settings."""
+    """Return a process's environment: a data folder of its own, and none of this machine's providers or proxies."""
     kept = ("HOME", "LANG", "TMPDIR", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
     return {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -41,124 +42,117 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
-def within(seconds: float, found: Callable[[], Any], what: str = "") -> Any:
-    """The first true answer of `found`; raises Unexpected when there is none in time."""
-    deadline = time.monotonic() + seconds
-    while not (answer := found()):
-        if time.monotonic() > deadline:
-            raise Unexpected(f"not within {seconds} s: {what or found}")
-        time.sleep(0.02)
-    return answer
-
-
 @dataclass(slots=True)
 class Process:
-    """One role of the service. `start` may be called again after its end: port, folder and log stay the same."""
+    """One role of the service. `start` may be called again after it has ended: port, folder and log stay the same."""
 
     verb: str
     folder: Path
     environ: Mapping[str, str]
     port: int = field(default_factory=free_port)
     program: tuple[str, ...] = ("app",)
-    """The module that is run, and words that stand before the verb."""
-    warm: bool = True
-    """Whether a fork of a warm interpreter will do (see `tests/harness/warm_interpreter.py`)."""
+    """The module that is run, and the words before the verb."""
+    forked: bool = True
+    """False asks for an interpreter of its own instead of a fork (see `tests/harness/fork_server.py`)."""
     _child: Child | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens, if it does."""
+        """The address at which it listens."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The running process's."""
+        """The id of the running process."""
         assert self._child is not None
         return self._child.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it was started and has not ended; a process that is stopped by a signal is alive."""
+        """True from its start to its end; a process that a signal has stopped is alive."""
         return self._child is not None and self._child.poll() is None
 
     @property
     def said(self) -> str:
-        """What it has printed since its latest start."""
+        """Its standard output since its latest start."""
         return (self.folder / f"{self.verb}-{self.port}.out").read_text()
 
     @property
     def logged(self) -> str:
-        """All of its log lines."""
+        """Its standard error since its first start."""
         return (self.folder / f"{self.verb}-{self.port}.log").read_text()
 
     def start(self, *, wait: bool = True) -> None:
-        """Start, and wait until it says that it is there."""
+        """Start it; with `wait`, return once it has announced itself."""
         out, log = (self.folder / f"{self.verb}-{self.port}.{kind}" for kind in ("out", "log"))
         out.write_bytes(b"")
         log.touch()
         environ = {**self.environ, "BATON_PORT": str(self.port)}
-        birth = Birth((*self.program, self.verb), str(self.folder), environ, str(out), str(log))
-        self._child = started(birth, environment(self.folder) if self.warm else None)
+        launch = Launch((*self.program, self.verb), str(self.folder), environ, str(out), str(log))
+        self._child = start(launch, environment(self.folder) if self.forked else None)
         if wait:
-            self.wait_until_there()
+            self.wait_until_announced()
 
-    def wait_until_there(self) -> None:
-        """Until it has announced itself; raises Unexpected with its log if it ends before."""
-        within(START_SECONDS, self._is_there, f"{self.verb} started")
+    def wait_until_announced(self) -> None:
+        """Wait until it has announced itself; raises Unexpected with its log if it ends before."""
+        wait_until(self._has_announced_itself, what=f"{self.verb} started")
 
     def ready(self) -> bool:
-        """Whether `/readyz` says so."""
+        """Say if `/readyz` answers 200."""
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5, trust_env=False).status_code == httpx.codes.OK
+            reply = httpx.get(f"{self.url}/readyz", timeout=REQUEST_SECONDS, trust_env=False)
         except httpx.TransportError:
             return False
+        return reply.status_code == httpx.codes.OK
 
     def metric(self, sample: str) -> float:
-        """One sample of `/metrics`, such as `baton_swept_total{kind="run"}`; 0 if there is none yet."""
-        text = httpx.get(f"{self.url}/metrics", timeout=5, trust_env=False).text
+        """Return one sample of `/metrics`, such as `baton_swept_total{kind="run"}`; 0 if there is none yet."""
+        text = httpx.get(f"{self.url}/metrics", timeout=REQUEST_SECONDS, trust_env=False).text
         return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{sample} "))
 
     def tell_to_stop(self) -> None:
-        """SIGTERM, without waiting."""
+        """Send SIGTERM without waiting."""
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM, wait for its end and return its exit status."""
         self.tell_to_stop()
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for its end: the exit status, negative for a signal."""
+        """Wait for its end and return its exit status, negative for a signal."""
         if self._child is None:
             return 0
         try:
-            status = self._child.wait(STOP_SECONDS)
+            status = self._child.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise Unexpected(f"{self.verb} did not stop in {STOP_SECONDS:.0f} s:\n{self.logged[-TAIL:]}") from None
+            raise Unexpected(
+                f"{self.verb} did not stop in {PATIENCE_SECONDS:.0f} s:\n{self.logged[-LOG_TAIL:]}"
+            ) from None
         self._child = None
         return status
 
     def kill(self) -> None:
-        """SIGKILL: it gets to write nothing more."""
+        """Send SIGKILL and wait for its end."""
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             self._child.wait()
             self._child = None
 
-    def _is_there(self) -> bool:
+    def _has_announced_itself(self) -> bool:
         if self._child is not None and (status := self._child.poll()) is not None:
-            raise Unexpected(f"{self.verb} ended with {status}:\n{self.logged[-TAIL:]}")
+            raise Unexpected(f"{self.verb} ended with {status}:\n{self.logged[-LOG_TAIL:]}")
         return "\nBaton is " in self.said
 
 
 @contextmanager
 def running(
-    verb: str, folder: Path, environ: Mapping[str, str], *, wait: bool = True, warm: bool = True
+    verb: str, folder: Path, environ: Mapping[str, str], *, wait: bool = True, forked: bool = True
 ) -> Iterator[Process]:
-    """One process for the length of the block."""
-    process = Process(verb, folder, environ, warm=warm)
+    """Run one process for the length of the block."""
+    process = Process(verb, folder, environ, forked=forked)
     try:
         process.start(wait=wait)
         yield process
@@ -167,27 +161,29 @@ def running(
 
 
 def command(folder: Path, environ: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    """One command to its end, with its status, `stdout` and `stderr`."""
+    """Run one command to its end and return its status, `stdout` and `stderr`."""
     argv = [sys.executable, "-m", "app", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The official client, and the audit routes that it does not know."""
+    """The official client, and a plain HTTP client for the audit routes, which it does not know."""
 
     client: OpenAI
     http: httpx.Client
 
     def whole(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
-        """The answer, and the reply as JSON."""
+        """Ask for a whole reply; return its text, and the reply as JSON."""
         reply = self.client.chat.completions.create(model=model, messages=asking(question), **more)  # type: ignore[call-overload]
         document: dict[str, Any] = reply.model_dump()
         assert document["choices"][0]["finish_reason"] in ("stop", "length")
         return document["choices"][0]["message"]["content"], document
 
     def streamed(self, model: str, question: str, **more: Any) -> tuple[str, dict[str, Any]]:
-        """The collected answer, and what the last chunks say: `baton`, `usage`, and how many `deltas` there were."""
+        """Ask for a stream; return its text, and `baton`, `usage` and the number of `deltas`."""
         text, document, deltas = "", {}, 0
         options = {"stream_options": {"include_usage": True}, **more}
         with self.client.chat.completions.create(
@@ -202,30 +198,30 @@ class Caller:
         return text, document | {"deltas": deltas}
 
     def read(self, path: str, **params: Any) -> dict[str, Any]:
-        """One page of the audit trail."""
+        """Return one page of the audit trail."""
         reply = self.http.get(path, params=params)
         reply.raise_for_status()
         found: dict[str, Any] = reply.json()
         return found
 
     def run(self, name: str) -> dict[str, Any]:
-        """A run as the audit trail has it."""
+        """Return a run as the audit trail shows it."""
         return self.read(f"/v1/runs/{name}")
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Its journal."""
+        """Return the events of a run."""
         found: list[dict[str, Any]] = self.read(f"/v1/runs/{name}/events")["data"]
         return found
 
 
 def asking(question: str) -> list[dict[str, str]]:
-    """A conversation of one message."""
+    """Return a conversation of one message."""
     return [{"role": "user", "content": question}]
 
 
 @contextmanager
-def calling(url: str, key: str = KEY, *, timeout: float = 30.0) -> Iterator[Caller]:
-    """A caller of the service at `url`. It retries nothing."""
+def calling(url: str, key: str = KEY, *, timeout: float = PATIENCE_SECONDS) -> Iterator[Caller]:
+    """Open a caller of the service at `url`. It retries nothing."""
     headers = {"Authorization": f"Bearer {key}"}
     with (
         httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as http,

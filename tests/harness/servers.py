@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypedDict
 
-START_SECONDS: Final = 20.0
+PATIENCE_SECONDS: Final = 60.0
 WARDEN: Final = 'read _; kill -s "$1" "$2"; sleep 1; rm -rf "$3"'
 
 
@@ -87,7 +87,7 @@ class Server:
         return self.directory / "server.log"
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.is_ready(process.pid):
             if process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
@@ -101,7 +101,7 @@ class Server:
         self._warden.communicate()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(how)
-        self._process.wait(START_SECONDS)
+        self._process.wait(PATIENCE_SECONDS)
         self._process = self._warden = None
 
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import asyncpg
 
-from tests.harness.processes import KEY, Process, environment, running, within
+from tests.harness.processes import KEY, Process, environment, running
+from tests.harness.waiting import wait_until
 from tests.stubs import KEYS, plan_reply
 from tests.stubs.control import StubControl
 
@@ -79,7 +80,7 @@ class House:
 
     def holding(self) -> Process:
         """The dispatcher that holds the one running step."""
-        found = within(5, self.holders, "a step is held")
+        found = wait_until(self.holders, what="a step is held")
         return next(one for one in self.dispatchers if one.pid in found)
 
 
@@ -113,5 +114,5 @@ def launched(folder: Path, environ: Mapping[str, str], *verbs: str) -> Iterator[
     with ExitStack() as stack:
         processes = [stack.enter_context(running(verb, folder, environ, wait=False)) for verb in verbs]
         for process in processes:
-            process.wait_until_there()
+            process.wait_until_announced()
         yield processes

@@ -9,7 +9,8 @@ import httpx
 import orjson
 import pytest
 
-from tests.harness.processes import KEY, Process, within
+from tests.harness.processes import KEY, Process
+from tests.harness.waiting import wait_until
 from tests.integration.installation import CHAIN, TREE, execute, launched, settings
 from tests.stubs import Hang, Reply, ToolCall
 from tests.stubs.control import StubControl
@@ -44,8 +45,8 @@ def gateways(installed: tuple[Process, Process, Process], stub: StubControl) -> 
     for process in (one, other):
         if not process.alive:
             process.start()
-        within(10, process.ready)
-        within(10, lambda process=process: process.metric("baton_queue_sound") == 1, "a run may be handed over")
+        wait_until(process.ready)
+        wait_until(lambda process=process: process.metric("baton_queue_sound") == 1, what="a run may be handed over")
     stub.clear()
     return one, other
 
@@ -94,7 +95,7 @@ def test_a_dispatcher_drives_it_from_its_first_step(
     stub.always("planner", TREE)
     made = ask(one, "POST", "", json=ASKED | {"model": model, "baton": more}).json()
     one.kill()
-    within(SOON, lambda: status(other, made["id"]) == "completed")
+    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
     epoch, pid, took = driven(database, made["id"])
     assert (epoch, pid) == (2, dispatcher.pid)
     assert took < TAKEN_UP
@@ -115,13 +116,13 @@ def test_its_next_turn_is_driven_by_a_dispatcher_too(
     one, other = gateways
     stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("add", "{}"),)), Reply(chunks=PIECES, first_delay=0.5))
     made = ask(one, "POST", "", json=ASKED | {"tools": [TOOL]}).json()
-    within(SOON, lambda: status(other, made["id"]) == "completed")
+    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
     (call,) = ask(other, "GET", f"/{made['id']}").json()["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "20"}
     more = {"previous_response_id": made["id"], "input": [result], "tools": [TOOL]}
     again = ask(one, "POST", "", json=ASKED | more).json()
     one.kill()
-    within(SOON, lambda: status(other, again["id"]) == "completed")
+    wait_until(lambda: status(other, again["id"]) == "completed", within=SOON)
     assert text(ask(other, "GET", f"/{again['id']}").json()) == "".join(PIECES)
     assert driven(database, made["id"])[1] == dispatcher.pid
     assert len(stub.requests("alpha")) == 2
@@ -139,7 +140,7 @@ def test_it_is_completed_and_served_without_the_gateway_that_accepted_it(
         one.kill()
     else:
         one.stop()
-    within(SOON, lambda: status(other, made["id"]) not in ("queued", "in_progress"))
+    wait_until(lambda: status(other, made["id"]) not in ("queued", "in_progress"), within=SOON)
     whole = ask(other, "GET", f"/{made['id']}").json()
     assert (whole["status"], text(whole)) == ("completed", "".join(PIECES))
     told = ask(other, "GET", f"/{made['id']}", params={"stream": "true"}).text
@@ -152,7 +153,7 @@ def test_a_stream_of_it_goes_on_at_another_gateway(gateways: tuple[Process, Proc
     one, other = gateways
     stub.always("alpha", Reply(chunks=PIECES * 8, gap=0.1))
     made = ask(one, "POST", "", json=ASKED).json()
-    within(5, lambda: stub.requests("alpha"), "it is called")
+    wait_until(lambda: stub.requests("alpha"), what="it is called")
     one.kill()
     path = f"{other.url}/v1/responses/{made['id']}?stream=true"
     numbers, deltas = [], []
@@ -173,7 +174,7 @@ def test_it_is_cancelled_at_another_gateway(gateways: tuple[Process, Process], s
     one, other = gateways
     stub.always("alpha", Hang())
     made = ask(one, "POST", "", json=ASKED).json()
-    within(5, lambda: status(other, made["id"]) == "in_progress")
+    wait_until(lambda: status(other, made["id"]) == "in_progress")
     stopped = ask(other, "POST", f"/{made['id']}/cancel").json()
     assert stopped["status"] == "cancelled"
     assert status(one, made["id"]) == "cancelled"
@@ -183,6 +184,6 @@ def test_it_is_deleted_everywhere(gateways: tuple[Process, Process], stub: StubC
     one, other = gateways
     stub.always("alpha", Reply(chunks=PIECES))
     made = ask(one, "POST", "", json=ASKED).json()
-    within(SOON, lambda: status(other, made["id"]) == "completed")
+    wait_until(lambda: status(other, made["id"]) == "completed", within=SOON)
     assert ask(other, "DELETE", f"/{made['id']}").json()["deleted"] is True
     assert ask(one, "GET", f"/{made['id']}").status_code == 404

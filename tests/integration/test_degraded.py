@@ -18,7 +18,8 @@ from redis import Redis
 from app.store.sqlkit.migrate import migrate
 from app.store.writing.group_commit import DECIDE_SECONDS
 from tests.harness import servers
-from tests.harness.processes import KEY, Caller, Process, calling, within
+from tests.harness.processes import KEY, Caller, Process, calling
+from tests.harness.waiting import wait_until
 from tests.integration.installation import WORKERS, House, launched, settings
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
@@ -61,7 +62,7 @@ def shared(
     pool.write_text(pool.read_text().replace("probe = 0", "probe = 1.5"))
     migrate(postgres.url)
     with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
-        within(10, gateway.ready)
+        wait_until(gateway.ready)
         yield House(stub, postgres.url, redis.url, gateway, dispatchers)
 
 
@@ -130,17 +131,17 @@ def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
     house: House, caller: Caller, redis: servers.Server, fault: Callable[[servers.Server], Any]
 ) -> None:
     plan = {"baton": {"plan": THREE_STEPS}}
-    within(5, lambda: sound(house), "the queue is sound")
+    wait_until(lambda: sound(house), what="the queue is sound")
     with fault(redis):
-        within(5, lambda: not sound(house), "the gateway knows without being asked")
+        wait_until(lambda: not sound(house), what="the gateway knows without being asked")
         for _ in range(2):
             began = time.monotonic()
             said, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
             assert time.monotonic() - began < 3 * EXTRA_PER_STEP + 0.5
             assert (said, reply["baton"]["degraded"]) == ("Hello there.", False)
         assert readiness(house.gateway)["status"] == "degraded"
-    within(5, lambda: sound(house), "it mends itself")
-    assert within(5, lambda: readiness(house.gateway)["status"] == "ready")
+    wait_until(lambda: sound(house), what="it mends itself")
+    assert wait_until(lambda: readiness(house.gateway)["status"] == "ready")
     began = time.monotonic()
     caller.whole("baton-mini", "And now?", extra_body=plan)
     assert time.monotonic() - began < 2 * EXTRA_PER_STEP
@@ -159,7 +160,7 @@ def test_runs_in_flight_do_not_notice_that_redis_freezes(
             assert said == "Hello there."
             steps = caller.run(reply["baton"]["run"])["steps"]
             assert [len(step["attempts"]) for step in steps] == [1, 1, 1]
-    within(5, lambda: sound(house), "it mends itself")
+    wait_until(lambda: sound(house), what="it mends itself")
 
 
 def conductor(house: House) -> str:
@@ -169,10 +170,10 @@ def conductor(house: House) -> str:
 
 def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(house: House, caller: Caller) -> None:
     house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
-    within(5, lambda: conductor(house) == "ok", "it lives")
+    wait_until(lambda: conductor(house) == "ok", what="it lives")
     house.stub.always("planner", Hang())
     died = time.monotonic()
-    within(10, lambda: conductor(house) == "degraded", "nobody asked it for a plan")
+    wait_until(lambda: conductor(house) == "degraded", what="nobody asked it for a plan")
     assert httpx.get(f"{house.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 200
     began = time.monotonic()
     said, reply = caller.whole("baton-ultra", "Who plans?")
@@ -181,7 +182,7 @@ def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(house
     assert [one["reasons"] for one in reply["baton"]["proposals"]] == [["conductor_out"], []]
     assert time.monotonic() - died < 12
     house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
-    within(10, lambda: conductor(house) == "ok", "it is back")
+    wait_until(lambda: conductor(house) == "ok", what="it is back")
     assert caller.whole("baton-ultra", "And now?")[1]["baton"]["degraded"] is False
 
 
@@ -209,11 +210,11 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
         house.stub.always(name, Reply(first_delay=0.8))
     plan = {"extra_body": {"baton": {"plan": THREE_STEPS}}}
     answers = [aside(tell, "baton-mini", "Remember.", **plan) for tell in (caller.whole, caller.streamed) * 2]
-    within(5, lambda: len(house.stub.requests("alpha")) == 4, "all are under way")
+    wait_until(lambda: len(house.stub.requests("alpha")) == 4, what="all are under way")
     postgres.crash()
     crashed = time.monotonic()
-    within(10, lambda: refused(house.gateway, KEY)[0] == 503, "new runs are refused")
-    within(10, lambda: house.gateway.metric("baton_queue_sound") == 1)
+    wait_until(lambda: refused(house.gateway, KEY)[0] == 503, what="new runs are refused")
+    wait_until(lambda: house.gateway.metric("baton_queue_sound") == 1)
     for key in (KEY, STRANGER):
         for _ in range(5):
             status, retry_after, took = refused(house.gateway, key)
@@ -232,4 +233,4 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
         assert [[one["outcome"] for one in step["attempts"]] for step in run["steps"]] == [["ok"]] * 3
     assert time.monotonic() - came_back < 2 * 0.8 + 6
     assert refused(house.gateway, STRANGER)[0] == 401
-    assert within(5, lambda: readiness(house.gateway)["status"] == "ready")
+    assert wait_until(lambda: readiness(house.gateway)["status"] == "ready")

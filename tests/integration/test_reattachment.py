@@ -17,7 +17,8 @@ import httpx
 import orjson
 import pytest
 
-from tests.harness.processes import KEY, Process, asking, command, within
+from tests.harness.processes import KEY, Process, asking, command
+from tests.harness.waiting import wait_until
 from tests.integration.installation import LEASE, House, execute, launched, settings
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
@@ -36,7 +37,7 @@ def installed(
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
     with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (one, other, *dispatchers):
-        within(10, lambda: one.ready() and other.ready())
+        wait_until(lambda: one.ready() and other.ready())
         yield House(stub, database, redis_server_url, one, dispatchers), other
 
 
@@ -70,7 +71,7 @@ def revived(process: Process) -> Iterator[None]:
     finally:
         process.kill()
         process.start()
-        within(10, process.ready)
+        wait_until(process.ready)
 
 
 def post(process: Process, key: str, **more: Any) -> httpx.Response:
@@ -176,7 +177,7 @@ def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(house: House
     key = uuid.uuid4().hex
     with revived(house.gateway):
         heard = aside(stream, house.gateway, key)
-        within(5, lambda: house.stub.requests("alpha"), "it is called")
+        wait_until(lambda: house.stub.requests("alpha"), what="it is called")
         time.sleep(0.8)
         house.gateway.kill()
         first = heard.result()
@@ -200,7 +201,7 @@ def test_a_request_whose_gateway_is_killed_is_answered_by_another(
     key = uuid.uuid4().hex
     with revived(house.gateway):
         lost = aside(post, house.gateway, key, stream=streams)
-        within(5, lambda: house.stub.requests("alpha"), "it is called")
+        wait_until(lambda: house.stub.requests("alpha"), what="it is called")
         house.gateway.kill()
         assert lost.exception() is not None
         began = time.monotonic()
@@ -240,7 +241,7 @@ def test_words_of_a_lost_attempt_are_never_continued(house: House, other: Proces
 def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(house: House, other: Process, aside: Any) -> None:
     house.stub.always("alpha", Hang())
     asked = aside(post, house.gateway, uuid.uuid4().hex)
-    within(5, lambda: house.stub.requests("alpha"), "it is called")
+    wait_until(lambda: house.stub.requests("alpha"), what="it is called")
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=other.url, headers=headers, timeout=10, trust_env=False) as client:
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
@@ -249,14 +250,14 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(house: House, othe
     assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
     assert time.time() - began < 2
     assert asked.result().json()["error"]["code"] == "run_cancelled"
-    (record,) = within(3, lambda: [one for one in house.stub.requests("alpha") if one["disconnected_at"]])
+    (record,) = wait_until(lambda: [one for one in house.stub.requests("alpha") if one["disconnected_at"]])
     assert record
 
 
 def test_a_run_is_stopped_from_the_command_line(house: House, aside: Any, tmp_path: Path) -> None:
     house.stub.always("alpha", Hang())
     asked = aside(post, house.gateway, uuid.uuid4().hex)
-    within(5, lambda: house.stub.requests("alpha"), "it is called")
+    wait_until(lambda: house.stub.requests("alpha"), what="it is called")
     rows = asyncio.run(execute(house.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
     done = command(house.gateway.folder, house.gateway.environ, "runs", "cancel", rows[0][0])
     assert (done.returncode, "cancelled" in done.stdout) == (0, True), done.stderr

@@ -17,7 +17,8 @@ import httpx
 import openai
 import pytest
 
-from tests.harness.processes import Caller, calling, command, within
+from tests.harness.processes import Caller, calling, command
+from tests.harness.waiting import wait_until
 from tests.integration.installation import WORKERS, House, launched, settings
 from tests.stubs import Agent, ToolCall, plan_reply
 from tests.stubs.control import StubControl
@@ -95,7 +96,7 @@ class Coder:
 
     def turn(self, number: int) -> str | None:
         """Ask, and do what is wanted; the answer where nothing is."""
-        message = within(20, lambda: self._ask(number), f"turn {number} is answered")
+        message = wait_until(lambda: self._ask(number), what=f"turn {number} is answered")
         self.messages.append(message)  # the client's own object, as its users do
         for one in message.tool_calls or ():
             self.ids.append(one.id)
@@ -135,8 +136,8 @@ def house(tmp_path: Path, stub: StubControl, database: str, redis_server_url: st
 def there(house: House) -> None:
     """Wait until both processes are, and ready."""
     for process in (house.gateway, *house.dispatchers):
-        process.wait_until_there()
-    within(20, house.gateway.ready)
+        process.wait_until_announced()
+    wait_until(house.gateway.ready)
 
 
 def restart(house: House, kills: bool) -> None:
@@ -168,7 +169,7 @@ def loop(house: House, coder: Coder, aside: ThreadPoolExecutor) -> str:
         calls = len(asked(house, worker))
         house.stub.script(worker, Agent(first=call(0), delay=THINKING))
         said = aside.submit(coder.turn, number)
-        within(10, lambda calls=calls: len(asked(house, worker)) > calls, "the worker is asked")
+        wait_until(lambda calls=calls: len(asked(house, worker)) > calls, what="the worker is asked")
         restart(house, kills=number == KILLED)
         assert said.result() is None
     return worker

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.harness.processes import Process, calling, within
+from tests.harness.processes import Process, calling
+from tests.harness.waiting import wait_until
 from tests.integration.installation import settings
 from tests.stubs import Reply
 from tests.stubs.control import StubControl
@@ -73,15 +74,15 @@ def test_a_process_killed_between_commit_and_delivery_loses_nothing(
         with calling(process.url) as caller:
             begun = caller.client.responses.create(model="baton-mini", input="What is 2 + 2?", background=True)
             assert begun.status in ("queued", "in_progress")
-        within(10, lambda: not process.alive, "it dies with its commit")
+        wait_until(lambda: not process.alive, what="it dies with its commit")
         process.kill()
         assert one(database, "SELECT state FROM runs") == "succeeded"
         assert one(database, "SELECT count(*) FROM notices") == 1
         assert came == []
         process.program = ("app",)
         process.start()
-        within(10, lambda: came, "the webhook is delivered")
-        within(10, lambda: one(database, "SELECT count(*) FROM notices") == 0, "and done with")
+        wait_until(lambda: came, what="the webhook is delivered")
+        wait_until(lambda: one(database, "SELECT count(*) FROM notices") == 0, what="and done with")
         assert process.metric('baton_webhooks_total{outcome="delivered"}') == 1
         with calling(process.url) as caller:
             assert caller.client.responses.retrieve(begun.id).status == "completed"

@@ -27,7 +27,7 @@ def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def service(environ: dict[str, str]) -> Iterator[Process]:
     """The whole service in one process."""
-    with running("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, warm=False) as process:
+    with running("serve", Path(environ["BATON_DATA_DIR"]).parent, environ, forked=False) as process:
         yield process
 
 

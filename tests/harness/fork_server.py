@@ -1,0 +1,291 @@
+"""A fork server: one interpreter that has imported the service, and whose forks are the processes that tests start.
+
+To import the service takes more than a second of a core, and the tests start it often. `python -m
+tests.harness.fork_server MODULES` imports it, makes no thread and no event loop, and forks whenever a line on its
+standard input asks for it. The fork runs the requested module with the session, folder, environment, files, arguments
+and module path that `python -m` would have given it. Its id, signals, exit status and traceback are those of an
+interpreter of its own.
+
+The protocol has no race. The server answers a request to start only after the fork has its own session, folder and
+files: the fork holds the writing end of a pipe until then, and the server waits for the end of that pipe, which also
+comes when the fork dies early. `subprocess.Popen` gives its caller the same guarantee. The id of a fork stays its own
+until somebody has asked for its exit status, because only such a request reaps it.
+
+Commands, the README's examples and the first start are started as a user would, in interpreters of their own. So is
+every process whose environment an import may read (see `may_fork`), and every process on systems other than Linux,
+whose libraries do not survive a fork. Forks share one hash seed; `tests/integration/test_operator.py` has processes
+that do not share it and work together.
+"""
+
+import atexit
+import gc
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+READ_BY_COMMANDS: Final = re.compile(r"BATON_\w+|STUB_KEY")
+"""Variables that only `app.cli` reads, when it runs. Any other variable may matter to the interpreter or an import."""
+PRELOADED: Final = (
+    "app.cli.process",
+    "app.cli.parser",
+    "pydantic.v1",
+    "rich.status",
+    "sqlalchemy.dialects.postgresql.asyncpg",
+)
+LONGEST_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process to start: `python -m WORDS` in a folder. Both files exist already and are appended to."""
+
+    words: Sequence[str]
+    folder: str
+    environ: Mapping[str, str]
+    out: str
+    log: str
+
+
+class Child(Protocol):
+    """A process that was started; the part of `subprocess.Popen` that tests use."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status once it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+
+
+def start(launch: Launch, usual: Mapping[str, str] | None) -> Child:
+    """Start a process: as a fork if its environment permits it, and as an interpreter of its own otherwise.
+
+    `usual` is the environment of the fork server; None asks for an interpreter of its own.
+    """
+    if usual is not None and may_fork(launch.environ, usual):
+        return _server(json.dumps(read_early(usual))).start(launch)
+    with open(launch.out, "ab") as out, open(launch.log, "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *launch.words],
+            cwd=launch.folder,
+            env=launch.environ,
+            stdout=out,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def may_fork(environ: Mapping[str, str], usual: Mapping[str, str]) -> bool:
+    """Say if a process with this environment may be a fork of a server that started with the usual one."""
+    return sys.platform == "linux" and read_early(environ) == read_early(usual)
+
+
+def read_early(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that may matter while an interpreter starts or imports, such as LD_PRELOAD or PYTHON*.
+
+    Every variable counts as one of these unless it is known to be read later.
+    """
+    return {name: value for name, value in sorted(environ.items()) if not READ_BY_COMMANDS.fullmatch(name)}
+
+
+@cache
+def _server(environ: str) -> "ForkServer":
+    """Return this process's server for an environment. It ends with this process, however that ends."""
+    server = ForkServer(json.loads(environ), PRELOADED)
+    atexit.register(server.close)
+    return server
+
+
+class ForkServer:
+    """The fork server, seen by its client. Requests of several threads are answered one after the other."""
+
+    def __init__(self, environ: Mapping[str, str], preloaded: Sequence[str]) -> None:
+        """Start the server with this environment; it imports the `preloaded` modules."""
+        self.lock = threading.RLock()
+        self._numbers = count()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.harness.fork_server", *preloaded],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def start(self, launch: Launch) -> "Fork":
+        """Start a process and return once it is in its own session and writes to its own files."""
+        return Fork(self, self.request("start", asdict(launch)))
+
+    def request(self, verb: str, argument: Any) -> Any:
+        """Send one request and return its answer.
+
+        Answers to earlier requests are skipped: a test that ran out of time did not stay for its own.
+        """
+        with self.lock:
+            number = self.send(verb, argument)
+            assert self._popen.stdout is not None
+            for line in self._popen.stdout:
+                answered, answer = json.loads(line)
+                if answered == number:
+                    return answer
+        raise RuntimeError("the fork server has ended")
+
+    def send(self, verb: str, argument: Any) -> int:
+        """Send one request without waiting for its answer, and return its number."""
+        assert self._popen.stdin is not None
+        with self.lock:
+            number = next(self._numbers)
+            self._popen.stdin.write(json.dumps([number, verb, argument]).encode() + b"\n")
+            self._popen.stdin.flush()
+        return number
+
+    def close(self) -> None:
+        """End the server and all of its forks."""
+        self._popen.communicate()
+
+
+@dataclass(slots=True)
+class Fork:
+    """One process that was forked. It stays a zombie, and its id its own, until its exit status was asked for."""
+
+    server: ForkServer
+    pid: int
+    _status: int | None = field(default=None, init=False)
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal, or None while it runs."""
+        with self.server.lock:
+            if self._status is None:
+                self._status = self.server.request("poll", self.pid)
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status once it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.0005
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless it has ended."""
+        with self.server.lock:
+            if self.poll() is None:
+                os.kill(self.pid, sig)
+
+
+# From here on: inside the fork server and its forks.
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """What a fork needs to become the process that was asked for."""
+
+    launch: Launch
+    until_ready: int
+    """The writing end of the pipe whose end tells the server that this process is ready."""
+
+
+def _preload(names: Sequence[str]) -> None:
+    """Import modules with the garbage collector off, and keep it from visiting what was imported."""
+    gc.disable()
+    for name in names:
+        import_module(name)
+    gc.freeze()
+    gc.enable()
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == threading.active_count() == 1, "only one thread survives a fork: no import may start another"
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> Forked | None:
+    """Answer requests until nobody can send any more, then kill the forks that still run and return None.
+
+    Each fork returns from here with what it was made for, so that it runs from the top of the stack.
+    """
+    statuses: dict[int, int | None] = {}
+    for line in requests:
+        number, verb, argument = json.loads(line)
+        answer: int | None
+        if verb == "start":
+            readable, writable = os.pipe()
+            answer = os.fork()
+            if answer == 0:
+                os.close(readable)
+                return Forked(Launch(**argument), writable)
+            _wait_for_end(readable, writable)
+            statuses[answer] = None
+        else:
+            if statuses[argument] is None:
+                statuses[argument] = _exit_status(argument)
+            answer = statuses[argument]
+        answers.write(json.dumps([number, answer]).encode() + b"\n")
+    running = [pid for pid, status in statuses.items() if status is None]
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def _wait_for_end(readable: int, writable: int) -> None:
+    """Wait until the fork has closed its writing end of the pipe, by being ready or by ending."""
+    os.close(writable)
+    os.read(readable, 1)
+    os.close(readable)
+
+
+def _exit_status(pid: int) -> int | None:
+    gone, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if gone else None
+
+
+def _become(forked: Forked) -> None:
+    """Take over the session, folder, environment, files and arguments, then report that this process is ready.
+
+    The environment has the variables that are read early already: they are the same for the server and its forks.
+    """
+    launch = forked.launch
+    os.setsid()
+    os.chdir(launch.folder)
+    os.environ.update(launch.environ)
+    files = ((0, os.devnull, os.O_RDONLY), (1, launch.out, os.O_WRONLY), (2, launch.log, os.O_WRONLY))
+    for number, path, mode in files:
+        opened = os.open(path, mode | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.argv[1:] = launch.words[1:]
+    sys.path[0] = os.getcwd()
+    os.close(forked.until_ready)
+
+
+def main() -> None:
+    """Answer requests on the standard streams; return only at the end of this process or of a fork."""
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb", buffering=0) as answers:
+        _preload(sys.argv[1:])
+        forked = _serve(requests, answers)
+    if forked is not None:
+        _become(forked)
+        runpy.run_module(forked.launch.words[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
