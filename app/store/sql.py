@@ -31,14 +31,14 @@ from app.store.protocol import (
     StepInput,
 )
 from app.store.rows import conductor_changes, content, feedback, idempotency, keys, notices, rated_runs, runs, trials
-from app.store.rows.optimistic import Guesses
-from app.store.sqlkit.availability import Vigil
+from app.store.rows.optimistic import RowCache
+from app.store.sqlkit.availability import DatabaseAvailability
 from app.store.sqlkit.engines import AWAY, Fault, Runner, open_runner
 from app.store.sqlkit.migrate import migrate
 from app.store.sqlkit.statements import Statements
-from app.store.writing.batch import pack
-from app.store.writing.group_commit import Lane
-from app.store.writing.journal_cache import RecentJournals
+from app.store.writing.batch import encode
+from app.store.writing.group_commit import GroupCommit
+from app.store.writing.journal_cache import JournalCache
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ READY_SECONDS = 2.0
 
 @asynccontextmanager
 async def open_store(
-    url: str, *, grace: float = 5.0, patience: float = 5.0, connections: int = 10, lanes: int = 1
+    url: str, *, grace: float = 5.0, patience: float = 5.0, connections: int = 10, writers: int = 1
 ) -> AsyncIterator["SqlStore"]:
     """A store that owns its writers until the block is left, when what is waiting has been committed.
 
@@ -60,14 +60,14 @@ async def open_store(
     runner = open_runner(url, connections)
     if runner.dialect.name == "sqlite":
         await asyncio.to_thread(migrate, url)
-        lanes = 1
-    # In the process of the database nothing is won by a guess.
-    store = SqlStore(runner, lanes, grace, patience, Guesses() if runner.dialect.name == "postgresql" else None)
+        writers = 1
+    # In the process of the database nothing is won by optimistic writes.
+    store = SqlStore(runner, writers, grace, patience, RowCache() if runner.dialect.name == "postgresql" else None)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
-        group.create_task(store.vigil.keep())
-        for lane in store.lanes:
-            group.create_task(lane.run())
+        group.create_task(store.availability.keep())
+        for writer in store.writers:
+            group.create_task(writer.run())
         try:
             yield store
         except Exception as error:  # kept apart, because the group would wrap it
@@ -82,74 +82,76 @@ class SqlStore:
     """Implements `protocol.Store`; see there for what is promised."""
 
     def __init__(
-        self, runner: Runner, lanes: int, grace: float, patience: float, guesses: Guesses | None = None
+        self, runner: Runner, writers: int, grace: float, patience: float, row_cache: RowCache | None = None
     ) -> None:
         self._runner = runner
         self._grace = grace
         self._closed = False
-        self._recent = RecentJournals()
+        self._journals = JournalCache()
         self._pinned: set[str] = set()
         self._statements = statements = Statements(runner.dialect)
-        self.vigil = vigil = Vigil(self.ready)
-        self._guesses = guesses
-        given = (runner, statements, self._recent.wrote, patience, vigil, guesses)
-        self.lanes = tuple(Lane(*given) for _ in range(lanes))
+        self.availability = availability = DatabaseAvailability(self.ready)
+        self._row_cache = row_cache
+        given = (runner, statements, self._journals.wrote, patience, availability, row_cache)
+        self.writers = tuple(GroupCommit(*given) for _ in range(writers))
 
     @property
     def healthy(self) -> bool:
-        return self.vigil.healthy
+        return self.availability.healthy
 
     @property
     def seconds_since_recovery(self) -> float:
-        return self.vigil.seconds_since_recovery
+        return self.availability.seconds_since_recovery
 
     async def wait_until_healthy(self, seconds: float) -> bool:
-        return await self.vigil.wait_until_healthy(seconds)
+        return await self.availability.wait_until_healthy(seconds)
 
     async def append(self, entry: Entry) -> Appended:
-        lane = self.lanes[crc32(entry.run.encode()) % len(self.lanes)] if len(self.lanes) > 1 else self.lanes[0]
-        return await lane.put(pack(entry))
+        writer = (
+            self.writers[crc32(entry.run.encode()) % len(self.writers)] if len(self.writers) > 1 else self.writers[0]
+        )
+        return await writer.put(encode(entry))
 
     async def journal(self, run: str, upto: int | None = None, after: int = 0) -> Journal:
-        kept, known = self._recent.journal(run, after)
+        kept, known = self._journals.journal(run, after)
         if known and upto is not None and known >= upto:
             return kept
         # What is kept is a true prefix, so only what follows it is read.
         read = await self._read(runs.journal(self._statements, run, max(after, known)))
         if not read.salt:  # erased by another process: what this one still has of its words is told to nobody
-            self._recent.forget(run)
-        self._recent.extend(run, read.events)
+            self._journals.forget(run)
+        self._journals.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
 
     async def step_input(self, run: str, after: int = 0) -> StepInput:
-        kept, known = self._recent.journal(run, after)
-        read, guess = await self._read(runs.step_input(self._statements, run, max(after, known)))
-        if guess is not None and self._guesses is not None:
-            self._guesses.keep({run: guess})
+        kept, known = self._journals.journal(run, after)
+        read, rows = await self._read(runs.step_input(self._statements, run, max(after, known)))
+        if rows is not None and self._row_cache is not None:
+            self._row_cache.keep({run: rows})
         if not read.salt:
-            self._recent.forget(run)
-        self._recent.extend(run, read.events)
+            self._journals.forget(run)
+        self._journals.extend(run, read.events)
         return StepInput(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
 
     def known_rows(self, run: str) -> Sequence[object]:
-        return self._guesses.told(run) if self._guesses is not None else ()
+        return self._row_cache.told(run) if self._row_cache is not None else ()
 
     def accept_rows(self, run: str, rows: Sequence[object]) -> None:
-        if self._guesses is not None and rows:
-            self._guesses.heard(run, rows)
-        elif self._guesses is not None:  # mostly since the run has ended, and nothing of it will be asked for again
-            self._guesses.keep({run: None})
-            self._recent.forget(run)
+        if self._row_cache is not None and rows:
+            self._row_cache.heard(run, rows)
+        elif self._row_cache is not None:  # mostly since the run has ended, and nothing of it will be asked for again
+            self._row_cache.keep({run: None})
+            self._journals.forget(run)
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:
-        found = self._recent.contents(run, refs)
+        found = self._journals.contents(run, refs)
         missing = [ref for ref in refs if ref not in found]
         if missing:
             found |= await self._read(content.read(self._statements, run, missing))
         return found
 
     async def records(self, run: str, wanted: Collection[tuple[str, Reader]]) -> Mapping[tuple[str, Reader], Any]:
-        found = self._recent.records(run, wanted)
+        found = self._journals.records(run, wanted)
         missing = [one for one in wanted if one not in found]
         bodies = await self.contents(run, sorted({ref for ref, _ in missing})) if missing else {}
         return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
@@ -162,7 +164,7 @@ class SqlStore:
     async def erase(self, run: str) -> bool:
         """Forget a run's content and salt; False if there is no such run."""
         known = await self._write(partial(content.erase, run=run))
-        self._recent.forget(run)
+        self._journals.forget(run)
         return known
 
     async def run(self, run: str) -> RunRow:
@@ -280,7 +282,7 @@ class SqlStore:
         return await self._read(conductor_changes.every)
 
     async def key(self, public_id: str) -> KeyRow | None:
-        if not self.vigil.healthy:
+        if not self.availability.healthy:
             raise StoreUnavailable(retry_after=1.0)
         return await self._read(partial(keys.find, public_id=public_id))
 
@@ -301,19 +303,19 @@ class SqlStore:
             async with asyncio.timeout(READY_SECONDS):
                 await self._write(runs.beat)
         except TimeoutError as error:
-            self.vigil.away()
+            self.availability.away()
             raise StoreUnavailable(retry_after=1.0) from error
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self.vigil.close()
-        for lane in self.lanes:
-            lane.close()
-        for lane in self.lanes:
-            await lane.finished.wait()
-        await self.vigil.finished.wait()
+        self.availability.close()
+        for writer in self.writers:
+            writer.close()
+        for writer in self.writers:
+            await writer.finished.wait()
+        await self.availability.finished.wait()
         await self._runner.close()
 
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
@@ -322,7 +324,7 @@ class SqlStore:
     async def _write(self, work: Callable[[Connection], T]) -> T:
         """For work that may be done twice without harm: an unanswered COMMIT is reported as a failure."""
         found = await self._patiently(partial(self._runner.write, work))
-        self.vigil.there()  # only a write proves it: a full disk and a standby can be read
+        self.availability.there()  # only a write proves it: a full disk and a standby can be read
         return found
 
     async def _patiently(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
@@ -336,5 +338,5 @@ class SqlStore:
                 return await call()
         except Fault as fault:
             if fault.reason in AWAY:
-                self.vigil.away()
+                self.availability.away()
             raise StoreUnavailable(retry_after=1.0) from fault

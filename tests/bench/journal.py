@@ -147,9 +147,9 @@ async def main() -> None:
     options = parser.parse_args()
     await asyncio.to_thread(migrate, options.url)
     for writers in options.writers:
-        async with open_store(options.url, lanes=options.lanes) as store:
+        async with open_store(options.url, writers=options.lanes) as store:
             await measure(store, writers, 0.5)
-        async with open_store(options.url, lanes=options.lanes) as store:
+        async with open_store(options.url, writers=options.lanes) as store:
             print(f"{writers} writers: {await measure(store, writers, options.seconds)}", flush=True)
 
 

@@ -25,7 +25,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, make_schema: Callab
 @pytest.fixture
 def opener(database: str) -> Opener:
     """Opens stores over one database, as several processes would."""
-    return partial(open_store, database, grace=GRACE, lanes=2)
+    return partial(open_store, database, grace=GRACE, writers=2)
 
 
 @pytest.fixture

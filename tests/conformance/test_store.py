@@ -319,11 +319,11 @@ async def test_what_is_read_of_a_body_in_memory_is_kept_with_it(opener: Opener) 
     wanted = {(ref, length), (ref, bytes.decode), ("none", length)}
     async with opener() as store, opener() as other:
         await store.append(replace(admitted("run"), contents=((ref, b"text"),)))
-        held = store._recent._bytes
+        held = store._journals._bytes
         for _ in range(2):
             assert await store.records("run", wanted) == {(ref, length): 4, (ref, bytes.decode): "text"}
         assert read == [b"text"]
-        assert store._recent._bytes == held + 2 * len(b"text")
+        assert store._journals._bytes == held + 2 * len(b"text")
         assert await other.records("run", wanted) == await store.records("run", wanted)
         assert await store.erase("run")
         assert await store.records("run", wanted) == {}

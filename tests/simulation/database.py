@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from app.store.rows.optimistic import Guesses
+from app.store.rows.optimistic import RowCache
 from app.store.rows.runs import clock
 from app.store.sql import SqlStore
 from app.store.sqlkit.engines import Fault, Runner, _reason
@@ -78,14 +78,14 @@ class SimStore(SqlStore):
     """The store as one process has it; `giving` learns which runs it means to give up."""
 
     def __init__(self, runner: Runner, lease: float, time: Callable[[], float], giving: set[tuple[str, str]]) -> None:
-        super().__init__(runner, 1, lease, 5.0, guesses=Guesses())
+        super().__init__(runner, 1, lease, 5.0, row_cache=RowCache())
         self._time, self._giving = time, giving
 
-    async def renew(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
+    async def renew_leases(self, driver: str, epochs: Mapping[str, int], until: float) -> Mapping[str, int]:
         """As it is told to."""
         if until <= EPOCH + self._time():
             self._giving |= {(driver, run) for run in epochs}
-        return await super().renew(driver, epochs, until)
+        return await super().renew_leases(driver, epochs, until)
 
 
 class SimRunner:

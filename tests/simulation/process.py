@@ -192,8 +192,8 @@ class Process:
         """From start to an orderly stop."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.store.vigil.keep())
-                for lane in self.store.lanes:
+                group.create_task(self.store.availability.keep())
+                for lane in self.store.writers:
                     group.create_task(lane.run())
                 try:
                     await self._serve()

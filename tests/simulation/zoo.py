@@ -37,7 +37,7 @@ from app.store.sql import SqlStore
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import CONTENTS, RUNS
 from app.store.writing import batch, group_commit
-from app.store.writing.batch import pack
+from app.store.writing.batch import encode
 from tests.simulation import handing
 
 Patch = pytest.MonkeyPatch
@@ -90,13 +90,13 @@ def no_epoch_fence(patch: Patch) -> None:
 
 
 def no_claim_fence(patch: Patch) -> None:
-    def anybodys(desk: Any, run: str, move: Move, _at: float) -> Any:
-        ticket = batch._tickets.get((run, move.step))
+    def anybodys(rows: Any, run: str, move: Move, _at: float) -> Any:
+        ticket = rows._tickets.get((run, move.step))
         if ticket is None or ticket.gone:
             raise LeaseLost
         return ticket
 
-    patch.setattr(batch.Desk, "_ticket", anybodys)
+    patch.setattr(batch.RowBatch, "_ticket", anybodys)
 
 
 def acknowledge_before_the_commit(patch: Patch) -> None:
@@ -105,7 +105,7 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
     async def hasty(store: SqlStore, entry: Entry) -> Appended:
         if entry.new is None:
             return await append(store, entry)
-        written = store.lanes[0].put(pack(entry))
+        written = store.writers[0].put(encode(entry))
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
         bodies = [orjson.loads(orjson.dumps(draft.body)) for draft in entry.events]
         pairs = enumerate(zip(entry.events, bodies, strict=True), 1)
@@ -115,11 +115,11 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
 
 
 def believe_an_unanswered_commit(patch: Patch) -> None:
-    patch.setattr(group_commit, "landed", lambda conn, outcomes: True)
+    patch.setattr(group_commit, "was_committed", lambda conn, outcomes: True)
 
 
 def repeat_an_unanswered_commit(patch: Patch) -> None:
-    patch.setattr(group_commit, "landed", lambda conn, outcomes: False)
+    patch.setattr(group_commit, "was_committed", lambda conn, outcomes: False)
 
 
 def believe_a_guess(patch: Patch) -> None:
@@ -146,8 +146,8 @@ def take_over_without_raising_the_epoch(patch: Patch) -> None:
 
 
 def ring_without_an_outbox_row(patch: Patch) -> None:
-    file = batch.Desk._file
-    patch.setattr(batch.Desk, "_file", lambda desk, run, entry: file(batch, run, replace(entry, outbox=())))
+    file = batch.RowBatch._file
+    patch.setattr(batch.RowBatch, "_file", lambda rows, run, entry: file(rows, run, replace(entry, outbox=())))
 
 
 def write_after_the_end(patch: Patch) -> None:
@@ -231,12 +231,12 @@ def call_again_after_the_outcome(patch: Patch) -> None:
 
 
 def do_a_step_again_when_it_is_done(patch: Patch) -> None:
-    move = batch.Desk._move
+    move = batch.RowBatch._move
 
-    def kept(desk: Any, run: Any, ticket: Any, given: Move) -> None:
-        move(batch, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
+    def kept(rows: Any, run: Any, ticket: Any, given: Move) -> None:
+        move(rows, run, ticket, replace(given, verb="release", until=0.0) if given.verb == "finish" else given)
 
-    patch.setattr(batch.Desk, "_move", kept)
+    patch.setattr(batch.RowBatch, "_move", kept)
     patch.setattr(Execution, "_idle", lambda _self, state: state.ended)
 
 
@@ -375,7 +375,7 @@ def nest_without_end(patch: Patch) -> None:
 
 
 def end_without_a_notice(patch: Patch) -> None:
-    patch.setattr(batch.Desk, "_watch", lambda *_: None)
+    patch.setattr(batch.RowBatch, "_watch", lambda *_: None)
 
 
 def forget_a_notice_with_its_process(patch: Patch) -> None:
@@ -406,13 +406,13 @@ def erase_the_words_and_not_the_salt(patch: Patch) -> None:
 
 
 def write_after_the_erasure(patch: Patch) -> None:
-    file = batch.Desk._file
+    file = batch.RowBatch._file
 
-    def late(desk: Any, run: Any, entry: Entry) -> Any:
+    def late(rows: Any, run: Any, entry: Entry) -> Any:
         run.salt = b""
-        return file(batch, run, entry)
+        return file(rows, run, entry)
 
-    patch.setattr(batch.Desk, "_file", late)
+    patch.setattr(batch.RowBatch, "_file", late)
 
 
 def log_in_vain(patch: Patch) -> None:

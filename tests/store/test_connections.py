@@ -17,9 +17,9 @@ from sqlalchemy import Connection, literal_column, select, text
 from app.errors import StoreUnavailable
 from app.store.protocol import RunQuery
 from app.store.sql import open_store
-from app.store.sqlkit import connections as wires
+from app.store.sqlkit import connections
 from app.store.sqlkit.engines import Fault, Postgres, parse_url
-from app.store.sqlkit.prepared import Ask, Prepared
+from app.store.sqlkit.prepared import Prepared, SingleStatement
 from app.store.writing import group_commit
 from tests.conformance.entries import admitted, note
 
@@ -37,9 +37,11 @@ async def opened(url: str, connections: int, **options: float) -> AsyncIterator[
         await runner.close()
 
 
-def ask(runner: Postgres, *columns: str) -> Ask[Any]:
+def ask(runner: Postgres, *columns: str) -> SingleStatement[Any]:
     """The first of these columns."""
-    return Ask(Prepared(select(*map(literal_column, columns)), runner.dialect, []), (), lambda rows: rows[0][0])
+    return SingleStatement(
+        Prepared(select(*map(literal_column, columns)), runner.dialect, []), (), lambda rows: rows[0][0]
+    )
 
 
 async def pids(runner: Postgres, count: int) -> set[int]:
@@ -120,22 +122,22 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._wires._kept
+        (kept,) = runner._connections._kept
         with ThreadPoolExecutor(1) as aside:
             ending = aside.submit(end, migrated_postgres_url, before)
             ending.result() if busy else await asyncio.wrap_future(ending)
-        assert kept.wire.raw.is_closed() != busy
+        assert kept.connection.raw.is_closed() != busy
         assert await runner.write(ask(runner, PID), meant=before) != before
 
 
 async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wires.Wire, "lives", True)
+    monkeypatch.setattr(connections.RawConnection, "lives", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._wires._kept
-        await kept.wire.raw.close()
+        (kept,) = runner._connections._kept
+        await kept.connection.raw.close()
         with pytest.raises(Fault, match="lost"):
             await runner.write(ask(runner, PID), meant=before)
         assert await runner.write(ask(runner, PID), meant=before) != before
@@ -180,7 +182,7 @@ async def test_an_altered_table_is_one_error_and_no_more(migrated_postgres_url: 
 async def test_a_connection_keeps_a_bounded_number_of_statements(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wires, "STATEMENTS", 3)
+    monkeypatch.setattr(connections, "STATEMENTS", 3)
     async with opened(migrated_postgres_url, 1) as runner:
         for number in range(20):
             assert await runner.read(ask(runner, str(number))) == number
@@ -192,7 +194,7 @@ async def test_what_the_server_has_refused_is_not_looked_for(
     migrated_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is it tried again: it was not written, and the next time would be no better."""
-    monkeypatch.setattr(group_commit, "landed", None)
+    monkeypatch.setattr(group_commit, "was_committed", None)
     async with open_store(migrated_postgres_url) as store:
         with pytest.raises(StoreUnavailable) as refused:
             await store.append(replace(admitted("run"), tags=(("name", "a\0b"),)))

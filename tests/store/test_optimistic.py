@@ -13,7 +13,7 @@ from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost, NotFound, RunEnded
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.rows.content import address
-from app.store.rows.optimistic import Guesses
+from app.store.rows.optimistic import RowCache
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.prepared import Prepared, Row
 from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
@@ -163,11 +163,11 @@ async def test_a_run_that_others_have_ended_is_forgotten(stores: Sequence[SqlSto
     """Else each gateway would fill with runs that dispatchers end ahead of it."""
     one, other = stores
     await one.append(admitted("run"))
-    assert (one.known_rows("run"), one._recent.journal("run")[1]) != ((), 0)
+    assert (one.known_rows("run"), one._journals.journal("run")[1]) != ((), 0)
     await other.append(Entry("run", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
     assert other.known_rows("run") == ()
     one.accept_rows("run", other.known_rows("run"))
-    assert (one.known_rows("run"), one._recent.journal("run")[1]) == ((), 0)
+    assert (one.known_rows("run"), one._journals.journal("run")[1]) == ((), 0)
 
 
 async def test_what_others_have_reserved_without_a_word_counts(stores: Sequence[SqlStore]) -> None:
@@ -291,13 +291,13 @@ GOOD = (["run", 1, 9, 9, 3, 0, 0, 0, 0, 0, "admitted", None, False, 0, None, Non
     ],
 )
 def test_what_is_no_row_is_not_believed(said: Sequence[Any]) -> None:
-    guesses = Guesses()
+    guesses = RowCache()
     guesses.heard("run", said)
     assert guesses.of(["run"], []) is None
 
 
 def test_word_that_comes_late_replaces_nothing() -> None:
-    guesses = Guesses(most=2)
+    guesses = RowCache(most=2)
     guesses.heard("run", GOOD)
     guesses.heard("run", ([*GOOD[0][:4], 2, *GOOD[0][5:]], []))
     assert guesses.told("run") == (tuple(GOOD[0]), None)

@@ -13,9 +13,9 @@ from app.core.run.events import Draft, Kind
 from app.errors import LeaseLost
 from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
-from app.store.sqlkit.connections import Wire
+from app.store.sqlkit.connections import RawConnection
 from app.store.sqlkit.engines import BY_KEY
-from app.store.sqlkit.prepared import Prepared, Row, Rows, Writes
+from app.store.sqlkit.prepared import Prepared, Row, Rows, WriteStatements
 from tests.conformance.entries import admitted, note, queued, take
 
 pytestmark = pytest.mark.integration
@@ -200,20 +200,20 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     await store.append(queued("run"))
     await store.append(take("run", 0, "a"))
     found: list[str] = []
-    write = Writes.__call__
+    write = WriteStatements.__call__
 
-    def noted(self: Writes, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
+    def noted(self: WriteStatements, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
         write(self, conn, *wanted)
         found.append(str(conn.exec_driver_sql("SHOW synchronous_commit").scalar_one()))
 
-    fetch = Wire.fetch
+    fetch = RawConnection.fetch
 
-    async def noted_too(self: Wire, *given: Any) -> Any:
+    async def noted_too(self: RawConnection, *given: Any) -> Any:
         found.append(await self.raw.fetchval("SHOW synchronous_commit"))
         return await fetch(self, *given)
 
-    monkeypatch.setattr(Writes, "__call__", noted)
-    monkeypatch.setattr(Wire, "fetch", noted_too)
+    monkeypatch.setattr(WriteStatements, "__call__", noted)
+    monkeypatch.setattr(RawConnection, "fetch", noted_too)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([Held("run", 0, 1)], 9.0)
     await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))

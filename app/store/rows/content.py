@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.rows import feedback
-from app.store.sqlkit.prepared import Ask, Row
+from app.store.sqlkit.prepared import Row, SingleStatement
 from app.store.sqlkit.statements import Statements
 from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS
 
@@ -21,9 +21,9 @@ def address(salt: bytes, body: bytes) -> str:
     return hashlib.sha256(salt + body).hexdigest()
 
 
-def read(statements: Statements, run: str, refs: Sequence[str]) -> Ask[dict[str, bytes]]:
+def read(statements: Statements, run: str, refs: Sequence[str]) -> SingleStatement[dict[str, bytes]]:
     """Those of the bodies that are still stored."""
-    return Ask(statements.contents, (run, statements.values(refs)), _bodies)
+    return SingleStatement(statements.contents, (run, statements.values(refs)), _bodies)
 
 
 def _bodies(rows: Sequence[Row]) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ KINDS: dict[type, tuple[type, ...]] = {str: (str,), int: (int,), bool: (bool,), 
 
 
 @record(frozen=True, slots=True)
-class Guess:
+class CachedRows:
     """The columns `SEEN` of a run's row, and `TICKET` of each of its tickets; None if those are not known."""
 
     run: Row
@@ -36,21 +36,21 @@ class Guess:
         return int(self.run[SEEN.index("seq")])
 
 
-class Guesses:
+class RowCache:
     """A bounded memory of them. The run that was longest not written to goes first."""
 
     def __init__(self, most: int = RUNS_KEPT) -> None:
-        self._kept: OrderedDict[str, Guess] = OrderedDict()
+        self._kept: OrderedDict[str, CachedRows] = OrderedDict()
         self._most = most
 
-    def of(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, Guess] | None:
+    def of(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
         """A guess for each of these runs, with the tickets of those that are `moving`; None if one is missing."""
         found = {run: guess for run in runs if (guess := self._kept.get(run)) is not None}
         if not all(run in found for run in runs) or any(found[run].tickets is None for run in moving):
             return None
         return found
 
-    def keep(self, left: Mapping[str, Guess | None]) -> None:
+    def keep(self, left: Mapping[str, CachedRows | None]) -> None:
         """What commits have left behind; of a run that is None there is no more to be written."""
         for run, guess in left.items():
             self._kept.pop(run, None)
@@ -71,14 +71,14 @@ class Guesses:
             self.keep({run: guess})
 
 
-def _parsed(run: str, said: Sequence[Any]) -> Guess | None:
+def _parsed(run: str, said: Sequence[Any]) -> CachedRows | None:
     """What `told` made, of that run; None for anything else. Values of other types would not get to the server."""
     match said:
         case [row, None] if _fits(row, _RUN_KINDS) and row[0] == run:
-            return Guess(tuple(row), None)
+            return CachedRows(tuple(row), None)
         case [row, [*tickets]] if _fits(row, _RUN_KINDS) and row[0] == run:
             if all(_fits(one, _TICKET_KINDS) and one[0] == run for one in tickets):
-                return Guess(tuple(row), tuple([tuple(one) for one in tickets]))
+                return CachedRows(tuple(row), tuple([tuple(one) for one in tickets]))
     return None
 
 

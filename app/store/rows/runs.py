@@ -25,8 +25,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from app.core.run.events import Event, Kind
 from app.errors import NotFound
 from app.store.protocol import BRIEF, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
-from app.store.rows.optimistic import Guess
-from app.store.sqlkit.prepared import Ask, Row
+from app.store.rows.optimistic import CachedRows
+from app.store.sqlkit.prepared import Row, SingleStatement
 from app.store.sqlkit.statements import ALONG, SEEN, Statements
 from app.store.sqlkit.tables import CONTENTS, PULSE, RUNS, TAGS, TICKETS
 
@@ -34,12 +34,13 @@ CLOCK = "SELECT extract(epoch FROM clock_timestamp())"
 MACHINE_CLOCK = "SELECT (julianday('now') - 2440587.5) * 86400.0"
 _KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}
 _ENDED_AT = SEEN.index("ended_at")
+Read = Callable[[Connection], tuple[StepInput, CachedRows | None]]
 _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[misc]
 
 
-def run(statements: Statements, name: str) -> Ask[RunRow]:
+def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
     """One run, or `NotFound`."""
-    return Ask(statements.run, (name,), _only)
+    return SingleStatement(statements.run, (name,), _only)
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
@@ -48,16 +49,16 @@ def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
     return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
 
 
-def journal(statements: Statements, name: str, after: int) -> Ask[Journal]:
+def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
     """A run's salt and its events after a seq, or `NotFound`."""
-    return Ask(statements.journal, (after, name), partial(_journal, name))
+    return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
-def step_input(statements: Statements, name: str, after: int) -> Callable[[Connection], tuple[StepInput, Guess | None]]:
+def step_input(statements: Statements, name: str, after: int) -> Read:
     """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
     if statements.step_input is None:
         return partial(_gathered, statements=statements, name=name, after=after)
-    return Ask(statements.step_input, (name, after, BRIEF), partial(_step_input, name))
+    return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name))
 
 
 def _only(rows: Sequence[Row]) -> RunRow:
@@ -73,7 +74,7 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
     return Journal(bytes(rows[0][0] or b""), tuple([Event(name, *row) for row in named]))
 
 
-def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[StepInput, Guess | None]:
+def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[StepInput, CachedRows | None]:
     read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
     brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
@@ -81,7 +82,7 @@ def _gathered(conn: Connection, statements: Statements, name: str, after: int) -
     return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
 
 
-def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, Guess | None]:
+def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
     if not rows:
         raise NotFound
     *row, salt, events, tickets, contents = rows[0]
@@ -90,11 +91,11 @@ def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, Guess | None
     return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess
 
 
-def _guess(row: Sequence[Any], tickets: Sequence[Row]) -> Guess | None:
+def _guess(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
     """From the columns `RUN` of a run, and its tickets."""
     *seen, salt = row
     live = salt is not None and seen[_ENDED_AT] is None
-    return Guess(tuple(seen), tuple([tuple(ticket) for ticket in tickets])) if live else None
+    return CachedRows(tuple(seen), tuple([tuple(ticket) for ticket in tickets])) if live else None
 
 
 def renew(

@@ -19,7 +19,7 @@ LONGEST_PAUSE: Final = 0.5
 """Seconds between two probes."""
 
 
-class Vigil:
+class DatabaseAvailability:
     """One store's."""
 
     def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:

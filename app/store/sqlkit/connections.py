@@ -24,7 +24,7 @@ STATEMENTS = 256
 
 
 @dataclass(slots=True)
-class Wire:
+class RawConnection:
     """One connection of the driver's, and what was prepared on it. It is used by one at a time."""
 
     raw: asyncpg.Connection
@@ -66,21 +66,21 @@ class Wire:
 
 
 @dataclass(slots=True)
-class Taken:
+class Checkout:
     """A wire, and the connection of SQLAlchemy's that keeps its place in the pool."""
 
-    wire: Wire
+    connection: RawConnection
     place: AsyncConnection
     leave: Callable[[], Awaitable[None]]
     """Gives the place back, even where it is told to stop meanwhile."""
 
 
-class Wires:
+class Connections:
     """The connections of one engine, which is set to commit by itself."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._kept: list[Taken] = []
+        self._kept: list[Checkout] = []
         self._waiting = 0
         self._closed = False
         self._losses = 0
@@ -91,35 +91,35 @@ class Wires:
         """One was found broken: then the others are dead, too, or will not take writes any more."""
         self._losses += 1
 
-    async def take(self, limit: float) -> Taken:
+    async def take(self, limit: float) -> Checkout:
         """One for a statement that stands alone; `TimeoutError` when the loop's clock passes `limit`."""
         if self._kept:
-            taken = self._kept.pop()
-            if taken.wire.losses == self._losses and taken.wire.lives:
-                return taken
+            checkout = self._kept.pop()
+            if checkout.connection.losses == self._losses and checkout.connection.lives:
+                return checkout
             async with asyncio.timeout_at(limit):
-                await self._end(taken)
+                await self._end(checkout)
         stack = AsyncExitStack()
         with self._one_waits():
             async with asyncio.timeout_at(limit):
                 place = await stack.enter_async_context(self._engine.connect())
         connection = place.sync_connection
         assert connection is not None
-        return Taken(connection.info["wire"], place, stack.aclose)
+        return Checkout(connection.info["baton"], place, stack.aclose)
 
-    async def give(self, taken: Taken) -> None:
+    async def give(self, checkout: Checkout) -> None:
         """Give back one whose statement has been answered."""
         if not (self._waiting or self._closed):
-            self._kept.append(taken)
+            self._kept.append(checkout)
             return
         with suppress(Exception):  # what becomes of the connection says nothing of the statement
-            await taken.leave()
+            await checkout.leave()
 
-    async def drop(self, taken: Taken, error: BaseException) -> None:
+    async def drop(self, checkout: Checkout, error: BaseException) -> None:
         """Give back one that brought an error. Nobody uses it again if it was broken off: the answer that is under way
-        would be taken for the next one's."""
+        would be checkout for the next one's."""
         with suppress(Exception):  # see `give`
-            await (taken.leave() if isinstance(error, asyncpg.PostgresError) else self._end(taken))
+            await (checkout.leave() if isinstance(error, asyncpg.PostgresError) else self._end(checkout))
 
     @asynccontextmanager
     async def connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
@@ -139,12 +139,12 @@ class Wires:
         await self._engine.dispose()
 
     def _opened(self, connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["wire"] = Wire(connection.driver_connection, self._losses)
+        record.info["baton"] = RawConnection(connection.driver_connection, self._losses)
 
     def _checked_out(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
-        """A connection from before a loss is replaced when it is taken next. To dispose of the pool would be another
+        """A connection from before a loss is replaced when it is checkout next. To dispose of the pool would be another
         way, but what was in use then, or waited for, would keep its place in the server until the collector came."""
-        if record.info["wire"].losses != self._losses:
+        if record.info["baton"].losses != self._losses:
             raise DisconnectionError
 
     @contextmanager
@@ -159,8 +159,8 @@ class Wires:
         pool = self._engine.pool
         return isinstance(pool, QueuePool) and pool.checkedout() >= pool.size()
 
-    async def _end(self, taken: Taken) -> None:
+    async def _end(self, checkout: Checkout) -> None:
         try:
-            await taken.place.invalidate()
+            await checkout.place.invalidate()
         finally:
-            await taken.leave()
+            await checkout.leave()

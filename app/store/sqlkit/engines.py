@@ -20,8 +20,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
-from app.store.sqlkit.connections import Taken, Wires
-from app.store.sqlkit.prepared import Ask, Row
+from app.store.sqlkit.connections import Checkout, Connections
+from app.store.sqlkit.prepared import Row, SingleStatement
 
 T = TypeVar("T")
 Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
@@ -31,7 +31,7 @@ LOCK_SECONDS = 2.0
 WORK_SECONDS = 5.0
 READERS = 4
 CHECKPOINT_EVERY = 500
-"""Writes after which the write-ahead log is copied into the database file, beside the work."""
+"""WriteStatements after which the write-ahead log is copied into the database file, beside the work."""
 BY_KEY = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
@@ -63,7 +63,7 @@ AWAY: frozenset[Reason] = frozenset({"down", "lost", "undecided"})
 class Fault(Exception):
     """The database did not do what was asked; `reason` says what may be done about it.
 
-    `down`: it cannot be reached or did not answer in time. `busy`: all of our connections are taken. `lost`: the
+    `down`: it cannot be reached or did not answer in time. `busy`: all of our connections are checkout. `lost`: the
     connection broke before COMMIT, so a new one may be tried. `contended`: somebody else was in the way, the same work
     may be tried again. `refused`: it does not take these values. `undecided`: the answer to COMMIT is missing;
     `result` is what the work returned. But for the last, nothing was written.
@@ -78,7 +78,7 @@ class Fault(Exception):
 class Runner(Protocol):
     """Carries out work on a connection. Raises `Fault`, and what the work itself raises.
 
-    On a server an `Ask` is sent as the one statement that it is, which commits itself.
+    On a server an `SingleStatement` is sent as the one statement that it is, which commits itself.
     """
 
     dialect: Dialect
@@ -89,8 +89,9 @@ class Runner(Protocol):
         ...
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        """Run work in one transaction and commit it. `meant` is what an `Ask` is to come to: the result of a `Fault`
-        that leaves it undecided."""
+        """Run work in one transaction and commit it. `meant` is the result that a
+        `SingleStatement` will have: a `Fault` carries it
+        if the answer to COMMIT is missing."""
         ...
 
     async def close(self) -> None:
@@ -138,7 +139,7 @@ class Postgres:
             connect_args={"timeout": CONNECT_SECONDS, "server_settings": settings},
         )
         self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-        self._wires = Wires(self._reading)
+        self._connections = Connections(self._reading)
         self._seconds = work_seconds
         self.dialect = self._writing.dialect
         self._faults = (
@@ -151,20 +152,20 @@ class Postgres:
         )
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        if isinstance(work, Ask):
-            return await self._alone(work)
+        if isinstance(work, SingleStatement):
+            return await self._send(work)
         try:
-            async with asyncio.timeout(self._seconds), self._wires.connect(self._reading) as conn:
+            async with asyncio.timeout(self._seconds), self._connections.connect(self._reading) as conn:
                 return await conn.run_sync(partial(_whole, work))
         except self._faults as error:
             raise self._fault(error) from error
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
-        if isinstance(work, Ask):
-            return await self._alone(work, meant)
+        if isinstance(work, SingleStatement):
+            return await self._send(work, meant)
         transaction = _Transaction(work)
         try:
-            async with asyncio.timeout(self._seconds), self._wires.connect(self._writing) as conn:
+            async with asyncio.timeout(self._seconds), self._connections.connect(self._writing) as conn:
                 await conn.run_sync(transaction.run)
         except self._faults as error:
             if transaction.phase == "work":
@@ -175,28 +176,28 @@ class Postgres:
         return result
 
     async def close(self) -> None:
-        await self._wires.close()
+        await self._connections.close()
 
-    async def _alone(self, ask: Ask[T], meant: object = None) -> T:
+    async def _send(self, statement: SingleStatement[T], meant: object = None) -> T:
         """A statement that is its own transaction; one that writes is its own COMMIT."""
         limit = asyncio.get_running_loop().time() + self._seconds
         try:
-            taken = await self._wires.take(limit)
+            checkout = await self._connections.take(limit)
         except self._faults as error:
             raise self._fault(error) from error
         try:
-            rows = await self._answer(ask, taken, limit)
+            rows = await self._answer(statement, checkout, limit)
         except self._faults as error:
             raise self._fault(error, None if self._undid(error) else meant) from error
-        return ask.made(rows)
+        return statement.made(rows)
 
-    async def _answer(self, ask: Ask[T], taken: Taken, limit: float) -> Sequence[Row]:
+    async def _answer(self, statement: SingleStatement[T], checkout: Checkout, limit: float) -> Sequence[Row]:
         try:
-            rows = await ask.statement.sent(taken.wire, ask.values, limit)
+            rows = await statement.statement.sent(checkout.connection, statement.values, limit)
         except BaseException as error:
-            await self._wires.drop(taken, error)
+            await self._connections.drop(checkout, error)
             raise
-        await self._wires.give(taken)
+        await self._connections.give(checkout)
         return rows
 
     def _undid(self, error: Exception) -> bool:
@@ -209,7 +210,7 @@ class Postgres:
     def _fault(self, error: Exception, unanswered: object = None) -> Fault:
         reason = _reason(error, self.dialect)
         if reason == "lost":
-            self._wires.lost()
+            self._connections.lost()
         if unanswered is not None and not _sqlstate(error).startswith(NEVER_COMMITTED):
             return Fault("undecided", unanswered)
         return Fault(reason)
@@ -383,7 +384,7 @@ def _begin_immediate(conn: Connection) -> None:
 
 
 def _reason(error: Exception, dialect: Dialect) -> Reason:
-    """What the driver's error means; SQLAlchemy's wrapping, where there is one, is taken off first."""
+    """What the driver's error means; SQLAlchemy's wrapping, where there is one, is checkout off first."""
     cause = getattr(error, "orig", None) or error
     driver = dialect.loaded_dbapi
     state = _sqlstate(error)

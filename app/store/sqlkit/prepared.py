@@ -41,7 +41,7 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 
-class Line(Protocol):
+class StatementSender(Protocol):
     """The short way to a server: see `connections.py`."""
 
     def fetch(self, text: str, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
@@ -76,13 +76,13 @@ class Prepared:
         cursor.close()
         return rows
 
-    def sent(self, line: Line, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
+    def sent(self, line: StatementSender, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
         """The rows for these values, by the short way, until the loop's clock passes `limit`."""
         return line.fetch(self._text, values, limit)
 
 
 @record(frozen=True, slots=True)
-class Ask(Generic[T]):
+class SingleStatement(Generic[T]):
     """Work that is one statement, and what its rows come to."""
 
     statement: Prepared
@@ -182,7 +182,7 @@ _Parts = tuple[tuple[Rows, bool], ...]
 """What is written together, each with whether it is one row."""
 
 
-class Writes:
+class WriteStatements:
     """Carries out what is to be written, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -202,11 +202,11 @@ class Writes:
 
     def only_if(
         self, condition: Condition | None, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
-    ) -> Ask[T | None]:
+    ) -> SingleStatement[T | None]:
         """The same on Postgres in one statement that looks first, if there is a condition; it comes to `done`, or None
         where that did not hold. `given` are the condition's parameters."""
         statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
-        return Ask(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
+        return SingleStatement(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
 
     def _single(self, to: Rows) -> Prepared:
         key = (None, ((to, True),))

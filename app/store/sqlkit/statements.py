@@ -29,7 +29,16 @@ from sqlalchemy import (
     update,
 )
 
-from app.store.sqlkit.prepared import Ask, Condition, Prepared, Row, Rows, Writes, columns_of, unnested
+from app.store.sqlkit.prepared import (
+    Condition,
+    Prepared,
+    Row,
+    Rows,
+    SingleStatement,
+    WriteStatements,
+    columns_of,
+    unnested,
+)
 from app.store.sqlkit.tables import CONTENTS, EVENTS, NOTICES, ONCE, RUNS, TAGS, TICKETS
 
 T = TypeVar("T")
@@ -109,7 +118,7 @@ class Statements:
         )
         self.tickets = Lookup(self, dialect, TICKETS, ["run", "step"])
         self._both = Prepared(self._runs_and_tickets(), dialect, ["ids", "moving"]) if self.arrays else None
-        self.write = Writes(dialect)
+        self.write = WriteStatements(dialect)
         if self.arrays:
             self._same, self._same_runs = self._unchanged(moving=True), self._unchanged(moving=False)
             self._same_one, self._same_run = self._unchanged_one(moving=True), self._unchanged_one(moving=False)
@@ -212,7 +221,7 @@ class Statements:
         moving: Sequence[str],
         done: T,
         *wanted: tuple[Rows, Sequence[Row]],
-    ) -> Ask[T | None]:
+    ) -> SingleStatement[T | None]:
         """The same on a server, in one statement that locks what it looks at as `under_lock` does; it comes to `done`,
         or to None where nothing was written."""
         if not runs:  # there is nothing but new runs

@@ -18,7 +18,7 @@ from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, 
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows.idempotency import Claims
-from app.store.rows.optimistic import Guess
+from app.store.rows.optimistic import CachedRows
 from app.store.sqlkit.prepared import Row, Rows
 from app.store.sqlkit.statements import ENDLESS, LIVE, SEEN, SETTLED, TICKET, Statements
 
@@ -33,7 +33,7 @@ BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
 
 
 @record(frozen=True, slots=True)
-class Packed:
+class EncodedEntry:
     """An entry with its bodies encoded, which happens before the queue so that what cannot be encoded fails early."""
 
     entry: Entry
@@ -43,13 +43,13 @@ class Packed:
     """Whether the run's tickets must be read; a new run has none yet."""
 
 
-def pack(entry: Entry) -> Packed:
+def encode(entry: Entry) -> EncodedEntry:
     """Encode the bodies; raises TypeError for a body that is not JSON."""
     bodies = tuple([orjson.dumps(draft.body) for draft in entry.events])
     size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
     ends = any(draft.kind in TERMINAL for draft in entry.events)
     moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
-    return Packed(entry, bodies, size, moves)
+    return EncodedEntry(entry, bodies, size, moves)
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ _TICKET_SETTLED_OF = attrgetter(*SETTLED, "run", "step")
 _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
 
-class Desk:
+class RowBatch:
     """The rows that a batch touches, and what is to be written in the end."""
 
     def __init__(self, runs: Iterable[Row], tickets: Iterable[Row], moving: Collection[str], claims: Claims) -> None:
@@ -130,9 +130,9 @@ class Desk:
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
 
-    def settle(self, packed: Packed) -> Outcome:
+    def settle(self, encoded: EncodedEntry) -> Outcome:
         """Check one entry and apply it, or say why not."""
-        entry = packed.entry
+        entry = encoded.entry
         try:
             run = self._run(entry)
             _check_order(run, entry)
@@ -155,7 +155,7 @@ class Desk:
             run.epoch, run.lease = run.epoch + 1, entry.lease
         elif not fenced(entry):
             run.wished_at = entry.at
-        events = self._record(run, packed)
+        events = self._record(run, encoded)
         taken = self._file(run, entry)
         self._claims.make(entry.once, run.id)
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
@@ -183,17 +183,17 @@ class Desk:
             (statements.new_ticket, [_TICKET_OF(t) for t in kept if not t.stored]),
         ]
 
-    def left(self) -> dict[str, Guess | None]:
+    def left(self) -> dict[str, CachedRows | None]:
         """The rows of these runs as they are then; None of those that have ended, or whose content is gone."""
         tickets: dict[str, list[Row]] = {run: [] for run in self._ticketed}
         for ticket in self._tickets.values():
             if not ticket.gone and ticket.run in tickets:
                 tickets[ticket.run].append(_TICKET_OF(ticket))
-        left: dict[str, Guess | None] = {}
+        left: dict[str, CachedRows | None] = {}
         for name, run in self._runs.items():
             live = run.ended_at is None and run.salt is not None
             its = tuple(tickets[name]) if name in tickets else None
-            left[name] = Guess(_SEEN_OF(run), its) if live else None
+            left[name] = CachedRows(_SEEN_OF(run), its) if live else None
         return left
 
     def write_later(self, conn: Connection, statements: Statements) -> None:
@@ -247,9 +247,9 @@ class Desk:
         elif move.verb == "finish":
             ticket.gone = True
 
-    def _record(self, run: _Run, packed: Packed) -> tuple[Event, ...]:
-        at, seq, events = packed.entry.at, run.seq, []
-        for draft, body in zip(packed.entry.events, packed.bodies, strict=True):
+    def _record(self, run: _Run, encoded: EncodedEntry) -> tuple[Event, ...]:
+        at, seq, events = encoded.entry.at, run.seq, []
+        for draft, body in zip(encoded.entry.events, encoded.bodies, strict=True):
             seq += 1
             # Decoded again, so that every reader gets the same values, from memory or from the database.
             events.append(Event(run.id, seq, draft.kind, at, orjson.loads(body)))
@@ -257,7 +257,7 @@ class Desk:
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
                 self._drop_untaken(run.id)
-            self._watch(run, draft, packed.entry)
+            self._watch(run, draft, encoded.entry)
         run.seq = seq
         return tuple(events)
 

@@ -2,7 +2,8 @@
 
 The rows of the runs (and of the tickets, if any entry moves one) are read under lock, the entries applied to them (see
 `batch.py`), and what came of it is written at the end. Where the rows are taken to be known (`optimistic.py`) the same
-is done without asking for them: `settle` applies a batch to guesses, and `if_so` writes it if they are right.
+is done without asking for them: `settle` applies a batch to cached rows, and `conditional_write`
+writes it if they are current.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,72 +15,72 @@ from sqlalchemy import Connection, select
 from app.core.records import record
 from app.store.protocol import Appended, Entry
 from app.store.rows.idempotency import Claims
-from app.store.rows.optimistic import Guess, Guesses
+from app.store.rows.optimistic import CachedRows, RowCache
 from app.store.sqlkit.statements import TICKET, Statements
 from app.store.sqlkit.tables import EVENTS, RUNS
-from app.store.writing.batch import Desk, Outcome, Packed, fenced
+from app.store.writing.batch import EncodedEntry, Outcome, RowBatch, fenced
 
 _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 
 @record(frozen=True, slots=True)
-class Done:
+class Applied:
     """What became of a batch: outcomes in the entries' order, and the rows that it leaves behind."""
 
     outcomes: list[Outcome]
-    desk: Desk
+    rows: RowBatch
 
     @property
-    def left(self) -> Mapping[str, Guess | None]:
-        """See `Desk.left`: for whoever keeps guesses."""
-        return self.desk.left()
+    def left(self) -> Mapping[str, CachedRows | None]:
+        """See `RowBatch.left`: for the row cache."""
+        return self.rows.left()
 
 
-def commit(conn: Connection, statements: Statements, batch: Sequence[Packed]) -> Done:
+def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
     """Apply the entries in order, on rows under lock; the caller commits."""
     runs, moving = touched(batch)
-    rows, tickets = statements.under_lock(conn, runs, moving)
-    ids = sorted({packed.entry.once.id for packed in batch if packed.entry.once is not None})
-    desk = Desk(rows, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
-    outcomes = [desk.settle(packed) for packed in batch]
-    statements.write(conn, *desk.writes(statements))
-    desk.write_later(conn, statements)
-    return Done(outcomes, desk)
+    found, tickets = statements.under_lock(conn, runs, moving)
+    ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
+    rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
+    outcomes = [rows.settle(encoded) for encoded in batch]
+    statements.write(conn, *rows.writes(statements))
+    rows.write_later(conn, statements)
+    return Applied(outcomes, rows)
 
 
-def touched(batch: Sequence[Packed]) -> tuple[list[str], list[str]]:
+def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
     """The runs of a batch, and those whose tickets may be moved."""
-    moving = {packed.entry.run for packed in batch if packed.moves_tickets}
-    return list({packed.entry.run for packed in batch}), list(moving)
+    moving = {encoded.entry.run for encoded in batch if encoded.moves_tickets}
+    return list({encoded.entry.run for encoded in batch}), list(moving)
 
 
 @record(frozen=True, slots=True)
-class Settled:
-    """A batch that was applied to guesses, and is yet to be written."""
+class Speculative:
+    """A batch that was applied to cached rows, and is yet to be written."""
 
-    desk: Desk
-    guesses: Sequence[Guess]
+    rows: RowBatch
+    cached: Sequence[CachedRows]
     moving: Sequence[str]
-    done: Done
+    done: Applied
 
 
-def settle(batch: Sequence[Packed], guesses: Guesses) -> Settled | None:
+def settle(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
     """Apply the entries to what the rows are taken to be; None where they must be asked for.
 
     That a claim of somebody else's has lapsed is only to be seen on the row itself: it may have been prolonged since.
     """
-    runs, moving = touched([packed for packed in batch if packed.entry.new is None])
-    known = guesses.of(runs, moving)
-    if known is None or any(_needs_rows(packed.entry, known) for packed in batch):
+    runs, moving = touched([encoded for encoded in batch if encoded.entry.new is None])
+    known = row_cache.of(runs, moving)
+    if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
         return None
-    ticketed = {run: guess.tickets for run, guess in known.items() if guess.tickets is not None}
-    tickets = [row for rows in ticketed.values() for row in rows]
-    desk = Desk([guess.run for guess in known.values()], tickets, ticketed.keys(), Claims(()))
-    outcomes = [desk.settle(packed) for packed in batch]
-    return Settled(desk, list(known.values()), moving, Done(outcomes, desk))
+    ticketed = {run: cached.tickets for run, cached in known.items() if cached.tickets is not None}
+    tickets = [ticket for of_run in ticketed.values() for ticket in of_run]
+    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed.keys(), Claims(()))
+    outcomes = [rows.settle(encoded) for encoded in batch]
+    return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
 
 
-def _needs_rows(entry: Entry, known: Mapping[str, Guess]) -> bool:
+def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
     if entry.once is not None or not fenced(entry) or (entry.new is not None and entry.lease is not None):
         return True
     if entry.move is None or entry.move.verb != "take":
@@ -88,18 +89,18 @@ def _needs_rows(entry: Entry, known: Mapping[str, Guess]) -> bool:
     return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
 
 
-def if_so(statements: Statements, settled: Settled) -> Callable[[Connection], Done | None]:
+def conditional_write(statements: Statements, settled: Speculative) -> Callable[[Connection], Applied | None]:
     """What writes the batch unless a row is not what it was taken to be, and comes to None then: on a server, one
     statement."""
-    runs, moving = [guess.run for guess in settled.guesses], settled.moving
-    tickets = [row for guess in settled.guesses if guess.run[0] in moving for row in guess.tickets or ()]
-    look, done, wanted = (runs, tickets, moving), settled.done, settled.desk.writes(statements)
+    runs, moving = [cached.run for cached in settled.cached], settled.moving
+    tickets = [row for cached in settled.cached if cached.run[0] in moving for row in cached.tickets or ()]
+    look, done, wanted = (runs, tickets, moving), settled.done, settled.rows.writes(statements)
     if statements.arrays:
         return statements.asked_if(*look, done, *wanted)
     return lambda conn: done if statements.write_if(conn, *look, *wanted) else None
 
 
-def landed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
+def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
     """Whether a transaction whose COMMIT went unanswered was committed; None if it left nothing to know it by.
 
     Waits for the row lock, so that a server that is still busy committing has decided by the time we look. One event

@@ -16,12 +16,12 @@ from typing import cast
 
 from app.errors import Conflict, StoreUnavailable
 from app.store.protocol import UNDECIDED, Appended
-from app.store.rows.optimistic import Guesses
-from app.store.sqlkit.availability import Vigil
+from app.store.rows.optimistic import RowCache
+from app.store.sqlkit.availability import DatabaseAvailability
 from app.store.sqlkit.engines import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
-from app.store.writing.batch import Outcome, Packed
-from app.store.writing.commit import Done, commit, if_so, landed, settle
+from app.store.writing.batch import EncodedEntry, Outcome
+from app.store.writing.commit import Applied, commit, conditional_write, settle, was_committed
 
 logger = logging.getLogger(__name__)
 
@@ -40,27 +40,27 @@ UNKNOWN = "The database went away while this was written, so it is not known whe
 
 @dataclass(slots=True)
 class _Waiting:
-    packed: Packed
+    encoded: EncodedEntry
     future: asyncio.Future[Appended]
     since: float
 
 
-class Lane:
+class GroupCommit:
     """One writer and its queue."""
 
     def __init__(
         self,
         runner: Runner,
         statements: Statements,
-        committed: Callable[[Packed, Appended], None],
+        committed: Callable[[EncodedEntry, Appended], None],
         patience: float,
-        vigil: Vigil,
-        guesses: Guesses | None = None,
+        availability: DatabaseAvailability,
+        row_cache: RowCache | None = None,
     ) -> None:
         """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone. With
-        `guesses` a first try does not ask for rows that they know."""
-        self._vigil = vigil
-        self._guesses = guesses
+        `row_cache` a first try does not ask for rows that they know."""
+        self._availability = availability
+        self._row_cache = row_cache
         self._runner = runner
         self._statements = statements
         self._committed = committed
@@ -71,16 +71,16 @@ class Lane:
         self._closed = False
         self.finished = asyncio.Event()
 
-    def put(self, packed: Packed) -> asyncio.Future[Appended]:
+    def put(self, encoded: EncodedEntry) -> asyncio.Future[Appended]:
         """Queue an entry; `StoreUnavailable` at once if there is no room."""
         if self._closed or len(self._waiting) >= ROOM or self._bytes >= ROOM_BYTES:
             raise StoreUnavailable(retry_after=1.0)
-        if packed.entry.new is not None and not (self._vigil.healthy and len(self._waiting) < ROOM_FOR_NEW):
+        if encoded.entry.new is not None and not (self._availability.healthy and len(self._waiting) < ROOM_FOR_NEW):
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
-        self._waiting.append(_Waiting(packed, future, loop.time()))
-        self._bytes += packed.size
+        self._waiting.append(_Waiting(encoded, future, loop.time()))
+        self._bytes += encoded.size
         self._bell.set()
         return future
 
@@ -105,34 +105,34 @@ class Lane:
         size, limit = 0, asyncio.get_running_loop().time() - self._patience
         while self._waiting and len(batch) < BATCH and size < BATCH_BYTES:
             waiting = self._waiting.popleft()
-            self._bytes -= waiting.packed.size
+            self._bytes -= waiting.encoded.size
             if waiting.future.done():  # the caller went away before anything was written
                 continue
             if waiting.since < limit:
                 waiting.future.set_exception(StoreUnavailable(retry_after=1.0))
                 continue
             batch.append(waiting)
-            size += waiting.packed.size
+            size += waiting.encoded.size
         return batch
 
     async def _write(self, batch: list[_Waiting]) -> None:
         outcomes: list[Outcome]
         try:
-            outcomes = await self._commit([waiting.packed for waiting in batch])
-            self._vigil.there()
+            outcomes = await self._commit([waiting.encoded for waiting in batch])
+            self._availability.there()
         except Exception as error:
             if isinstance(error, Fault) and error.reason in AWAY:
-                self._vigil.away()
+                self._availability.away()
             outcomes = [_unavailable(error) for _ in batch]
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
-                self._committed(waiting.packed, outcome)
+                self._committed(waiting.encoded, outcome)
                 if not waiting.future.done():
                     waiting.future.set_result(outcome)
             elif not waiting.future.done():
                 waiting.future.set_exception(outcome)
 
-    async def _commit(self, batch: list[Packed]) -> list[Outcome]:
+    async def _commit(self, batch: list[EncodedEntry]) -> list[Outcome]:
         """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written, or, where its
         reason is `undecided`, if that could not be found out."""
         unanswered: list[Outcome] = []
@@ -144,8 +144,8 @@ class Lane:
                 if fault.reason == "refused" and len(batch) > 1:
                     return await self._one_by_one(batch)
                 if fault.reason == "undecided":
-                    unanswered = cast(Done, fault.result).outcomes
-                    if await self._landed(unanswered, fault):
+                    unanswered = cast(Applied, fault.result).outcomes
+                    if await self._was_committed(unanswered, fault):
                         return unanswered
                 elif fault.reason not in {"contended", "lost"} or attempt == TRIES - 1:
                     if unanswered:  # which may still have come late
@@ -158,38 +158,38 @@ class Lane:
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
         raise Fault("contended")
 
-    async def _transact(self, batch: list[Packed], *, asks: bool) -> list[Outcome]:
-        """One transaction; on guesses, unless it `asks` for the rows or one of them turns out to be wrong."""
-        guesses = self._guesses
-        settled = settle(batch, guesses) if guesses is not None and not asks else None
-        done: Done | None = None
+    async def _transact(self, batch: list[EncodedEntry], *, asks: bool) -> list[Outcome]:
+        """One transaction; on row_cache, unless it `asks` for the rows or one of them turns out to be wrong."""
+        row_cache = self._row_cache
+        settled = settle(batch, row_cache) if row_cache is not None and not asks else None
+        done: Applied | None = None
         if settled is not None:
-            done = await self._runner.write(if_so(self._statements, settled), meant=settled.done)
+            done = await self._runner.write(conditional_write(self._statements, settled), meant=settled.done)
         if done is None:
             done = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
-        if guesses is not None:
-            guesses.keep(done.left)
+        if row_cache is not None:
+            row_cache.keep(done.left)
         return done.outcomes
 
-    async def _one_by_one(self, batch: list[Packed]) -> list[Outcome]:
+    async def _one_by_one(self, batch: list[EncodedEntry]) -> list[Outcome]:
         """The database did not take something in a batch: only the entry at fault is to suffer."""
         outcomes: list[Outcome] = []
-        for packed in batch:
+        for encoded in batch:
             try:
-                outcomes += await self._commit([packed])
+                outcomes += await self._commit([encoded])
             except Exception as error:
                 outcomes.append(_unavailable(error))
         return outcomes
 
-    async def _landed(self, outcomes: list[Outcome], fault: Fault) -> bool:
+    async def _was_committed(self, outcomes: list[Outcome], fault: Fault) -> bool:
         loop = asyncio.get_running_loop()
         limit, pause = loop.time() + DECIDE_SECONDS, 0.05
         while loop.time() < limit:
             try:
-                decided = await self._runner.write(partial(landed, outcomes=outcomes))
+                decided = await self._runner.write(partial(was_committed, outcomes=outcomes))
             except Fault as again:
                 if again.reason in AWAY:
-                    self._vigil.away()
+                    self._availability.away()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 1.0)
                 continue
@@ -202,7 +202,7 @@ class Lane:
 def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
     """Whether the attempt that went unanswered was committed after we had looked for it in vain.
 
-    That can only be one that made nothing but new runs (see `landed`), and their ids are nobody else's.
+    That can only be one that made nothing but new runs (see `was_committed`), and their ids are nobody else's.
     """
     pairs = zip(unanswered, outcomes, strict=False)
     return any(isinstance(was, Appended) and _exists_already(now) for was, now in pairs)

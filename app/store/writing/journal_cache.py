@@ -15,7 +15,7 @@ import orjson
 from app.core.buffers import fitted
 from app.core.run.events import TERMINAL, Event, Kind
 from app.store.protocol import Appended, Journal, Reader
-from app.store.writing.batch import Packed
+from app.store.writing.batch import EncodedEntry
 
 RUNS = 8192
 BYTES = 64 * 2**20
@@ -34,7 +34,7 @@ class _Kept:
     size: int = 0
 
 
-class RecentJournals:
+class JournalCache:
     """A bounded memory of prefixes, from the first event on, and of contents."""
 
     def __init__(self, runs: int = RUNS, size: int = BYTES) -> None:
@@ -43,9 +43,9 @@ class RecentJournals:
         self._most_bytes = size
         self._bytes = 0
 
-    def wrote(self, packed: Packed, appended: Appended) -> None:
+    def wrote(self, encoded: EncodedEntry, appended: Appended) -> None:
         """Take note of a committed entry. A run that ended is forgotten; one with a gap keeps its prefix."""
-        entry = packed.entry
+        entry = encoded.entry
         if entry.new is not None:
             self._runs[entry.run] = _Kept(entry.new.salt)
         kept = self._runs.get(entry.run)
@@ -56,7 +56,7 @@ class RecentJournals:
             return
         for ref, body in entry.contents:
             kept.contents[ref] = fitted(body)
-        self._extend(entry.run, kept, appended.events, packed.bodies)
+        self._extend(entry.run, kept, appended.events, encoded.bodies)
         self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
 
     def extend(self, run: str, events: Sequence[Event]) -> None:
