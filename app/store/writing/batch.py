@@ -130,7 +130,7 @@ class RowBatch:
         self._tags: list[tuple[Any, ...]] = []
         self._notices: list[tuple[Any, ...]] = []
 
-    def settle(self, encoded: EncodedEntry) -> Outcome:
+    def apply(self, encoded: EncodedEntry) -> Outcome:
         """Check one entry and apply it, or say why not."""
         entry = encoded.entry
         try:

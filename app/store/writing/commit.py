@@ -42,7 +42,7 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
     found, tickets = statements.under_lock(conn, runs, moving)
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
     rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
-    outcomes = [rows.settle(encoded) for encoded in batch]
+    outcomes = [rows.apply(encoded) for encoded in batch]
     statements.write(conn, *rows.writes(statements))
     rows.write_later(conn, statements)
     return Applied(outcomes, rows)
@@ -76,7 +76,7 @@ def settle(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | 
     ticketed = {run: cached.tickets for run, cached in known.items() if cached.tickets is not None}
     tickets = [ticket for of_run in ticketed.values() for ticket in of_run]
     rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed.keys(), Claims(()))
-    outcomes = [rows.settle(encoded) for encoded in batch]
+    outcomes = [rows.apply(encoded) for encoded in batch]
     return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
 
 
