@@ -177,3 +177,5 @@ def log_to_stderr(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [stream]
     root.setLevel(level.upper())
+    # httpx logs every request at INFO with its whole URL.
+    logging.getLogger("httpx").setLevel(logging.WARNING)

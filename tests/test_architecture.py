@@ -290,6 +290,8 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("store/stray.py", "import fastapi", "the web framework stays in the gateway"),
         ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
         ("engine/delivery/webhooks.py", "import app.providers.http", "webhooks make plain HTTP calls and nothing else"),
+        ("providers/http.py", "import aiohttp", "HTTP connections are made in the network room alone"),
+        ("network/http_client.py", "import app.providers.http", "imports point down the house"),
     ],
 )
 def test_the_contract_catches_a_violation(house: Path, path: str, line: str, contract: str) -> None:

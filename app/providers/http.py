@@ -1,45 +1,53 @@
-"""HTTP to the providers: one client per endpoint, hard deadlines, and a close that reaches the other side at once.
+"""HTTP to the providers: one client for each endpoint, hard deadlines, and a close that ends the connection at once.
 
-aiohttp itself: a call costs 0.22 ms of CPU so, and 0.46 ms with httpx over it, even with requests built ready-made.
-Nothing is retried, no redirect is followed, no cookie is kept and no proxy is taken from the environment. `wiring.py`
-closes what it builds.
+Nothing is retried, no redirect is followed, no cookie is kept, and no proxy is taken from the environment: see
+`network/http_client.py`. `wiring.py` closes what it builds.
 """
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Protocol, Self, cast
 
-import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
-from yarl import URL
+import httpx
 
 from app.core.message.chat import End, Keepsake, Piece
 from app.core.pool.catalog import Deadlines, ProviderSpec
 from app.errors import (
     ConfigInvalid,
     WorkerError,
+    WorkerMalformed,
     WorkerMisconfigured,
     WorkerTimeout,
     WorkerTruncated,
     WorkerUnavailable,
 )
+from app.network.http_client import async_client
 from app.providers.document import peek
 from app.providers.faults import by_status, fault, malformed
+from app.providers.read_timer import ReadTimer
 from app.providers.sse import EVENT_BYTES, EventReader
 
-KEEP_ALIVE = 20.0
-"""Seconds; below what providers and their load balancers allow, so that we rarely send into a closing connection."""
 ERROR_BYTES = 64 << 10
+"""Most of an error's body that is read."""
 WHOLE_SHARE = 0.6
+"""Share of the total deadline that the first byte of a whole reply may take: such a reply sends nothing until it is
+complete, and the rest of the time is for another worker, should this one hang."""
 TAIL = 5.0
-"""Seconds to wait for what is only nice to know: what follows a complete answer (usage, the end), an error's body."""
+"""Seconds to wait for what is optional: what follows a complete answer (usage, the end), and an error's body."""
 DRAIN = 0.05
 """Seconds to wait for the end of the body after the terminal marker, which saves the connection for the next call."""
-_FAILURES = (aiohttp.ClientError, HttpProcessingError, OSError)
-"""All that aiohttp raises; a TimeoutError is an OSError. Where the chunked encoding of a body breaks, aiohttp 3.14 does
-not wake its reader: that ends at the gap deadline, as a WorkerTimeout."""
+_ERRORS = (httpx.HTTPError, OSError)
+"""All that a call over the network raises; a TimeoutError is an OSError."""
+ERROR_CLASSES: tuple[tuple[type[Exception], type[WorkerError], type[WorkerError]], ...] = (
+    (TimeoutError, WorkerTimeout, WorkerTimeout),
+    (httpx.TimeoutException, WorkerTimeout, WorkerTimeout),
+    (httpx.ProtocolError, WorkerMalformed, WorkerMalformed),
+    (httpx.HTTPError, WorkerUnavailable, WorkerTruncated),
+    (OSError, WorkerUnavailable, WorkerTruncated),
+)
+"""The class of each error of the network: before the response's headers have come, and after. The first row that fits
+counts."""
 
 
 class Reading(Protocol):
@@ -47,28 +55,28 @@ class Reading(Protocol):
 
     @property
     def done(self) -> bool:
-        """The terminal marker was seen: nothing that follows matters."""
+        """True once the terminal marker was read: nothing that follows matters."""
         ...
 
     @property
     def complete(self) -> bool:
-        """The answer is whole, though usage or the marker may still follow."""
+        """True once the answer is whole, though usage or the marker may still follow."""
         ...
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """Take one event and append what it says."""
+        """Parse one event and append its pieces."""
         ...
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """Take a reply that was not streamed and append what it says, without the end."""
+        """Parse a reply that was not streamed and append its pieces, without the end."""
         ...
 
     def end(self) -> End:
-        """The terminal marker; raises WorkerTruncated if there was none."""
+        """Return the end of the answer; raises WorkerTruncated if there was no terminal marker."""
         ...
 
     def keepsake(self) -> Mapping[str, Any]:
-        """What the provider wants back with this turn, if it has tool calls; empty if nothing."""
+        """Return what the provider wants back with this turn, if it has tool calls; empty if nothing."""
         ...
 
 
@@ -83,51 +91,43 @@ class Endpoint:
         self.base = _checked_url(spec.name, base_url)
         _check_secrets(spec.name, secrets)
         fixed = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "baton"}
-        self._headers = {**fixed, **headers, **secrets}
-        self._urls: dict[str, URL] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._headers = httpx.Headers({**fixed, **headers, **secrets})
+        self._urls: dict[str, httpx.URL] = {}
+        # The connections have no bound of their own: calls are bounded by the slots of dispatchers and drivers, and one
+        # that waited here for a connection would be taken for one whose worker does not answer.
+        self._client = async_client(headers={})
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, {str(self.base)!r})"
 
-    def url(self, path: str) -> URL:
-        """The address of a path below the endpoint's own URL; the path is quoted already."""
+    def url(self, path: str) -> httpx.URL:
+        """Return the address of a path below the endpoint's own URL; the path is quoted already."""
         if path not in self._urls:
-            self._urls[path] = URL(str(self.base) + path, encoded=True)
+            self._urls[path] = httpx.URL(str(self.base).rstrip("/") + path)
         return self._urls[path]
 
-    async def post(self, url: URL, body: bytes, connect: float, who: str) -> aiohttp.ClientResponse:
-        """The response with its body unread; raises WorkerMisconfigured rather than show the key to another origin.
+    async def post(self, url: httpx.URL, body: bytes, connect: float, who: str) -> httpx.Response:
+        """Return the response with its body unread; raises WorkerMisconfigured rather than show the key to another
+        origin.
 
-        `connect` is in seconds and covers the wait for a free connection.
+        `connect` is in seconds and covers the name look-up, the connection and its TLS.
         """
-        if url.origin() != self.base.origin():
+        if (url.scheme, url.netloc) != (self.base.scheme, self.base.netloc):
             raise fault(WorkerMisconfigured, who, "the key belongs to another origin")
-        limits = aiohttp.ClientTimeout(connect=connect, sock_connect=connect)
-        return await self._opened().post(url, data=body, timeout=limits, allow_redirects=False)
-
-    def _opened(self) -> aiohttp.ClientSession:
-        """A session belongs to a running loop, so it waits for the first call. aiohttp sets TCP_NODELAY by itself."""
-        if self._session is None:
-            # No bound of its own: calls are bounded by the slots of dispatchers and drivers, and one that waited here
-            # for a connection would be taken for one whose worker does not answer.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE)
-            cookies = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(
-                headers=self._headers, connector=connector, cookie_jar=cookies, trust_env=False, auto_decompress=False
-            )
-        return self._session
+        limits = {"connect": connect, "pool": connect, "read": None, "write": None}
+        # Building the request here costs half of what `AsyncClient.build_request` does, which merges it with defaults.
+        request = httpx.Request("POST", url, headers=self._headers, content=body, extensions={"timeout": limits})
+        return await self._client.send(request, stream=True)
 
     async def close(self) -> None:
         """Close all connections; calls in flight fail."""
-        if self._session is not None:
-            await self._session.close()
+        await self._client.aclose()
 
 
 async def exchange(
     endpoint: Endpoint, path: str, body: bytes, deadlines: Deadlines, reading: Reading, who: str, *, streams: bool
 ) -> AsyncIterator[list[Piece]]:
-    """Send once, and yield all pieces that each network read completed; keeps what `protocol.py` promises."""
+    """Send the request once and yield all pieces that each network read completed, as `protocol.py` promises."""
     async with Call(endpoint, path, body, deadlines, who, streams=streams) as call:
         if call.whole:
             pieces: list[Piece] = []
@@ -149,7 +149,7 @@ async def exchange(
 
 
 def _pieces(reading: Reading, events: EventReader, read: bytes) -> tuple[list[Piece], WorkerError | None]:
-    """What one read says, and what is wrong with it: the pieces before a fault are paid for, so they are not lost."""
+    """Return the pieces of one read, and its fault if it has one: pieces before a fault are paid for and are kept."""
     pieces: list[Piece] = []
     try:
         for event in events.feed(read):
@@ -181,80 +181,58 @@ class Call:
         self._clock = asyncio.get_running_loop().time
         started = self._clock()
         self._end = started + deadlines.total
-        # A whole reply says nothing until it is done, so its first byte may take most of the time there is; the rest is
-        # for another worker, should this one hang.
-        patience = deadlines.first if streams else max(deadlines.first, WHOLE_SHARE * deadlines.total)
-        self._first = started + patience
+        first = deadlines.first if streams else max(deadlines.first, WHOLE_SHARE * deadlines.total)
+        self._first = started + first
         self._begun = False
-        self._until = math.inf
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer = ReadTimer()
         self.whole = not streams
 
     async def __aenter__(self) -> Self:
-        """Send; raises for everything but a 200."""
+        """Send the request; raises a WorkerError for everything but a 200."""
         endpoint = self._endpoint
         try:
             async with asyncio.timeout_at(min(self._first, self._end)):
                 self._response = await endpoint.post(
                     endpoint.url(self._path), self._body, self._deadlines.connect, self._who
                 )
-        except _FAILURES as error:
-            raise self._fault(error, WorkerUnavailable) from None
-        self._readany = self._response.content.readany
+        except _ERRORS as error:
+            raise self._fault(error, headers=False) from None
+        stream = cast(httpx.AsyncByteStream, self._response.stream)
+        self._reads = cast(AsyncGenerator[bytes, None], aiter(stream))
         try:
             await self._check()
         except BaseException:
-            self._response.close()
+            await self._close()
             raise
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         """Unless the body was read to its end, this closes the connection: the provider stops writing, and billing."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._response.close()
+        await self._close()
+
+    async def _close(self) -> None:
+        self._timer.close()
+        await self._reads.aclose()
+        await self._response.aclose()
 
     async def read(self, *, answered: bool = False) -> bytes:
-        """What the network gives next, empty at the end. When `answered`, a fault is an end like any other."""
+        """Return the next bytes of the body, empty at the end. When `answered`, a fault is an end like any other."""
         now = self._clock()
         gap = min(self._deadlines.gap, TAIL) if answered else self._deadlines.gap
         limit = min(now + gap if self._begun else self._first, self._end)
         try:
             if now >= self._end:
                 raise TimeoutError
-            read = await self._read_until(limit)
-        except _FAILURES as error:
+            read = await self._timer.read(anext(self._reads, b""), limit)
+        except _ERRORS as error:
             if answered:
                 return b""
-            raise self._fault(error, WorkerTruncated) from None
+            raise self._fault(error, headers=True) from None
         self._begun = True
         return read
 
-    async def _read_until(self, limit: float) -> bytes:
-        """One read, or TimeoutError. `asyncio.timeout_at` sets a timer and cancels it for each read, which cost as much
-        as all the rest of a delta; this one is set anew when it rings, mostly once in a call."""
-        if self._alarm is None or limit < self._alarm.when():
-            self._set_alarm(limit)
-        self._until = limit
-        try:
-            return await self._readany()
-        finally:
-            self._until = math.inf
-
-    def _set_alarm(self, at: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = asyncio.get_running_loop().call_at(at, self._ring)
-
-    def _ring(self) -> None:
-        self._alarm = None
-        if self._clock() >= self._until:
-            self._response.content.set_exception(TimeoutError())  # wakes whoever reads
-        elif self._until < math.inf:
-            self._set_alarm(self._until)
-
     async def rest(self, limit: int = EVENT_BYTES) -> bytes:
-        """All that is left; raises WorkerMalformed beyond `limit` bytes."""
+        """Return all that is left of the body; raises WorkerMalformed beyond `limit` bytes."""
         reads: list[bytes] = []
         left = limit
         while read := await self.read():
@@ -266,41 +244,49 @@ class Call:
 
     async def drain(self) -> None:
         """Read to the end if that is near, so that the connection can be used again."""
-        with contextlib.suppress(*_FAILURES):
+        with contextlib.suppress(*_ERRORS):
             async with asyncio.timeout(DRAIN):
                 for _ in range(4):
-                    if not await self._readany():
+                    if not await anext(self._reads, b""):
                         return
 
     async def _check(self) -> None:
         response, who = self._response, self._who
-        if response.status != 200:
+        if response.status_code != 200:
             try:
                 async with asyncio.timeout(TAIL):
                     document = peek(await self.rest(ERROR_BYTES))
             except (WorkerError, TimeoutError):
                 document = None
-            raise by_status(who, response.status, response.headers, document)
+            raise by_status(who, response.status_code, response.headers, document)
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind == "text/html":
             raise malformed(who, "a web page")
         self.whole = kind == "application/json" or (self.whole and kind != "text/event-stream")
 
-    def _fault(self, error: Exception, otherwise: type[WorkerError]) -> WorkerError:
-        if isinstance(error, TimeoutError):
-            stage = "in all" if self._clock() >= self._end else "between reads" if self._begun else "to the first byte"
-            return fault(WorkerTimeout, self._who, f"too long {stage}")
-        if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):
+    def _fault(self, error: Exception, *, headers: bool) -> WorkerError:
+        """Return the error of the service for one of the network; `headers` says that the response's have come."""
+        classes = next((before, after) for known, before, after in ERROR_CLASSES if isinstance(error, known))
+        kind = classes[headers]
+        if kind is WorkerTimeout:
+            return fault(kind, self._who, f"too long {self._stage()}")
+        if kind is WorkerMalformed:
             return malformed(self._who, "no HTTP")
-        return fault(otherwise, self._who, type(error).__name__)
+        return fault(kind, self._who, str(error) or type(error).__name__)
+
+    def _stage(self) -> str:
+        """Return which deadline has passed, in words."""
+        if self._clock() >= self._end:
+            return "in all"
+        return "between reads" if self._begun else "to the first byte"
 
 
-def _checked_url(name: str, text: str) -> URL:
+def _checked_url(name: str, text: str) -> httpx.URL:
     try:
-        url = URL(text.rstrip("/"))
-    except ValueError:
-        url = URL()
-    spare = url.user or url.password or url.query_string or url.fragment
+        url = httpx.URL(text.rstrip("/"))
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    spare = url.userinfo or url.query or url.fragment
     if url.scheme not in ("http", "https") or not url.host or spare:
         raise ConfigInvalid([f"provider {name}: base_url must be http(s)://host[:port][/path] and nothing else"])
     return url

@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
-from yarl import URL
 
 from app.core.pool.catalog import ProviderSpec
 from app.errors import (
@@ -145,7 +145,7 @@ async def test_the_key_stays_with_its_origin(line: Line) -> None:
     endpoint = line.adapter._endpoint
     for url in ("https://evil.example/v1", line.stub.url.replace("127.0.0.1", "localhost"), "http://127.0.0.1:1/v1"):
         with pytest.raises(WorkerMisconfigured) as caught:
-            await endpoint.post(URL(url), b"{}", 1, "w at stub")
+            await endpoint.post(httpx.URL(url), b"{}", 1, "w at stub")
         assert line.format.key not in str(caught.value)
     assert line.format.key not in repr(endpoint)
 

@@ -334,10 +334,10 @@ async def test_of_two_processes_one_delivers(
         await soon(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
         counted = [outcomes(one) for one in houses]
     # A busy machine may keep a process from writing down that it has delivered; it says so, and that one comes again.
-    unkept = sum("could not be kept" in message for message in caplog.messages)
+    unstored = sum("could not be stored" in message for message in caplog.messages)
     assert {event.data.id for event in receiver.events()} == {f"resp_{run}" for run in runs}
-    assert len(receiver.came) <= len(runs) + unkept
-    assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unkept, 0, 0]
+    assert len(receiver.came) <= len(runs) + unstored
+    assert [sum(column) for column in zip(*counted, strict=True)] == [len(receiver.came) - unstored, 0, 0]
 
 
 async def test_a_slow_receiver_holds_up_nobody_else(stub: ProviderStub, receiver: Receiver, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import Any, cast
 
-from aiohttp import ClientSession
+import httpx
 
 from app.conductor.fixed import FixedConductor
 from app.conductor.model import ModelConductor
@@ -218,7 +218,9 @@ class Process:
             group.create_task(self.clock.keep(self.stopping))
             driving = [group.create_task(drivers.run(runs_end))]
             if self.setting.notifies:
-                webhooks = Webhooks(given, TARGET, session=lambda: cast(ClientSession, self.sender))
+                webhooks = Webhooks(
+                    given, TARGET, client=lambda: httpx.AsyncClient(transport=self.sender, trust_env=False)
+                )
                 driving.append(group.create_task(webhooks.run(runs_end)))
             working = group.create_task(dispatcher.run(steps_end)) if self.dispatcher else None
             await self._answer_requests()
@@ -227,6 +229,9 @@ class Process:
                 await asyncio.wait([working])
             runs_end.set()
             await asyncio.wait(driving)
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=self.sender, trust_env=False)
 
     async def _answer_requests(self) -> None:
         """Until the process is told to stop; then requests get the drain time."""

@@ -7,8 +7,8 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
+
+import httpx
 
 from tests.simulation.loop import EPOCH
 from tests.simulation.seam import Seam
@@ -17,7 +17,7 @@ from tests.simulation.witness import Witness
 SECRET = bytes(range(32))
 URL = "https://receiver.invalid/baton"
 HANGS = 15.0
-"""Seconds after which whoever delivers gives up."""
+"""Seconds for which the receiver hangs: as long as whoever delivers waits."""
 DRIFT = 400.0
 """Seconds by which a sender's clock may be wrong in any weather."""
 
@@ -57,52 +57,30 @@ class Receiver:
 
 
 @dataclass
-class Sender:
-    """What one process posts with: as much of an HTTP client as deliveries need."""
+class Sender(httpx.AsyncBaseTransport):
+    """The network between one process and the receiver, as the transport of the process's HTTP client."""
 
     receiver: Receiver
     seam: Seam
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
-        return
-
-    def post(self, url: str, *, data: bytes, headers: Mapping[str, str], allow_redirects: bool) -> "Post":
-        """One request."""
-        if url != URL or allow_redirects:
-            self.receiver.witness.object(f"{self.seam.name} posted to {url}, redirects: {allow_redirects}")
-        return Post(self, data, headers)
-
-
-@dataclass
-class Post:
-    """A request, and its reply once it is entered."""
-
-    sender: Sender
-    body: bytes
-    signed: Mapping[str, str]
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
-
-    async def __aenter__(self) -> Self:
-        seam = self.sender.seam
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """One request, and its reply if it has one."""
+        seam = self.seam
+        if request.url != URL:
+            self.receiver.witness.object(f"{seam.name} posted to {request.url}")
         await seam.strike("webhook.sent")
         await seam.lag(0.01)
         if seam.hit("receiver.hangs"):
             await asyncio.sleep(HANGS)
-            raise TimeoutError
+            raise httpx.ReadTimeout("the receiver hangs")
+        status, headers = 200, dict[str, str]()
         if seam.hit("receiver.refuses"):
-            self.status = 503
+            status = 503
         elif seam.hit("receiver.asks_to_wait"):
-            self.status, self.headers = 429, {"retry-after": "3"}
-        self.sender.receiver.take(seam, self.body, self.signed, self.status == 200)
+            status, headers = 429, {"retry-after": "3"}
+        self.receiver.take(seam, request.content, request.headers, status == 200)
         await seam.strike("webhook.received")
         if seam.hit("receiver.reply_lost"):
-            raise ConnectionResetError
+            raise httpx.ReadError("the reply was lost")
         await seam.lag(0.01)
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, where: TracebackType | None) -> None:
-        return
+        return httpx.Response(status, headers=headers)

@@ -23,7 +23,7 @@ from app.engine.calls.attempt import Attempt
 from app.engine.calls.candidates import Candidates
 from app.engine.commit import speculative
 from app.engine.delivery.audience import Audience
-from app.engine.delivery.webhooks import Heard, Webhooks
+from app.engine.delivery.webhooks import DeliveryResult, Webhooks
 from app.engine.runs import brief, driver, planning
 from app.engine.runs.recovery import Orphans
 from app.engine.steps import execution
@@ -381,15 +381,15 @@ def end_without_a_notice(patch: Patch) -> None:
 def forget_a_notice_with_its_process(patch: Patch) -> None:
     deliver = Webhooks._deliver
 
-    async def hasty(self: Webhooks, session: Any, target: Any, notice: Any) -> None:
+    async def hasty(self: Webhooks, client: Any, target: Any, notice: Any) -> None:
         await self._means.store.close_notice(notice)
-        await deliver(self, session, target, notice)
+        await deliver(self, client, target, notice)
 
     patch.setattr(Webhooks, "_deliver", hasty)
 
 
 def take_a_refusal_for_a_delivery(patch: Patch) -> None:
-    patch.setattr(Heard, "delivered", property(lambda heard: heard.status > 0))
+    patch.setattr(DeliveryResult, "delivered", property(lambda result: result.status > 0))
 
 
 def sign_other_words(patch: Patch) -> None:

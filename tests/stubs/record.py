@@ -19,6 +19,8 @@ class Received:
     path: str
     query: dict[str, str]
     headers: tuple[tuple[str, str], ...]
+    port: int = 0
+    """The client's port: the same for all requests of one connection."""
     body: bytes = b""
     at: float = field(default_factory=time.monotonic)
     model: str = ""

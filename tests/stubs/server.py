@@ -127,7 +127,8 @@ class ProviderStub:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         wire = self._wires[request.path.split("/")[1]]
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
-        received = Received(wire.name, request.method, request.path, dict(request.query), headers)
+        port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
+        received = Received(wire.name, request.method, request.path, dict(request.query), headers, port)
         try:
             received.body = await request.read()
             return await self._perform(request, received, wire)

@@ -1,11 +1,11 @@
 """Deliveries of notices to the operator's webhook, by every process that drives runs.
 
-A notice stands in the database from the moment its turn has ended (`writing/commit.py`) until it was delivered. Whoever
-takes it tries it once; a process that dies over it lets its claim lapse, and another one tries again under the same
-`webhook-id`. So a delivery may come twice and is never lost for less than three days' silence of the receiver.
+A notice is in the database from the moment its turn has ended (`writing/commit.py`) until it was delivered. The process
+that claims it tries it once. If that process dies, its claim expires and another process tries again under the same
+`webhook-id`. So a notice may be delivered twice, and is lost only after the receiver was unreachable for three days.
 
-The address is the operator's and nothing of it comes from a caller. One request is one connection attempt: no
-redirects, no proxies and no credentials from the environment, nothing read of the reply but its status and headers.
+The address is the operator's and nothing of it comes from a caller. One delivery is one request: no redirects, no
+proxies and no credentials from the environment, and only the status and the headers of the reply are read.
 """
 
 import asyncio
@@ -14,44 +14,48 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+import httpx
 
 from app.core.run import notices
 from app.core.run.notices import Notice
 from app.engine.context import Means
 from app.errors import StoreUnavailable
+from app.network.http_client import async_client
 
 SLOTS = 16
-"""Deliveries on the wire at once, in one process."""
+"""Deliveries on the wire at a time, in one process."""
 DEADLINE = 15.0
 """Seconds for a delivery, from the name look-up to the reply's headers."""
 CLAIM = 2 * DEADLINE
-"""Seconds for which a notice is one process's: what is left of them is for the database."""
+"""Seconds for which one process owns a notice; what the delivery leaves of them is for the database."""
 POLL = 1.0
-"""Seconds between two looks for notices, on the average."""
+"""Seconds between two queries for notices, on the average."""
 GRACE = 2.0
 """Seconds that deliveries on the wire get when the process stops."""
 COUNTING = 15.0
-"""Seconds between two counts of what is pending."""
+"""Seconds between two counts of pending notices."""
 COUNTED = 10_000
-"""How far that is counted."""
+"""The count stops at so many."""
 FORGETTING = 60.0
-"""Seconds between two looks for notices that nobody is told of any more, where there is no webhook."""
+"""Seconds between two queries for old notices to delete, where no webhook is configured."""
 FORGET = 500
+"""Old notices deleted by one query."""
 GONE = 410
+HEADERS = {"content-type": "application/json", "user-agent": "baton"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where notices go, and the secrets that each is signed with."""
+    """The address of the webhook and the secrets that each notice is signed with."""
 
     url: str = field(repr=False)
     secrets: tuple[bytes, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What came of one try: the reply's status or 0, why there is none, and for how long the receiver asks to wait."""
+class DeliveryResult:
+    """The result of one try: the reply's status or 0, the reason why there is none, and the seconds for which the
+    receiver asks to wait."""
 
     status: int = 0
     reason: str = ""
@@ -59,7 +63,7 @@ class Heard:
 
     @property
     def delivered(self) -> bool:
-        """Whether the receiver has it."""
+        """True if the receiver has accepted the notice."""
         return 200 <= self.status < 300
 
 
@@ -67,24 +71,23 @@ class Webhooks:
     """The deliveries of one process."""
 
     def __init__(
-        self, means: Means, target: Target | None, *, session: Callable[[], ClientSession] | None = None
+        self, means: Means, target: Target | None, *, client: Callable[[], httpx.AsyncClient] | None = None
     ) -> None:
-        """Without a target, notices from times when there was one are forgotten once they are old. `session` makes
-        what posts them."""
+        """Without a target, old notices from times when there was one are deleted. `client` makes the HTTP client."""
         self._means = means
         self._target = target
-        self._session = session or _session
+        self._client = client or _client
         self._going: set[asyncio.Task[None]] = set()
         self._counted = float("-inf")
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Deliver until `stopping` is set; what is not delivered by then is left to others, or to the next start."""
+        """Deliver until `stopping` is set; the rest is left to other processes, or to the next start."""
         if self._target is None:
             return await self._forget_until(stopping)
-        async with self._session() as session, asyncio.TaskGroup() as group:
+        async with self._client() as client, asyncio.TaskGroup() as group:
             while not stopping.is_set():
                 for notice in await self._take():
-                    task = group.create_task(self._deliver(session, self._target, notice))
+                    task = group.create_task(self._deliver(client, self._target, notice))
                     self._going.add(task)
                     task.add_done_callback(self._going.discard)
                 await self._pause(stopping)
@@ -98,7 +101,7 @@ class Webhooks:
         try:
             await self._count()
             return await self._means.store.take_notices(now, now + CLAIM, room) if room else ()
-        except StoreUnavailable:  # the drivers of this process say so already
+        except StoreUnavailable:  # the drivers of this process log it already
             return ()
 
     async def _count(self) -> None:
@@ -108,51 +111,56 @@ class Webhooks:
             self._means.telemetry.gauge("baton_webhooks_pending", pending)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
-        """Until there may be something to do: not before a delivery is over if all of them are on the wire."""
+        """Wait for the next poll; if all slots are in use, only until one of them is free."""
         pause = POLL * (0.5 + self._means.chance())
         if len(self._going) >= SLOTS:
             await asyncio.wait(self._going, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:
             await _until(stopping, pause)
 
-    async def _deliver(self, session: ClientSession, target: Target, notice: Notice) -> None:
-        """One try of one notice, whatever happens: nothing that goes wrong here may end the others."""
+    async def _deliver(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> None:
+        """Try one notice once. No error leaves this method, so that none ends the other deliveries."""
         try:
-            heard = await self._post(session, target, notice)
-            await self._settle(notice, heard)
+            result = await self._post(client, target, notice)
+            await self._settle(notice, result)
         except StoreUnavailable:
-            self._say(logging.WARNING, "what came of a webhook could not be kept; it is tried again", notice)
+            self._log(logging.WARNING, "the result of a webhook could not be stored; it is tried again", notice)
         except Exception as error:
-            self._say(logging.ERROR, "a webhook broke; it is tried again", notice)
+            self._log(logging.ERROR, "the delivery of a webhook failed unexpectedly; it is tried again", notice)
             logging.getLogger("baton").error("webhook", exc_info=error)
 
-    async def _post(self, session: ClientSession, target: Target, notice: Notice) -> Heard:
+    async def _post(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> DeliveryResult:
         body = notices.payload(notice)
         signed = notices.headers(target.secrets, notice.id, body, int(self._means.now()))
         try:
-            async with session.post(target.url, data=body, headers=signed, allow_redirects=False) as reply:
-                return Heard(reply.status, wait=_asked(reply.headers))
-        except TimeoutError:
-            return Heard(reason="timeout")
-        except (ClientError, OSError, ValueError) as error:
-            return Heard(reason=type(error).__name__)
+            async with (
+                asyncio.timeout(DEADLINE),
+                client.stream("POST", target.url, content=body, headers=signed) as reply,
+            ):
+                return DeliveryResult(reply.status_code, wait=_retry_after(reply.headers))
+        except (TimeoutError, httpx.TimeoutException):
+            return DeliveryResult(reason="timeout")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            return DeliveryResult(reason=str(error) or type(error).__name__)
 
-    async def _settle(self, notice: Notice, heard: Heard) -> None:
+    async def _settle(self, notice: Notice, result: DeliveryResult) -> None:
+        """Close the notice, or store when it is tried again. A failed delivery is retried by this schedule in the
+        database, which outlives the process, and not by a retry policy of the process."""
         store, now = self._means.store, self._means.now()
-        if heard.delivered:
+        if result.delivered:
             await store.close_notice(notice)
             return self._means.telemetry.count("baton_webhooks_total", "delivered")
-        again = notices.next_try(notice, now, self._means.chance(), heard.wait)
-        if heard.status == GONE or again is None:
+        again = notices.next_try(notice, now, self._means.chance(), result.wait)
+        if result.status == GONE or again is None:
             if await store.close_notice(notice):
                 self._means.telemetry.count("baton_webhooks_total", "failed")
-                self._say(logging.ERROR, "a webhook was given up", notice, heard)
+                self._log(logging.ERROR, "a webhook was given up", notice, result)
         elif await store.put_off_notice(notice, again):
             self._means.telemetry.count("baton_webhooks_total", "retried")
-            self._say(logging.INFO, "a webhook is tried again later", notice, heard)
+            self._log(logging.INFO, "a webhook is tried again later", notice, result)
 
-    def _say(self, level: int, message: str, notice: Notice, heard: Heard = Heard()) -> None:
-        what = {"run": notice.run, "count": notice.tries, "status": heard.status or None, "reason": heard.reason}
+    def _log(self, level: int, message: str, notice: Notice, result: DeliveryResult = DeliveryResult()) -> None:
+        what = {"run": notice.run, "count": notice.tries, "status": result.status or None, "reason": result.reason}
         self._means.telemetry.log(level, message, **{name: value for name, value in what.items() if value})
 
     async def _forget_until(self, stopping: asyncio.Event) -> None:
@@ -162,19 +170,12 @@ class Webhooks:
             await _until(stopping, FORGETTING * (0.5 + self._means.chance()))
 
 
-def _session() -> ClientSession:
-    return ClientSession(
-        connector=TCPConnector(limit=SLOTS),
-        timeout=ClientTimeout(total=DEADLINE),
-        cookie_jar=DummyCookieJar(),
-        headers={"content-type": "application/json", "user-agent": "baton"},
-        auto_decompress=False,
-        trust_env=False,
-    )
+def _client() -> httpx.AsyncClient:
+    return async_client(headers=HEADERS, connections=SLOTS)
 
 
-def _asked(headers: Mapping[str, str]) -> float:
-    """Seconds of Retry-After; 0 if there are none. A date is not worth the code: our own pauses grow anyway."""
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return the seconds of Retry-After, or 0. A date is not read: the schedule's own pauses grow anyway."""
     text = headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0
 

@@ -1,0 +1,143 @@
+"""The HTTP client of the service: httpx over aiohttp's connections.
+
+httpx's own transport scans its pool at every request: a call over it costs five times the CPU of one over
+`httpx-aiohttp` (`python -m tests.bench.transport`). Clients made here retry nothing, follow no redirect, keep no
+cookie, decompress nothing, and take neither a proxy nor credentials from the environment.
+"""
+
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from functools import cache
+from typing import cast
+
+import aiohttp
+import httpx
+from aiohttp.http_exceptions import HttpProcessingError
+from httpx_aiohttp import AiohttpTransport
+
+KEEP_ALIVE = 20.0
+"""Seconds for which an idle connection is kept: less than what servers and load balancers allow, so that a request is
+rarely sent into a connection that is being closed."""
+_RAISED = (httpx.HTTPError, aiohttp.ClientError, HttpProcessingError)
+"""What `AiohttpTransport` raises: some errors of aiohttp under a name of httpx, some as they are."""
+_HTTPX_ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
+    (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
+    (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
+    (aiohttp.ClientHttpProxyError, httpx.ProxyError),
+    (aiohttp.ClientProxyConnectionError, httpx.ProxyError),
+    (aiohttp.ClientConnectorError, httpx.ConnectError),
+    (aiohttp.ClientConnectionError, httpx.ReadError),
+    (aiohttp.ClientPayloadError, httpx.ReadError),
+    (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
+    (HttpProcessingError, httpx.RemoteProtocolError),
+    (aiohttp.ClientError, httpx.NetworkError),
+)
+"""aiohttp's errors under httpx's names; the first row that fits counts. The table of `httpx-aiohttp` 0.2 calls a reset
+connection a time-out of connecting, and leaves out what is no HTTP."""
+
+
+def async_client(
+    *, headers: Mapping[str, str], timeout: httpx.Timeout | None = None, connections: int = 0, base_url: str = ""
+) -> httpx.AsyncClient:
+    """A client that opens its connections when it is first used, in the event loop of that moment. Close it.
+
+    `connections` bounds those that are open at a time; 0 means that the callers bound them. A request waits for a free
+    one as long as `timeout.pool` says. Errors are httpx's `TransportError`s, and OSErrors.
+    """
+    return _Client(
+        base_url=base_url,
+        headers=headers,
+        timeout=timeout,
+        transport=Transport(tls=default_tls(), connections=connections),
+        trust_env=False,
+    )
+
+
+@cache
+def default_tls() -> ssl.SSLContext:
+    """TLS with the certificate authorities that this machine trusts (or SSL_CERT_FILE names). Loading them takes some
+    ten milliseconds, so that all clients share it; nobody changes it."""
+    return ssl.create_default_context()
+
+
+class Transport(AiohttpTransport):
+    """The transport of `httpx-aiohttp` with a session of our own and errors under their proper names.
+
+    aiohttp sets TCP_NODELAY on every connection by itself.
+    """
+
+    def __init__(self, *, tls: ssl.SSLContext, connections: int) -> None:
+        """`connections` as in `async_client`."""
+        super().__init__(verify=tls, trust_env=False, client=self._session)
+        self._tls = tls
+        self._connections = connections
+
+    def _session(self) -> aiohttp.ClientSession:
+        """A session belongs to a running loop, so it is made at the first request."""
+        connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE, ssl=self._tls)
+        return aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send the request and return the response with its body unread."""
+        try:
+            response = await super().handle_async_request(request)
+        except _RAISED as error:
+            raise _renamed(error) from error
+        response.stream = _Body(cast(httpx.AsyncByteStream, response.stream))
+        return response
+
+
+class _Body(httpx.AsyncByteStream):
+    """A response's body, as the network gives it. Unless it was read to its end, closing it closes the connection."""
+
+    def __init__(self, stream: httpx.AsyncByteStream) -> None:
+        self._stream = stream
+        self._reads = cast(AsyncGenerator[bytes, None], aiter(stream))
+
+    def __aiter__(self) -> "_Body":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._reads)
+        except _RAISED as error:
+            raise _renamed(error) from error
+
+    async def aclose(self) -> None:
+        """Give the connection back, or close it."""
+        await self._reads.aclose()
+        await self._stream.aclose()
+
+
+def _renamed(error: Exception) -> httpx.TransportError:
+    """Return httpx's error for one of aiohttp; its text is the name of aiohttp's class and nothing from outside."""
+    raised = error.__cause__ if isinstance(error, httpx.HTTPError) and error.__cause__ is not None else error
+    kind = next((name for known, name in _HTTPX_ERRORS if isinstance(raised, known)), httpx.NetworkError)
+    return kind(type(raised).__name__)
+
+
+class NoCookies(httpx.Cookies):
+    """A jar that takes no cookie and gives none; httpx's own would cost a tenth of a call's CPU."""
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        """Take nothing."""
+
+    def set_cookie_header(self, request: httpx.Request) -> None:
+        """Give nothing."""
+
+
+class _Client(httpx.AsyncClient):
+    """A client without cookies."""
+
+    _none = NoCookies()
+
+    @property
+    def cookies(self) -> httpx.Cookies:
+        """The empty jar."""
+        return self._none
+
+    @cookies.setter
+    def cookies(self, cookies: object) -> None:
+        raise AttributeError("this client keeps no cookies")
