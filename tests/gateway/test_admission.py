@@ -15,6 +15,7 @@ from app.engine.runs.request import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Rates
 from tests.harness.stand_ins import House, ask, ended
+from tests.harness.waiting import until
 
 
 async def post(gateway: House, key: str, **more: Any) -> httpx.Response:
@@ -98,16 +99,17 @@ async def test_keys_do_not_share_a_rate() -> None:
 
 async def together(gateway: House, keys: list[str], **more: Any) -> list[int]:
     """Statuses of requests that run at the same time."""
-    release = asyncio.Event()
+    release, running = asyncio.Event(), []
 
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
+        running.append(run)
         await release.wait()
         line.put(ended(run))
 
     gateway.drivers.script = script
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(post(gateway, key, **more)) for key in keys]
-        await asyncio.sleep(0.2)
+        await until(lambda: len(running) + sum(task.done() for task in tasks) == len(keys))
         release.set()
     return sorted(task.result().status_code for task in tasks)
 

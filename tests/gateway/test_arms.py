@@ -12,7 +12,7 @@ import pytest
 from app.core.plan.arms import tier_for
 from app.gateway.http.auth import mint
 from app.process.wiring import House
-from tests.harness.in_process import calling, open_house, order, plan_text, pool_text
+from tests.harness.in_process import calling, ended_row, open_house, order, plan_text, pool_text
 from tests.stubs import Hang, ProviderStub, Reply
 
 SWITCH = '\n[evaluation]\narms = true\nconductors = ["gamma"]\n'
@@ -110,8 +110,6 @@ async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub,
     stub.clear()
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
     async with open_house(tmp_path, pool_text(stub) + SWITCH, LEASE) as second:
-        async with asyncio.timeout(10):
-            while (row := await second.means.store.run(driven.run)).ended_at is None:  # noqa: ASYNC110 - it has no event
-                await asyncio.sleep(0.02)
+        row = await ended_row(second.means.store, driven.run)
         assert (row.state, row.degraded) == ("succeeded", False)
     assert not stub.of("planner")

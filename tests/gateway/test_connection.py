@@ -10,7 +10,12 @@ import pytest
 
 from tests.harness.bad_bodies import CANARY
 from tests.harness.stand_ins import House, ask, serving
+from tests.harness.waiting import PATIENCE_SECONDS
 
+HEAD_SECONDS = 0.5
+"""The time that the gateway gives a head, in seconds; a connection between two requests and a run have more."""
+GAP_SECONDS = 0.01
+"""The pause between two pieces of a head."""
 HEAD_END = b"\r\n\r\n"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
@@ -30,26 +35,26 @@ class Line:
 
     async def until(self, mark: bytes) -> bytes:
         """What comes up to and with a mark."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.readuntil(mark)
 
     async def reply(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next reply."""
         status, *lines = (await self.until(HEAD_END)).decode().strip().split("\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
             body = await self._reader.readexactly(int(headers.get("content-length", 0)))
         return int(status.split()[1]), headers, body
 
     async def closed(self) -> bool:
         """Whether the other side hangs up."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.read() == b""
 
 
 @pytest.fixture
 async def port(gateway: House) -> AsyncIterator[int]:
-    async with serving(gateway.app, head_seconds=0.2) as url:
+    async with serving(gateway.app, head_seconds=HEAD_SECONDS) as url:
         yield int(url.rpartition(":")[2])
 
 
@@ -138,7 +143,7 @@ async def test_a_head_that_drips_is_too_late(line: Line) -> None:
     async def drip() -> None:
         for byte in GET:
             await line.send(bytes([byte]))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(GAP_SECONDS)
 
     dripping = asyncio.create_task(drip())
     assert (await line.reply())[0] == 408
@@ -153,16 +158,16 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
     for _ in range(3):
         for piece in (GET[:9], GET[9:], b"x: y\r\n", b"\r\n"):
             await line.send(piece)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(GAP_SECONDS)
         assert (await line.reply())[0] == 200
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.5 * HEAD_SECONDS)
     await line.send(GET + b"\r\n")
     assert (await line.reply())[0] == 200
 
 
 async def test_a_slow_run_is_not_a_slow_head(gateway: House, key: str, line: Line) -> None:
     async def script(order: Any, run: str, told: Any) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5 * HEAD_SECONDS)
         gateway.drivers.cancel(run, "test")
 
     gateway.drivers.script = script

@@ -14,24 +14,22 @@ from app.engine.runs import recovery
 from app.process.wiring import House
 from app.store.protocol import Once, RunQuery, RunRow
 from tests.harness.callers import body, calling, key_of, post, stream
-from tests.harness.in_process import events, kinds, open_house, pool_text
+from tests.harness.in_process import ended_row, events, kinds, open_house, pool_text
 from tests.harness.stand_ins import House as StandIn
 from tests.harness.stand_ins import api_routes
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 
 async def ended(opened: House, run: str) -> RunRow:
     """The run's row once it has ended."""
-    async with asyncio.timeout(20):
-        while (row := await opened.gateway.store.run(run)).ended_at is None:  # noqa: ASYNC110 - rows have no event
-            await asyncio.sleep(0.02)
-    return row
+    return await ended_row(opened.gateway.store, run)
 
 
 async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
     """Ask, and leave as soon as a worker has been called."""
     asked = asyncio.create_task(asking)
-    await stub.wait_for(1, within=20)
+    await stub.wait_for(1)
     asked.cancel()
     with suppress(asyncio.CancelledError):
         await asked
@@ -182,9 +180,7 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
         row = await ended(opened, run)
         assert row.state == ends
         if ends == "cancelled":  # long before the worker would have answered, who hears of it
-            async with asyncio.timeout(10):
-                while stub.requests[0].disconnected_at is None:  # noqa: ASYNC110 - a record has no event
-                    await asyncio.sleep(0.01)
+            await until(lambda: stub.requests[0].disconnected_at is not None, within=10)
     journal = await events(opened, run)
     assert journal[0].body["on_disconnect"] == ("cancel" if ends == "cancelled" else "finish")
 
@@ -227,9 +223,11 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
             await store.claim_request(Once(f"old-{n}", b"", now - 1), now - 2)
         async with calling(opened, await key_of(opened)) as client:
             run = (await post(client, body(), "one")).headers["x-baton-run"]
-            async with asyncio.timeout(10):
-                while any([await store.find_request_claim(f"old-{n}", 0.0) for n in range(5)]):  # noqa: ASYNC110 - rows have no event
-                    await asyncio.sleep(0.05)
+
+            async def forgotten() -> bool:
+                return not any([await store.find_request_claim(f"old-{n}", 0.0) for n in range(5)])
+
+            await until(forgotten)
             again = await post(client, body(), "one")
         assert again.headers["x-baton-run"] == run
         held = await store.find_request_claim(hashlib.sha256(b"acme\0one").hexdigest(), now)

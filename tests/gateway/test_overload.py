@@ -17,6 +17,7 @@ from app.gateway.http.context import Rates
 from app.gateway.http.ingress import Bounds
 from app.store.protocol import KeyRow
 from tests.harness.stand_ins import SECRET, House, ask, ended
+from tests.harness.waiting import let_others_run, until
 
 AT_ONCE = 0.05
 """Seconds of our own processor time: how busy the machine is otherwise must not matter."""
@@ -42,9 +43,7 @@ async def busy() -> AsyncIterator[Busy]:
     key = gateway.add_key()
     async with gateway.client(key) as client, asyncio.TaskGroup() as group:
         running = [group.create_task(client.post("/v1/chat/completions", json=ask())) for _ in range(3)]
-        async with asyncio.timeout(5):
-            while len(gateway.drivers.orders) < 3:  # noqa: ASYNC110 - what is awaited has no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(gateway.drivers.orders) == 3)
         try:
             yield gateway
         finally:
@@ -79,10 +78,11 @@ async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> No
 async def test_bodies_that_arrive_together_are_bounded_together() -> None:
     gateway = House(bounds=Bounds(body=1_000_000, together=1_000_000))
     key = gateway.add_key()
-    going_on = asyncio.Event()
+    going_on, half_sent = asyncio.Event(), []
 
     async def slow() -> AsyncIterator[bytes]:
         yield b'{"model": "mini", "messages": [{"role": "user", "content": "' + b"x" * 400_000
+        half_sent.append(True)
         await going_on.wait()
         yield b'"}]}'
 
@@ -91,7 +91,7 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
         sending = [
             group.create_task(client.post("/v1/chat/completions", content=slow(), headers=kind)) for _ in range(2)
         ]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(half_sent) == 2, what="the gateway has read half of both bodies")
         began = time.process_time()
         announced = await client.post("/v1/chat/completions", content=b" " * 300_000, headers=kind)
         told = await client.post("/v1/chat/completions", content=slow(), headers=kind)
@@ -109,10 +109,12 @@ class SlowStore:
     def __init__(self, gateway: House) -> None:
         self.answers = asyncio.Event()
         self.failure: Exception | None = None
+        self.lookups = 0
         self._find = gateway.store.key
         gateway.store.key = self.key  # type: ignore[method-assign]
 
     async def key(self, public: str) -> KeyRow | None:
+        self.lookups += 1
         await self.answers.wait()
         if self.failure is not None:
             raise self.failure
@@ -131,7 +133,8 @@ async def test_a_key_is_looked_up_once_for_all_who_bring_it(fails: bool) -> None
     slow.failure = StoreUnavailable(retry_after=1) if fails else None
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(models(gateway, key)) for _ in range(50)]
-        await asyncio.sleep(0.1)
+        await let_others_run()
+        assert slow.lookups == 1
         slow.answers.set()
     assert {one.result().status_code for one in asking} == {503 if fails else 200}
     assert gateway.store.lookups == (0 if fails else 1)
@@ -142,11 +145,11 @@ async def test_who_waits_for_a_lookup_outlives_whoever_began_it() -> None:
     key, slow = gateway.add_key(), SlowStore(gateway)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(models(gateway, key))
-        await asyncio.sleep(0.05)
+        await until(lambda: slow.lookups == 1)
         second = group.create_task(models(gateway, key))
-        await asyncio.sleep(0.05)
+        await let_others_run()
         first.cancel()
-        await asyncio.sleep(0.05)
+        await let_others_run()
         slow.answers.set()
     assert second.result().status_code == 200
 
@@ -158,7 +161,8 @@ async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
     slow = SlowStore(gateway)
     async with asyncio.TaskGroup() as group:
         flood = [group.create_task(models(gateway, f"bt_stranger{n:03}_{SECRET}")) for n in range(LOOKUPS + 20)]
-        await asyncio.sleep(0.3)
+        await until(lambda: slow.lookups == LOOKUPS)
+        await until(lambda: sum(one.done() for one in flood) >= 20)
         assert [one.result().status_code for one in flood if one.done()] == [503] * 20
         assert (await models(gateway, known)).status_code == 200
         slow.answers.set()

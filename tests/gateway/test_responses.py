@@ -13,6 +13,7 @@ from app.process.wiring import House
 from tests.harness.callers import calling as connected
 from tests.harness.callers import key_of
 from tests.harness.in_process import calling, open_house, pool_text
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall
 
@@ -47,15 +48,17 @@ async def refused(client: httpx.AsyncClient, **more: Any) -> tuple[int, str | No
 
 async def status(client: httpx.AsyncClient, response: str, wanted: str) -> dict[str, Any]:
     """The response, once it has that status."""
-    seen = set()
-    async with asyncio.timeout(20):
-        while True:
-            body: dict[str, Any] = (await client.get(f"/v1/responses/{response}")).json()
-            if body["status"] == wanted:
-                return body
-            seen.add(body["status"])
-            assert seen <= {"queued", "in_progress"}, seen
-            await asyncio.sleep(0.01)
+
+    async def reached() -> dict[str, Any] | None:
+        body: dict[str, Any] = (await client.get(f"/v1/responses/{response}")).json()
+        if body["status"] == wanted:
+            return body
+        assert body["status"] in ("queued", "in_progress")
+        return None
+
+    found = await until(reached, what=f"the response is {wanted}")
+    assert found is not None
+    return found
 
 
 async def events(client: httpx.AsyncClient, response: str, **query: Any) -> list[dict[str, Any]]:
@@ -247,8 +250,8 @@ async def test_a_stream_goes_on_behind_any_character_of_a_calls_arguments(
     stub.script("alpha", script)
     begun = await made(client, background=True, tools=[ADD])
     whole = asyncio.create_task(events(client, begun["id"]))
-    await stub.wait_for(1)
-    await asyncio.sleep(0.5)
+    [received] = await stub.wait_for(1)
+    await until(lambda: received.deltas_sent >= script.fault.after, what="the worker is in the middle of its answer")
     assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "in_progress"
     early = {n: asyncio.create_task(events(client, begun["id"], starting_after=n)) for n in range(5, 24, 6)}
     heard = numbered(await whole)

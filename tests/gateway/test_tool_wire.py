@@ -14,7 +14,7 @@ from tests.harness import callers
 from tests.harness.callers import Heard, calling, key_of, listening, post, stream
 from tests.harness.conversations import calling as wanting
 from tests.harness.conversations import look
-from tests.harness.in_process import events, kinds, open_house, pool_text
+from tests.harness.in_process import ended_row, events, kinds, open_house, pool_text
 from tests.stubs import ProviderStub, Reply, Stall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -179,8 +179,5 @@ async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
     following, run = await waiting(stub, client)
     stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
     await stream(client, following, upto=3)
-    for _ in range(300):
-        if (row := await opened.means.store.run(run)).ended_at is not None:
-            break
-        await asyncio.sleep(0.02)
+    row = await ended_row(opened.means.store, run)
     assert row.state == "cancelled"

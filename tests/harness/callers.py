@@ -12,6 +12,7 @@ from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.wiring import House
 from tests.harness.stand_ins import serving
+from tests.harness.waiting import PATIENCE_SECONDS
 
 CALLER = ("runs:write", "runs:read")
 
@@ -28,7 +29,7 @@ async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway over this house, on a real socket, so that streams come as they are written."""
     async with (
         serving(create_app(opened.gateway)) as url,
-        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=20) as client,
+        httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS) as client,
     ):
         yield client
 

@@ -22,7 +22,9 @@ from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import configure
 from app.process.wiring import House, house
+from app.store.protocol import RunRow, Store
 from tests.harness.audited import look
+from tests.harness.waiting import PATIENCE_SECONDS, until
 from tests.stubs import ProviderStub, Reply
 
 WORKERS = ("alpha", "beta", "gamma", "planner")
@@ -131,7 +133,9 @@ async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
     assert await opened.gateway.store.add_key(row)
     transport = httpx.ASGITransport(create_app(opened.gateway), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers, timeout=20) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://baton", headers=headers, timeout=PATIENCE_SECONDS
+    ) as client:
         yield client
 
 
@@ -165,7 +169,7 @@ class Outcome:
     called: list[ToolDelta] = field(default_factory=list)
 
 
-async def finish(driven: Driven, within: float = 20.0) -> Outcome:
+async def finish(driven: Driven, within: float = PATIENCE_SECONDS) -> Outcome:
     """Listen to a run until it has ended."""
     said: list[str] = []
     noted: list[Noted] = []
@@ -180,6 +184,18 @@ async def finish(driven: Driven, within: float = 20.0) -> Outcome:
                     noted.append(told)
                 else:
                     return Outcome(told, said, noted, called)
+
+
+async def ended_row(store: Store, run: str) -> RunRow:
+    """Return the run's row once it has ended."""
+
+    async def ended() -> RunRow | None:
+        row = await store.run(run)
+        return None if row.ended_at is None else row
+
+    row = await until(ended, what=f"{run} has ended")
+    assert row is not None
+    return row
 
 
 async def events(opened: House, run: str) -> tuple[Event, ...]:

@@ -58,6 +58,12 @@ async def stays(condition: Callable[[], bool | Awaitable[bool]], *, seconds: flo
         await asyncio.sleep(POLL_SECONDS)
 
 
+async def let_others_run(turns: int = 100) -> None:
+    """Give every task of this loop so many turns: enough for work that waits for nothing outside of the loop."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
 async def _value(condition: Callable[[], Any]) -> Any:
     value = condition()
     return await value if inspect.isawaitable(value) else value

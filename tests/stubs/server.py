@@ -10,6 +10,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.harness.waiting import PATIENCE_SECONDS
+
 from .anthropic_wire import AnthropicWire
 from .delivery import FOREVER, Exchange
 from .gemini_wire import GeminiWire
@@ -87,7 +89,9 @@ class ProviderStub:
         """The requests for that model, in order of arrival."""
         return [received for received in self.requests if received.model == model]
 
-    async def wait_for(self, count: int = 1, model: str | None = None, within: float = 5.0) -> list[Received]:
+    async def wait_for(
+        self, count: int = 1, model: str | None = None, within: float = PATIENCE_SECONDS
+    ) -> list[Received]:
         """Wait until so many requests were read; raises TimeoutError."""
 
         def enough() -> bool:
