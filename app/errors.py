@@ -13,16 +13,16 @@
     └ OursError        blame us, never 401   StoreUnavailable 503, as is RunUndecided · QueueUnavailable 503
                                              LeaseLost (stays inside)
 
-The class fixes HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. A class's
-docstring is its default message: it says what to do next. Messages reach callers, so nothing of a caller's input, of a
-worker's prompt, of a provider's body or of a key may ever be put into one.
+A class fixes the HTTP status, OpenAI's `type` and `code`, and whether the same request may be sent again. Its docstring
+is its default message: it names the cause and says what to do next. Messages reach callers, so no part of a caller's
+input, of a worker's prompt, of a provider's reply or of a key may ever be put into one.
 """
 
 from typing import ClassVar
 
 
 class BatonError(Exception):
-    """Something went wrong inside the service; try again, and report the request id if it stays."""
+    """An internal error occurred; send the request again, and report its request id if the error persists."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -46,14 +46,14 @@ class BatonError(Exception):
 
 
 class CallerError(BatonError):
-    """The request cannot be served as it is; change it before sending it again."""
+    """The request cannot be served in this form; change it before you send it again."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class InvalidRequest(CallerError):
-    """The request is not valid; correct the named field and send it again."""
+    """The request is not valid; correct the field that is named and send it again."""
 
     code = "invalid_request"
 
@@ -66,7 +66,7 @@ class Unauthorized(CallerError):
 
 
 class Forbidden(CallerError):
-    """This key may not do that; ask an administrator for a key with the scope it needs."""
+    """This API key lacks the scope for this request; ask an administrator for a key that has it."""
 
     status = 403
     type = "permission_error"
@@ -74,14 +74,14 @@ class Forbidden(CallerError):
 
 
 class NotFound(CallerError):
-    """There is nothing of that name here, or this key may not see it."""
+    """Nothing with this name exists, or this API key may not see it; check the name and the key."""
 
     status = 404
     code = "not_found"
 
 
 class TooSlow(CallerError):
-    """The request did not arrive in time, so nothing was started; send it again."""
+    """The request body did not arrive in time, so nothing was started; send the request again."""
 
     status = 408
     code = "request_timeout"
@@ -89,28 +89,28 @@ class TooSlow(CallerError):
 
 
 class Conflict(CallerError):
-    """The request contradicts an earlier one; use another key or send the same body."""
+    """The request conflicts with an earlier one; use another Idempotency-Key, or send the same body."""
 
     status = 409
     code = "conflict"
 
 
 class TooLarge(CallerError):
-    """The request body is too large; shorten it or send images by reference."""
+    """The request body is too large; shorten it, or send images by reference."""
 
     status = 413
     code = "request_too_large"
 
 
 class UnsupportedMedia(CallerError):
-    """Send the body as plain UTF-8 JSON with `Content-Type: application/json` and no content encoding."""
+    """The body is not plain JSON; send it as UTF-8 with `Content-Type: application/json` and no content encoding."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class OverQuota(CallerError):
-    """Too many requests for this key; wait as long as Retry-After says."""
+    """This API key has reached one of its limits; wait for the seconds that Retry-After names."""
 
     status = 429
     type = "rate_limit_error"
@@ -119,7 +119,7 @@ class OverQuota(CallerError):
 
 
 class Overloaded(BatonError):
-    """The service is at capacity; nothing was started, so try again after Retry-After seconds."""
+    """The service is at capacity and started nothing; send the request again after Retry-After seconds."""
 
     status = 503
     type = "overloaded_error"
@@ -128,7 +128,7 @@ class Overloaded(BatonError):
 
 
 class ConfigInvalid(BatonError):
-    """The configuration is not valid; every fault is listed with its remedy."""
+    """The configuration is not valid; correct each of the faults, which are listed with their remedies."""
 
     def __init__(self, faults: list[str]) -> None:
         self.faults = tuple(faults)
@@ -136,7 +136,7 @@ class ConfigInvalid(BatonError):
 
 
 class PlanRejected(BatonError):
-    """The plan cannot be executed as it is."""
+    """The plan is not valid; correct each of the reasons that are listed."""
 
     status = 502
     code = "plan_rejected"
@@ -148,7 +148,7 @@ class PlanRejected(BatonError):
 
 
 class WorkerError(BatonError):
-    """A worker model failed; the run tries other eligible workers before it gives up."""
+    """A worker model failed, and the run tries other eligible workers before it fails; send the request again."""
 
     status = 502
     type = "upstream_error"
@@ -156,7 +156,7 @@ class WorkerError(BatonError):
 
 
 class WorkerTimeout(WorkerError):
-    """The worker did not answer within its deadline."""
+    """The worker did not answer within its deadline; send the request again, or allow it more time."""
 
     status = 504
     code = "worker_timeout"
@@ -164,54 +164,54 @@ class WorkerTimeout(WorkerError):
 
 
 class WorkerUnavailable(WorkerError):
-    """The worker's provider could not be reached or reported a fault of its own."""
+    """The worker's provider could not be reached or reported an internal error; send the request again later."""
 
     code = "worker_unavailable"
     retryable = True
 
 
 class WorkerRateLimited(WorkerError):
-    """The worker's provider is limiting our requests."""
+    """The worker's provider limits the rate of requests; send the request again later."""
 
     code = "worker_rate_limited"
     retryable = True
 
 
 class WorkerRefused(WorkerError):
-    """The worker's provider did not accept the request; another worker may."""
+    """The worker's provider refused the request; another worker may accept it."""
 
     code = "worker_refused"
 
 
 class WorkerMalformed(WorkerError):
-    """The worker's provider sent something that does not follow its wire format."""
+    """The worker's provider sent a reply that violates its wire format; send the request again."""
 
     code = "worker_malformed"
     retryable = True
 
 
 class WorkerTruncated(WorkerError):
-    """The worker's stream ended without its terminal marker, so the answer may be incomplete."""
+    """The worker's stream ended early, so its answer may be incomplete; send the request again."""
 
     code = "worker_truncated"
     retryable = True
 
 
 class WorkerMisconfigured(WorkerError):
-    """The worker's provider does not accept our key or does not know the model; an operator must look at the pool."""
+    """The worker's provider rejects the key or does not know the model; an operator must correct the pool."""
 
     code = "worker_misconfigured"
 
 
 class RunEnded(BatonError):
-    """The run ended without an answer; ask `GET /v1/runs/{id}` why."""
+    """The run ended without an answer; `GET /v1/runs/{id}` says why."""
 
     status = 502
     code = "run_ended"
 
 
 class RunCancelled(RunEnded):
-    """The run was cancelled before it had an answer."""
+    """The run was cancelled before it had an answer; send the request again if you still want one."""
 
     status = 499
     type = "cancelled_error"
@@ -241,7 +241,7 @@ class RunFailed(RunEnded):
 
 
 class OursError(BatonError):
-    """The service cannot do that right now; try again after Retry-After seconds."""
+    """A part of the service is unavailable; send the request again after Retry-After seconds."""
 
     status = 503
     code = "unavailable"
@@ -249,33 +249,34 @@ class OursError(BatonError):
 
 
 class StoreUnavailable(OursError):
-    """The journal cannot be written right now, so nothing was started; try again shortly."""
+    """The database is unavailable, so nothing was started; send the request again shortly."""
 
     code = "store_unavailable"
 
 
 class RunUndecided(StoreUnavailable):
-    """It is not known whether the run was written: the database went away before it said so, and did not come back."""
+    """The database became unavailable before it confirmed the run, so the run may or may not exist; ask for it
+    later."""
 
     code = "store_undecided"
 
     def __init__(self, run: str) -> None:
-        """`run` is the id under which it is found, should it exist."""
+        """`run` is the id under which the run is found if it exists."""
         self.run = run
         message = (
-            f"The database went away while run {run} was written, so it is not known whether it was. Ask "
-            f"GET /v1/runs/{run} in a while; a request with an Idempotency-Key can simply be sent again."
+            f"The database became unavailable while run {run} was written, so the run may or may not exist. Ask "
+            f"GET /v1/runs/{run} later; a request with an Idempotency-Key can simply be sent again."
         )
         super().__init__(message, retry_after=1.0)
 
 
 class QueueUnavailable(OursError):
-    """The step queue cannot be reached right now."""
+    """The step queue is unavailable; running work continues from the database, so send the request again shortly."""
 
     code = "queue_unavailable"
 
 
 class LeaseLost(OursError):
-    """Another driver or dispatcher owns this run or step now; this one must stop writing."""
+    """Another process owns this run or step now, so this process must stop writing to it."""
 
     code = "lease_lost"

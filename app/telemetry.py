@@ -1,9 +1,9 @@
 """Every metric, span and log-field name of the service, in one place, and the object that carries them.
 
-Labels come from closed sets (tier, worker, outcome, kind), never from callers. Logs are JSON lines with allow-listed
-fields: ids, sizes, states; never a body, a prompt or a key. Spans follow OpenTelemetry's GenAI names where there are
-some (`invoke_workflow`, `plan`, `chat`) and stand under `baton.` where there are none; they are exported only when
-`OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cost next to nothing otherwise.
+Labels come from closed sets (tier, worker, outcome, kind), never from callers. Logs are JSON lines whose fields are
+listed here: ids, sizes and states, never a body, a prompt or a key. Spans have OpenTelemetry's GenAI names where those
+exist (`invoke_workflow`, `plan`, `chat`) and begin with `baton.` otherwise. They are exported only when
+`OTEL_EXPORTER_OTLP_ENDPOINT` is set, and cost almost nothing otherwise.
 """
 
 import logging
@@ -17,34 +17,37 @@ from opentelemetry import trace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 NO_SPAN: AbstractContextManager[object] = nullcontext()
-"""One for all: every waiting run and call is inside a span."""
+"""Shared by all callers, because every waiting run and call holds a span."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_total": (
-        "Runs that ended, by state; abandoned: expired while they waited for tool results.",
+        "Runs that ended, by state; abandoned: the run expired while it waited for tool results.",
         ("tier", "outcome"),
     ),
     "baton_calls_total": ("Provider calls that ended.", ("worker", "outcome")),
     "baton_tokens_total": ("Tokens of all calls.", ("worker", "direction")),
     "baton_cost_micro_usd_total": ("Micro-dollars of all calls.", ("worker",)),
-    "baton_plans_total": ("Proposals by what became of them.", ("tier", "outcome")),
+    "baton_plans_total": ("Proposals, by outcome.", ("tier", "outcome")),
     "baton_rounds_total": (
-        "Rounds after a run's first: opened, the answer accepted by the empty plan, or stopped without an answer.",
+        "Rounds after a run's first: opened, accepted (the empty plan kept the answer), or stopped without an answer.",
         ("tier", "outcome"),
     ),
-    "baton_feedback_total": ("Ratings of runs that were taken over HTTP.", ("tier", "kind")),
+    "baton_feedback_total": ("Ratings of runs that were received over HTTP.", ("tier", "kind")),
     "baton_tool_turns_total": ("Replies that asked for tool results.", ("tier",)),
     "baton_degraded_total": ("Runs that a fallback decided.", ("tier",)),
-    "baton_dead_letters_total": ("Steps given up because their dispatchers fell silent over them.", ("tier",)),
+    "baton_dead_letters_total": ("Steps given up because their dispatchers stopped, one after the other.", ("tier",)),
     "baton_lease_lost_total": ("Writes refused because another process owns the run or the step.", ("kind",)),
-    "baton_swept_total": ("Tickets rung again or found in the outbox, and runs taken over or handed over.", ("kind",)),
-    "baton_probes_total": ("Tokens asked of conductors to see whether they live.", ("worker", "outcome")),
-    "baton_ejections_total": ("Workers that were no longer called for a while.", ("worker", "reason")),
+    "baton_swept_total": ("Tickets sent again or found in the outbox, and runs taken over or handed over.", ("kind",)),
+    "baton_probes_total": ("One-token requests that check whether a conductor answers.", ("worker", "outcome")),
+    "baton_ejections_total": ("Ejections of workers, which are not called for a while.", ("worker", "reason")),
     "baton_retries_total": ("Attempts beyond a step's first, by the worker that was called.", ("worker", "kind")),
-    "baton_retry_budget_exhausted_total": ("Such attempts that a worker had no retry budget for.", ("worker",)),
+    "baton_retry_budget_exhausted_total": (
+        "Attempts beyond a step's first that the retry budget did not allow.",
+        ("worker",),
+    ),
     "baton_webhooks_total": (
-        "Tries to deliver a webhook: delivered, retried later, or failed for good.",
+        "Attempts to deliver a webhook: delivered, to be retried, or failed for good.",
         ("outcome",),
     ),
     "baton_requests_total": ("HTTP requests by status.", ("route", "status")),
@@ -53,20 +56,20 @@ GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_driven": ("Runs that this process drives now.", ()),
     "baton_runs_waiting": ("Runs of the whole service that wait for tool results, counted up to 10,000.", ()),
     "baton_steps_running": ("Steps that this process executes now.", ()),
-    "baton_outcomes_waiting": ("Ends of steps that this process keeps while the database is away.", ()),
-    "baton_outcomes_waiting_bytes": ("Bytes of these.", ()),
-    "baton_queue_sound": ("0 while tickets and messages may not get through; dispatchers look into the outbox.", ()),
-    "baton_messages_forged": ("Live messages dropped because no process with our pepper had sent them.", ()),
-    "baton_orphans_stranded": ("Runs without a driver that this process cannot drive.", ()),
+    "baton_outcomes_waiting": ("Outcomes of steps that this process buffers while the database is unavailable.", ()),
+    "baton_outcomes_waiting_bytes": ("Bytes of the outcomes of steps that this process buffers.", ()),
+    "baton_queue_sound": ("0 while the queue may lose tickets and messages, and dispatchers poll the outbox.", ()),
+    "baton_messages_forged": ("Live messages dropped because their sender does not have this process's pepper.", ()),
+    "baton_orphans_stranded": ("Runs without an owner that this process cannot take over.", ()),
     "baton_breaker_state": ("A worker's breaker: 0 closed, 1 half-open, 2 open (ejected).", ("worker",)),
     "baton_webhooks_pending": ("Webhooks of the whole service not yet delivered, counted up to 10,000.", ()),
     "baton_selector_ratings": ("Ratings that a tier's selector has learned from.", ("tier",)),
     "baton_rehearsal": ("1 if no real provider is configured.", ()),
 }
 HISTOGRAMS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "baton_run_seconds": ("From admission to the terminal state.", ("tier",)),
-    "baton_first_delta_seconds": ("From admission to the first delta of the answer.", ("tier",)),
-    "baton_call_seconds": ("One provider call.", ("worker",)),
+    "baton_run_seconds": ("Time from admission to the terminal state.", ("tier",)),
+    "baton_first_delta_seconds": ("Time from admission to the first delta of the answer.", ("tier",)),
+    "baton_call_seconds": ("Duration of one provider call.", ("worker",)),
 }
 SPAN_RUN, SPAN_PLAN, SPAN_CALL = "invoke_workflow", "plan", "chat"
 LOG_FIELDS = frozenset(
@@ -91,7 +94,7 @@ LOG_FIELDS = frozenset(
 
 
 class Telemetry:
-    """Metrics, spans and logs of one process; made once in `wiring.py` and handed down."""
+    """The metrics, spans and logs of one process, made once in `wiring.py` and passed on."""
 
     def __init__(self, tracer: trace.Tracer | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -118,11 +121,11 @@ class Telemetry:
         (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set(value)
 
     def watch(self, name: str, value: Callable[[], float], *labels: str) -> None:
-        """Let a gauge of the table ask for its value whenever it is read."""
+        """Compute the value of a gauge of the table whenever it is read."""
         (self._gauges[name].labels(*labels) if labels else self._gauges[name]).set_function(value)
 
     def unwatch(self, name: str, *labels: str) -> None:
-        """Forget what `watch` began."""
+        """Stop what `watch` started."""
         self._gauges[name].remove(*labels)
 
     def _child(self, family: Mapping[str, Any], name: str, labels: tuple[str, ...]) -> Any:
@@ -134,25 +137,27 @@ class Telemetry:
         return child
 
     def log(self, level: int, message: str, bug: Exception | None = None, /, **fields: object) -> None:
-        """One line; a field that is not in `LOG_FIELDS` is a bug and raises. `bug` is logged with its traceback."""
+        """Write one line. Raises `KeyError` for a field that is not in `LOG_FIELDS`; `bug` is logged with its place."""
         if unknown := set(fields) - LOG_FIELDS:
             raise KeyError(f"log fields not in the table: {sorted(unknown)}")
         self._log.log(level, message, exc_info=bug, extra={"fields": fields})
 
     def span(self, name: str, attributes: Mapping[str, str | int | float | bool]) -> AbstractContextManager[object]:
-        """A span around a block; nothing at all when no exporter is configured."""
+        """Return a span around a block, or a null context when no exporter is configured."""
         if self._tracer is None:
             return NO_SPAN
         return self._tracer.start_as_current_span(name, attributes=dict(attributes))
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a record: time, level, message, fields. Exceptions by type and place, without locals or
-    values."""
+    """Formats each record as one JSON object with time, level, message and fields.
+
+    An exception is given by its type and place, without its values or local variables.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
@@ -171,7 +176,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Send the service's log lines to standard error; called once, at start-up."""
+    """Send the log lines of the process to standard error. Called once, at start-up."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JsonLines())
     root = logging.getLogger()

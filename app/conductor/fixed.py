@@ -1,10 +1,10 @@
-"""Conductors without a model: the baselines, and what decides when a model conductor cannot.
+"""Conductors without a model: the baselines, and the fallback for a model conductor that fails.
 
-single ............. one worker answers the conversation as it stands: no added token, no added call
+single ............. one worker answers the conversation unchanged: no added token, no added call
 chain .............. plan -> solve -> check
 fan_out ............ several workers answer on their own, one more combines (mixture of agents)
 self_consistency ... one worker answers several times, then weighs its own answers
-random ............. any valid plan: the floor that every other conductor has to beat
+random ............. any valid plan: the lower bound that every other conductor has to exceed
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -27,7 +27,7 @@ SUBTASKS = (PLAN, SOLVE, CHECK, COMBINE)
 
 
 class FixedConductor:
-    """Always the same shape over the preferred workers that are eligible, then over the others in the brief's order."""
+    """Proposes one shape over the preferred workers that are eligible, or over all workers if none of them is."""
 
     instant = True
 
@@ -35,11 +35,11 @@ class FixedConductor:
         self._spec = spec
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """The shape's steps, cut to the run's step limit; in a further round one step that checks the previous answer,
-        or none. `ask` is never used."""
+        """Yield the shape's steps, cut to the run's step limit. A further round has one step that checks the previous
+        answer, or none. `ask` is not used."""
         names = self._names(brief)
         if brief.round > 1:
-            if self._spec.again:  # somebody else than before, where there is somebody
+            if self._spec.again:  # another worker than before, if there is one
                 yield Step(names[(brief.round - 1) % len(names)], CHECK, Access(True, (), previous=True), answers=True)
             return
         *before, last = SHAPES[self._spec.shape](names, self._width(brief))
@@ -53,7 +53,7 @@ class FixedConductor:
         return preferred or eligible
 
     def _width(self, brief: Brief) -> int:
-        """How many steps the shape may have before its last one."""
+        """Return the number of steps that the shape may have before its last one."""
         wanted = 2 if self._spec.shape == "chain" else self._spec.width
         return min(wanted, brief.limits.steps - 1)
 
@@ -90,12 +90,13 @@ SHAPES: Mapping[str, Callable[[list[str], int], list[Step]]] = {
 
 
 class RandomConductor:
-    """Length, workers, subtasks and access lists by lot, each length equally likely; a run always gets the same."""
+    """Draws length, workers, subtasks and access lists at random, seeded by the run's id. Lengths are equally
+    likely."""
 
     instant = True
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """A plan in the first round, whose answer any further round takes. `ask` is never used."""
+        """Yield a plan in the first round; further rounds accept its answer. `ask` is not used."""
         if brief.round > 1:
             return
         random = Random(brief.run)

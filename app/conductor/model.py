@@ -1,7 +1,8 @@
-"""A conductor that is a model: a prompt, a JSON schema for constrained decoding, and a plan that is read as it streams.
+"""A conductor that asks a model: a prompt, a JSON schema for constrained decoding, and a plan that is read as it
+streams.
 
-Any OpenAI-compatible server can conduct (D8). Where decoding is constrained, every plan is valid by construction;
-where it is not, the same reader rejects what is wrong, with all reasons.
+Any OpenAI-compatible server can conduct (D8). With constrained decoding every plan is valid by construction; without it
+the same reader rejects an invalid plan and gives all reasons.
 """
 
 import math
@@ -17,12 +18,12 @@ from app.core.plan.workflow import CONDUCTOR, Step
 
 
 class ModelConductor:
-    """Asks `worker` of the pool file for a plan."""
+    """Asks the worker `worker` of the pool file for a plan."""
 
     instant = False
 
     def __init__(self, worker: str, style: Style, *, positional: bool, logprobs: bool, temperature: float) -> None:
-        """`positional` and `logprobs` say what the server behind the worker can do."""
+        """`positional` and `logprobs` are the abilities of the worker's server."""
         self._worker = worker
         self._style = style
         self._positional = positional
@@ -30,7 +31,7 @@ class ModelConductor:
         self._temperature = temperature
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """Yield each step as its object closes; raise `PlanRejected` with every reason if the text is no plan."""
+        """Yield each step as its JSON object closes. Raises `PlanRejected` with every reason if the text is no plan."""
         names = [worker.name for worker in brief.workers] + ([CONDUCTOR] if brief.nests else [])
         reader = parse.Reader(parse.by_ordinal(names), brief.limits.steps, brief.round > 1)
         odds = Odds()
@@ -54,9 +55,8 @@ class ModelConductor:
 class Odds:
     """Finds the probability of each worker choice among the decoded tokens.
 
-    The choice is the run of digits after `"worker":`. vLLM reports log-probabilities after the grammar's mask, so over
-    the legal ordinals they sum to one; the product over the digits' tokens is the choice's probability at
-    temperature 1.
+    The choice is the digits after `"worker":`. vLLM reports log-probabilities after the grammar's mask, so they sum to
+    one over the legal ordinals; the product over the digits' tokens is the choice's probability at temperature 1.
     """
 
     def __init__(self) -> None:
@@ -65,14 +65,14 @@ class Odds:
         self._at = 0
 
     def note(self, pieces: Sequence[Piece]) -> None:
-        """Take the pieces of one read."""
+        """Add the pieces of one read."""
         for piece in pieces:
             if isinstance(piece, Chosen):
                 self._tokens.append((len(self._text), piece.token, piece.logprob))
                 self._text += piece.token
 
     def next(self, ordinal: int) -> float | None:
-        """The probability of the next worker choice, which was `ordinal`; None where the decoder told nothing."""
+        """Return the probability of the next worker choice, `ordinal`; None if the decoder reported none."""
         label = self._text.find('"worker"', self._at)
         start = self._text.find(str(ordinal), label + 8) if label >= 0 else -1
         if start < 0:

@@ -1,8 +1,8 @@
-"""What a model conductor is shown: its role, the workers by ordinal, the task, and the form of a plan.
+"""The general prompt for a model conductor: its role, the workers by ordinal, the task, and the form of a plan.
 
-Workers appear as ordinals in a shuffled order and never by name: names bring prejudice (arXiv 2512.04388). The fixed
-part comes first and the task last, so that a server's prefix cache serves it. The caller's words stand between
-`<question>` lines; they are what the plan is for, and the schema, not the prompt, is what keeps a plan valid.
+Workers are shown as ordinals in a shuffled order and never by name, because names bring prejudice (arXiv 2512.04388).
+The fixed part comes first and the task last, so that a server's prefix cache can serve it. The caller's messages stand
+between `<question>` lines. The schema, not the prompt, is what keeps a plan valid.
 """
 
 import hashlib
@@ -14,17 +14,18 @@ from app.core.pool.catalog import MILLION, Worker
 
 TEMPLATE, FURTHER = "plan-1", "further-1"
 NESTING, NESTING_FURTHER = "nesting-1", "nesting-further-1"
-"""The names of what `messages` makes in the first round and in a further one, kept with each call; the latter two where
-the conductor may take steps itself. A change of the words is another template."""
+"""The names of the prompts for the first and for a further round, recorded with each call; the latter two are for
+conductors that may take steps themselves. Whoever changes the words must change the name."""
 PREVIOUS_CHARS = 16_000
-"""Of the previous answer, half from its beginning and half from its end; a worker that may see it sees all of it."""
+"""Characters of the previous answer that are shown, half from its beginning and half from its end. A worker that may
+see the answer sees all of it."""
 SUBTASK_CHARS = 600
-"""What the schema lets a model write for one step; a caller's own plan may say more."""
+"""Characters that the schema allows for one subtask; a plan that a caller sends may have longer ones."""
 TOKENS_PER_STEP = 24 + SUBTASK_CHARS
 ALTERNATIVES = 10
-"""Log-probabilities asked for beside each token's, where the server gives them with a schema."""
+"""Alternatives for which log-probabilities are requested at each token, if the server gives them with a schema."""
 TOOL_CHARS = 300
-"""Of a tool's description; the workers get all of it."""
+"""Characters of a tool's description that are shown; workers get all of it."""
 ROLE = """You are the conductor of a team of expert models. You never answer the question yourself: you write a plan of
 1 to {steps} steps. Each step names one worker, gives it a subtask in plain words, and lists what it may see.
 
@@ -79,19 +80,19 @@ Write a corrected plan."""
 
 
 def template(brief: Brief) -> str:
-    """The name of what `messages` makes of this brief."""
+    """Return the name of the prompt that `messages` makes from this brief."""
     if brief.nests:
         return NESTING_FURTHER if brief.previous is not None else NESTING
     return FURTHER if brief.previous is not None else TEMPLATE
 
 
 def answer_tokens(steps: int) -> int:
-    """The most that a plan of so many steps may take."""
+    """Return the most tokens that a plan of so many steps may take."""
     return 64 + steps * TOKENS_PER_STEP
 
 
 def messages(brief: Brief) -> tuple[Message, ...]:
-    """The conductor's conversation for this brief."""
+    """Return the conductor's conversation for this brief."""
     role = ROLE.format(steps=brief.limits.steps)
     cards = "\n".join(_card(ordinal, worker) for ordinal, worker in enumerate(brief.workers))
     cards += f"\n{ITSELF.format(ordinal=len(brief.workers))}" if brief.nests else ""
@@ -126,7 +127,7 @@ def _past(place: int, step: PastStep, ordinal: int | None) -> str:
 
 
 def _mark(answer: str) -> str:
-    """A line that the answer cannot hold; made from it, so that an auditor can make it again."""
+    """Return a line that the answer does not contain, computed from it so that an auditor can compute it again."""
     seed = hashlib.sha256(answer.encode("utf-8", "surrogatepass"))
     while (mark := f"=== {seed.hexdigest()[:16]} ===") in answer:
         seed.update(b"again")

@@ -1,14 +1,14 @@
-"""The conductor seam: one verb.
+"""The conductor seam, which has one verb.
 
-`propose` yields steps in order, each as soon as it is known, so that the first can be dispatched before the plan is
-complete. It raises `PlanRejected` with every reason when what it received is no plan, and lets `WorkerError` pass
-when its model fails. What it yields is untrusted: `planner.py` validates each step against the run's pool and limits.
+`propose` yields steps in order, each as soon as it is known, so that the first one can be queued before the plan is
+complete. It raises `PlanRejected` with every reason when it received no valid plan, and lets `WorkerError` pass when
+its model fails. Its steps are not trusted: the engine validates each of them against the run's pool and limits.
 
-A conductor that needs a model gets `ask`: the one journaled way to call one. It holds no key, opens no socket, and
+A conductor that needs a model gets `ask`, the only journaled way to call one. It holds no key, opens no socket, and
 keeps no state between runs.
 
-A *chooser* is no conductor but picks one for each run, by chance: the selector. Its choice is journaled with its
-probabilities before the conductor that it chose is asked for anything.
+A *chooser* is not a conductor: it draws one for each run (the selector does). Its choice is journaled with its
+probabilities before the chosen conductor is asked for anything.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ from app.core.records import record
 
 @record(frozen=True, slots=True)
 class PastStep:
-    """A step of the round before; `worker` is who worked on it last, `access` is as its plan wrote it."""
+    """A step of the previous round; `worker` worked on it last, `access` is the access list as its plan wrote it."""
 
     worker: str
     subtask: str
@@ -35,7 +35,7 @@ class PastStep:
 
 @record(frozen=True, slots=True)
 class Previous:
-    """The round before: its plan, and the answer that it came to, which is a worker's text and untrusted."""
+    """The previous round: its plan, and its answer, which is a worker's text and not trusted."""
 
     steps: tuple[PastStep, ...]
     answer: str
@@ -43,7 +43,7 @@ class Previous:
 
 @record(frozen=True, slots=True)
 class Brief:
-    """What a conductor may know. A worker's ordinal is its place in `workers`, which was shuffled for this run."""
+    """The information that a conductor gets. A worker's ordinal is its place in `workers`, shuffled for each run."""
 
     task: Task
     workers: tuple[Worker, ...]
@@ -51,19 +51,19 @@ class Brief:
     usd_left: int
     """Micro-dollars."""
     objections: tuple[str, ...] = ()
-    """Why the previous proposal was rejected; not empty means: this is the one repair."""
+    """The reasons why the previous proposal was rejected; not empty only for the repair."""
     rejected: str = ""
-    """The previous proposal's text, where there was one."""
+    """The text of the rejected proposal, if it had one."""
     run: str = ""
-    """Its id, for a conductor that draws lots."""
+    """The run's id, which seeds a conductor that draws at random."""
     round: int = 1
-    """Which of the run's workflows is asked for. In a further one the conductor may propose no step at all: then the
-    previous answer is the run's."""
+    """The number of the workflow that is asked for. From the second one on the conductor may propose no step at all,
+    which accepts the previous answer."""
     previous: Previous | None = None
-    """What a conductor that asks a model is shown of the round before; None in the first round."""
+    """The previous round, for a conductor that asks a model; None in the first round."""
     nests: bool = False
-    """Whether a step may be given to the conductor itself (`CONDUCTOR`), which then opens a workflow for it. Its
-    ordinal is the one behind those of the workers. `task` may be such a step's own."""
+    """True if a step may be given to the conductor itself (`CONDUCTOR`), which then opens a workflow for it. Its
+    ordinal follows those of the workers. `task` may be the task of such a step."""
 
 
 class Ask(Protocol):
@@ -80,43 +80,45 @@ class Ask(Protocol):
         logprobs: int = 0,
         template: str = "",
     ) -> AsyncIterator[list[Piece]]:
-        """Yields the pieces of the answer; raises what `Provider.stream` raises, and `RunOverBudget`.
+        """Yield the pieces of the answer. Raises the errors of `Provider.stream`, and `RunOverBudget`.
 
-        `template` names the prompt that made the messages out of the brief, for whoever audits the call.
+        `template` names the prompt from which the messages were made, so that an auditor can make them again.
         """
         ...
 
 
 class Conductor(Protocol):
-    """A policy."""
+    """A policy that proposes a workflow for a task."""
 
     @property
     def instant(self) -> bool:
-        """True if `propose` never waits: its plan is then committed together with the admission."""
+        """True if `propose` never waits. Its plan is then committed together with the admission."""
         ...
 
     def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """The steps of a workflow for this task; none takes the previous round's answer for final. See the module
-        docstring."""
+        """Yield the steps of a workflow for this task; none at all accepts the answer of the previous round.
+
+        The module's docstring has the errors that it raises.
+        """
         ...
 
 
 @record(frozen=True, slots=True)
 class Given:
-    """A plan that is there already, as a conductor: the caller's own, or the fallback."""
+    """A conductor that returns a fixed plan: the one that the caller sent, or the fallback."""
 
     steps: tuple[Step, ...]
     instant: bool = True
 
     async def propose(self, brief: Brief, ask: Ask) -> AsyncIterator[Step]:
-        """The steps as they are."""
+        """Yield the given steps."""
         for step in self.steps:
             yield step
 
 
 @record(frozen=True, slots=True)
 class Sight:
-    """What an embedder said of a request: features, or in `blind` why there are none."""
+    """The embedding of a request as features; `blind` gives the reason if there are none."""
 
     vector: tuple[tuple[int, float], ...] = ()
     blind: str = ""
@@ -124,33 +126,38 @@ class Sight:
 
 @record(frozen=True, slots=True)
 class Chosen:
-    """A chooser's choice: who is to propose, and what the journal keeps of it."""
+    """A chooser's choice: the conductor that is to propose, and the facts that are journaled."""
 
     conductor: Conductor
     choice: Choice
     policy: str
     version: str
-    """Of the posterior that it rests on."""
+    """The version of the posterior that the choice was computed from."""
     seen: Features
     explore: float
     seed: str
 
 
 class Chooser(ABC):
-    """A policy over conductors. A class to be inherited from: to ask whether something has a protocol's shape takes
-    twenty microseconds, and every run is asked."""
+    """A policy over conductors.
+
+    It is an abstract class and not a protocol, because every run checks for it, and an `isinstance` check against a
+    protocol takes twenty microseconds.
+    """
 
     embedder: str | None
-    """The worker that is to be asked for an embedding of the request before each choice."""
+    """The worker that makes an embedding of the request before each choice, or None."""
     patience: float
-    """Seconds that this may take."""
+    """Seconds that the embedding may take."""
     model: Conductor | None
-    """The one conductor among those it chooses from that asks a model; it also repairs what it proposed."""
+    """The conductor among its choices that asks a model, which also repairs its own proposals."""
 
     @abstractmethod
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
-        """Pick a conductor for this task. The same brief, seed, sight and posterior give the same choice; without
-        `explores` nothing is left to chance, and unless it `asks` no model may be asked for a plan."""
+        """Choose a conductor for this task. Equal briefs, seeds, sights and posteriors give equal choices.
+
+        Without `explores` the best choice is made with certainty; without `asks` no model may be asked for a plan.
+        """
 
 
 Policy = Conductor | Chooser

@@ -1,10 +1,10 @@
-"""The conductor that learns from ratings: a contextual bandit over small workflows.
+"""The selector: a contextual bandit over small workflows that learns from ratings.
 
-It generates nothing. It chooses one of its arms (`plan/templates.py`) by what its posterior believes of this request
-(`rating/posterior.py`), and says with which probability (`rating/decision.py`); one of the arms may be to let a model
-plan. The posterior is read anew for each choice from whoever keeps it up to date (`app/engine/conductors/ratings.py`);
-nothing is kept here. The dice are dealt by the run's id and the proposal's number, so that a choice can be made again
-from the posterior that it names.
+It generates no text. It chooses one of its arms (`plan/templates.py`) from the posterior over the arms' values for this
+request (`rating/posterior.py`), and reports the probability of the choice (`rating/decision.py`). One of the arms may
+be to let a model plan. The posterior is read for each choice and is kept up to date by
+`app/engine/conductors/ratings.py`; this module keeps no state. Random numbers are seeded by the run's id and the
+proposal's number, so that a choice can be repeated from the posterior that it names.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +21,7 @@ from app.core.rating.posterior import estimates
 from app.core.rating.published_posterior import Standing, policy
 
 GRAIN = 1024
+"""Quantiles that stand for the normal distribution."""
 
 
 class Selector(Chooser):
@@ -37,7 +38,7 @@ class Selector(Chooser):
         self.model = model
 
     def choose(self, brief: Brief, seed: str, *, explores: bool, asks: bool, sight: Sight) -> Chosen:
-        """See `protocol.Chooser`."""
+        """Choose an arm for this brief; `protocol.Chooser` has the contract."""
         seen = features(asked(brief.task.messages), sight.vector)
         open_ = arms(self._spec, brief.workers, brief.limits.steps, model=asks and self.model is not None)
         standing = self._standing()
@@ -59,5 +60,5 @@ def _normals(random: Random) -> Normals:
 
 @cache
 def _grains() -> tuple[float, ...]:
-    """The normal distribution in equally probable grains: to pick one is ten times as fast as to compute one."""
+    """Return equally probable quantiles of the normal distribution: to pick one is ten times as fast as to draw."""
     return tuple(NormalDist().inv_cdf((n + 0.5) / GRAIN) for n in range(GRAIN))

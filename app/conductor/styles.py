@@ -1,8 +1,8 @@
-"""The prompts that a model conductor can be asked with, by the name that the pool file has for them.
+"""The prompts for a model conductor, by their names in the pool file.
 
-`general` explains everything in words, for any chat model; `compact` and `worded` are for models that were trained on
-it, to write a subtask as one token or word by word. Executor and auditor both take a style from here, so that a
-planning request can be made again from its brief.
+`general` explains everything in words, for any chat model. `compact` and `worded` are for models that were trained on
+the compact prompt and write a subtask as one token or word by word. The engine and the auditor both take a style from
+here, so that a planning request can be made again from its brief.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,21 +17,21 @@ from app.core.records import record
 
 @record(frozen=True, slots=True)
 class Style:
-    """How a brief is put to a model, and what its plan may hold."""
+    """A way to present a brief to a model, and the bounds of its plan."""
 
     messages: Callable[[Brief], tuple[Message, ...]]
     template: Callable[[Brief], str]
-    """The name of what `messages` makes of a brief: one of `templates`."""
+    """Returns the name of the prompt for a brief, which is one of `templates`."""
     templates: tuple[str, ...]
     answer_tokens: Callable[[int], int]
-    """The most that a plan of so many steps may take."""
+    """Returns the most tokens that a plan of so many steps may take."""
     subtask_chars: int
-    """The longest subtask."""
+    """Characters of the longest subtask."""
     offers_tools: bool
-    """Whether a plan says which steps may call the caller's tools; if not, the answering step alone may."""
+    """True if a plan says which steps may call the caller's tools; otherwise only the answering step may."""
 
     def schema(self, brief: Brief, *, positional: bool) -> dict[str, Any]:
-        """The schema of a plan for this brief."""
+        """Return the JSON schema of a plan for this brief."""
         return parse.schema(
             len(brief.workers) + brief.nests,
             brief.limits.steps,

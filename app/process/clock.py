@@ -1,9 +1,9 @@
 """The time that all processes agree on: the database's, carried forward by this machine's monotonic clock.
 
-Leases, claims and deadlines are written by one process and judged by others. A machine whose own clock is minutes off,
-or is set while it works, must not find that everybody else's time is up; so its clock is asked once, at the start, and
-believed only until the database has been. What the database says is followed when it says so twice, since one odd
-answer is not worth a lease.
+Leases, claims and deadlines are written by one process and compared by others. A machine whose own clock is minutes
+off, or is set while it works, must not conclude that the leases of all others have expired. Its clock is therefore read
+once, at the start, and used only until the database has answered. A correction is made when the database has shown the
+same difference twice, since a single slow answer is no reason to lose a lease.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from app.errors import BatonError
 log = logging.getLogger(__name__)
 
 EVERY = 5.0
-"""Seconds between two looks at the database's clock."""
+"""Seconds between two readings of the database's clock."""
 SOON = 0.1
-"""Seconds between two looks until the first one has succeeded, and after one that disagrees."""
+"""Seconds between two readings until the first one has succeeded, and after one that disagrees."""
 AGREED = 0.1
-"""Seconds of difference that are not worth a change."""
+"""Differences up to this many seconds are ignored."""
 SLOW = 0.5
-"""Seconds; an answer that took longer says too little."""
+"""Answers that took longer than this many seconds are ignored, because their error is too large."""
 NOTABLE = 1.0
-"""Seconds of difference that an operator should hear of."""
+"""Differences from this many seconds on are logged."""
 
 
 class Clock:
-    """One process's. `now` may be called from the first moment on; it never goes back but by a correction."""
+    """The clock of one process. `now` may be called at any time, and goes back only when it is corrected."""
 
     def __init__(
         self, wall: Callable[[], float], tick: Callable[[], float], read: Callable[[], Awaitable[float]]
@@ -39,16 +39,16 @@ class Clock:
         self._read = read
         self._offset = wall() - tick()
         self._doubt: float | None = None
-        """The offset that the database spoke for at the last look, if it was not ours."""
+        """The offset that the last reading gave, if it differs from the one in use."""
         self.set = False
-        """Whether the database has been asked."""
+        """True once the database has been read."""
 
     def now(self) -> float:
         """Seconds since 1970."""
         return self._tick() + self._offset
 
     async def look(self) -> None:
-        """Compare with the database's clock, and follow it if need be."""
+        """Read the database's clock, and correct this one if the difference is confirmed."""
         began = self._tick()
         try:
             theirs = await self._read()
@@ -73,7 +73,7 @@ class Clock:
         self._offset, self._doubt = offset, None
 
     async def keep(self, stopping: asyncio.Event) -> None:
-        """Look now and then until `stopping` is set."""
+        """Read the database's clock regularly until `stopping` is set."""
         while not stopping.is_set():
             await self.look()
             with suppress(TimeoutError):

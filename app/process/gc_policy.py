@@ -1,9 +1,10 @@
-"""When the garbage collector looks: while nobody waits for it.
+"""The policy of the garbage collector: collect while the process is idle, and freeze the survivors.
 
-A run that has ended is freed by its reference counts (`tests/engine/test_memory.py`), so that the collector is for
-accidents. It stops the event loop for about half a microsecond per object. Its own rule, to look when so many more were
-made than freed, does not fit a gateway: waits replace older waits there, so that whatever waits has become young when
-the number is reached (1,000 runs and 2,000 streams: 93,000 objects, 60 ms, with each renewal of leases).
+A run that has ended is freed by its reference counts (`tests/engine/test_memory.py`), so that the collector only has to
+find accidental cycles. It stops the event loop for about half a microsecond per object. Its usual rule, to collect when
+so many more objects were made than freed, does not suit a gateway: the objects of waiting runs are replaced all the
+time, so that each collection visits all of them (1,000 runs and 2,000 streams: 93,000 objects, 60 ms, with each renewal
+of leases).
 """
 
 import asyncio
@@ -12,22 +13,22 @@ from collections.abc import Callable
 from contextlib import suppress
 
 GROWN = 1_000_000
-"""Objects made and not freed since the last look with which it looks while there is work, too: some 150 MiB."""
+"""Objects made and not freed since the last collection that cause one while the process is busy: some 150 MiB."""
 WORTHWHILE = 1_000
-"""Objects without which an idle process does not look."""
+"""Objects made since the last collection below which an idle process does not collect."""
 PAUSE = 10.0
-"""Seconds between two glances at whether the process is idle."""
+"""Seconds between two checks whether the process is idle."""
 
 
 def settle() -> None:
-    """What there is now, above all what was imported, stays for good and is never looked through again."""
+    """Collect once, then exempt all present objects, such as imported modules, from later collections."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GROWN, 1, 1)
 
 
 async def keep(busy: Callable[[], bool], stopping: asyncio.Event, pause: float = PAUSE) -> None:
-    """Look whenever the process has nothing to do and has made something since."""
+    """Collect whenever the process is idle and has made enough objects since the last time."""
     while not stopping.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):

@@ -1,5 +1,8 @@
-"""Spans on their way out over OTLP. `wiring.py` looks this up by name, where there is an endpoint: what it imports is a
-tenth of a process's imports, and most processes have none."""
+"""The export of spans over OTLP.
+
+`wiring.py` imports this module by name, only where an endpoint is configured: it is a tenth of a process's imports, and
+most processes do not need it.
+"""
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -9,7 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 
 def tracer(home: str) -> trace.Tracer:
-    """Of the process `home`; where to comes from the usual variables."""
+    """Return the tracer of the process `home`. OpenTelemetry's own variables name the endpoint."""
     resource = Resource.create({"service.name": "baton", "service.instance.id": home})
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

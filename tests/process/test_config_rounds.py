@@ -34,13 +34,13 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (", again = true }", " }", "tiers.again.limits.rounds: is of no use to a fixed conductor"),
+        (", again = true }", " }", "tiers.again.limits.rounds: has no effect with a fixed conductor"),
         ("limits = { rounds = 2 }", "", "tiers.again.conductor.again: needs a second round; set rounds = 2"),
-        ("rounds = 2", "rounds = 2, depth = 1", "tiers.again.limits.depth: is of no use to a conductor that names"),
+        ("rounds = 2", "rounds = 2, depth = 1", "tiers.again.limits.depth: has no effect with a conductor that names"),
         (
             '"small" }\nefforts',
             '"small", prompt = "compact" }\nefforts',
-            "efforts.high.depth: is of no use to a conductor",
+            "efforts.high.depth: has no effect with a conductor",
         ),
         ("depth = 2", "depth = 5", "tiers.deep.efforts.high.depth: must be less than or equal to 4"),
         ("rounds = 2", "rounds = 9", "tiers.again.limits.rounds: must be less than or equal to 8; correct the value"),
@@ -48,7 +48,7 @@ def test_rounds_are_limits_of_a_tier_and_of_its_effort_levels(tmp_path: Path) ->
         (
             '"small" }\nefforts',
             '"small", prompt = "compact" }\nefforts',
-            "tiers.deep.efforts.high.rounds: is of no use",
+            "tiers.deep.efforts.high.rounds: has no effect",
         ),
         ("again = true }", 'again = true, prompt = "compact" }', "tiers.again.conductor: does not use prompt"),
     ],

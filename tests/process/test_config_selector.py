@@ -43,7 +43,7 @@ def test_a_selector_is_data_of_its_tier(tmp_path: Path) -> None:
         ("cost = 0.5", "explore = 1.5", "tiers.learns.conductor.explore: must be less than or equal to 1"),
         ("cost = 0.5", 'shape = "single"', 'does not use shape; remove it, or use kind = "fixed"'),
         ('kind = "selector"', 'kind = "model"', 'remove it, or use kind = "selector"'),
-        ('full_usd = "0.01"', "[tiers.learns.limits]\nrounds = 2", "is of no use to a selector conductor"),
+        ('full_usd = "0.01"', "[tiers.learns.limits]\nrounds = 2", "has no effect with a selector conductor"),
         ('worker = "large"', 'worker = "gone"', "there is no worker gone"),
     ],
 )

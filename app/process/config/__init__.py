@@ -1,11 +1,11 @@
-"""Configuration: read once, at the door, from the environment and one pool file, and turned into core types.
+"""Configuration: read once at start-up from the environment and one pool file, and converted to core types.
 
-    configure(environ) -> Loaded ............ everything at once; what `baton` calls at its start
-    reload(previous, environ) ............... the same again; with faults, the previous one stays in force
-    describe(settings), pepper(settings) .... for `baton config`, and for the keys
+    configure(environ) -> Loaded ............ reads everything; called by `baton` at its start
+    reload(previous, environ) ............... reads the pool again; if it has faults, the previous one stays in force
+    describe(settings), pepper(settings) .... for `baton config`, and for the hashes of API keys
 
-Everything wrong is told at once, as `ConfigInvalid(faults)`, each fault with its place and its remedy. Secrets are
-`SecretStr`, in `Loaded.secrets` by provider name, and in no core type.
+All faults are reported together as `ConfigInvalid(faults)`, each with its place and its remedy. Secrets are `SecretStr`
+values in `Loaded.secrets`, by provider name, and in no core type.
 """
 
 import tomllib
@@ -31,7 +31,7 @@ MAX_POOL_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration in force. `origin` says in words where the pool came from; `notes` are worth a log line each."""
+    """A configuration in force. `origin` says in words where the pool came from; each of `notes` is logged."""
 
     settings: Settings
     catalog: Catalog
@@ -41,7 +41,7 @@ class Loaded:
 
 
 def configure(environ: Mapping[str, str]) -> Loaded:
-    """Settings and pool; raises ConfigInvalid with the faults of both."""
+    """Read settings and pool. Raises `ConfigInvalid` with the faults of both."""
     try:
         settings = read(environ)
     except ConfigInvalid as error:
@@ -50,7 +50,7 @@ def configure(environ: Mapping[str, str]) -> Loaded:
 
 
 def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
-    """The pool that these settings name: a file, else what the environment offers, else the rehearsal pool."""
+    """Read the pool: a file if one is named, else the providers in the environment, else the rehearsal pool."""
     extra = conductor_entries(settings)
     if settings.pool is not None:
         pool = parse(_text(settings.pool), str(settings.pool), environ, extra)
@@ -66,7 +66,7 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
 
 
 def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[str, ...]]:
-    """The pool read again under the settings in force; with faults the previous one, and the faults."""
+    """Read the pool again under the settings in force. Returns the previous one and the faults if there are any."""
     try:
         return load(previous.settings, environ), ()
     except ConfigInvalid as error:
@@ -74,7 +74,7 @@ def reload(previous: Loaded, environ: Mapping[str, str]) -> tuple[Loaded, tuple[
 
 
 def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
-    """The shipped pool of simulated workers, conducted by `BATON_CONDUCTOR_URL` where that is set."""
+    """Return the shipped pool of simulated workers, which `BATON_CONDUCTOR_URL` conducts if it is set."""
     document = tomllib.loads(shipped("rehearsal.toml"), parse_float=Decimal)
     document["providers"]["rehearsal"]["options"]["delay"] = settings.rehearsal_delay
     if settings.conductor_url is not None:
@@ -84,7 +84,7 @@ def _rehearsal(settings: Settings, environ: Mapping[str, str]) -> Loaded:
 
 
 def _built(document: Mapping[str, Any], environ: Mapping[str, str]) -> Pool:
-    """The pool of a document that no file holds."""
+    """Build the pool of a document that does not come from a file."""
     return build(document, Faults("environment", {}), environ)
 
 
@@ -97,7 +97,7 @@ def _text(path: Path) -> str:
             [f"{path}:1: cannot be read: {words}; correct BATON_POOL or the file's permissions"]
         ) from None
     if len(raw) > MAX_POOL_BYTES:
-        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; is BATON_POOL the right file?"])
+        raise ConfigInvalid([f"{path}:1: is larger than {MAX_POOL_BYTES} bytes; correct BATON_POOL"])
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
 
 
 def _pool_faults(environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the pool, for an environment whose settings are wrong already: under harmless ones."""
+    """Return the faults of the pool for an environment whose settings have faults, under harmless settings."""
     path = environ.get("BATON_POOL", "").strip()
     conductor = "http://conductor.invalid" if environ.get("BATON_CONDUCTOR_URL", "").strip() else None
     settings = Settings(

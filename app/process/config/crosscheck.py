@@ -1,7 +1,7 @@
-"""What the entries of a pool file say about each other: names that must exist, and names that must not.
+"""Checks between the entries of a pool file: names that must exist, and names that must not.
 
-Pure: a draft in, faults out. A broken entry stands in the draft without its broken fields, or as None; its name still
-counts.
+The functions are pure: they take a draft and yield its faults. A broken entry is in the draft without its broken
+fields, or as None; its name still counts.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from app.process.config.entries import ALL, EvaluationEntry, LimitsEntry, Provid
 from app.process.config.settings import meant
 
 LONGEST = 16_384
-"""Numbers of an embedding."""
+"""The most numbers that an embedding may have."""
 
 Fault = tuple[tuple[str, ...], str]
 
@@ -37,14 +37,14 @@ class Draft:
     evaluation: EvaluationEntry
 
     def provider_of(self, worker: str) -> str:
-        """The provider of a worker that is known to be whole."""
+        """Return the provider of a worker whose entry is not None."""
         entry = self.workers[worker]
         assert entry is not None
         return entry.provider
 
 
 def check(draft: Draft) -> Iterator[Fault]:
-    """Every fault between entries."""
+    """Yield every fault between entries."""
     yield from _dimensions(draft)
     yield from _workers(draft)
     for name, tier in draft.tiers.items():
@@ -59,14 +59,15 @@ def check(draft: Draft) -> Iterator[Fault]:
 
 
 def members(tier: TierEntry, draft: Draft) -> list[str]:
-    """The tier's workers; `all` means every worker but those with `pooled = false`."""
+    """Return the tier's workers; `all` means every worker but those with `pooled = false`."""
     if tier.pool != [ALL]:
         return tier.pool
     return [name for name, worker in draft.workers.items() if worker is None or worker.pooled]
 
 
 def aliases_in_force(draft: Draft) -> dict[str, str]:
-    """The file's aliases; without any, the default ones whose tier exists and whose name is free."""
+    """Return the file's aliases; if it has no such section, the default ones whose tier exists and whose name is
+    free."""
     if draft.aliases is not None:
         return dict(draft.aliases)
     return {name: tier for name, tier in DEFAULT_ALIASES.items() if tier in draft.tiers and name not in draft.tiers}
@@ -74,8 +75,8 @@ def aliases_in_force(draft: Draft) -> dict[str, str]:
 
 def _dimensions(draft: Draft) -> Iterator[Fault]:
     for name, entry in draft.providers.items():
-        told = entry.options.get("dimensions", "") if entry is not None else ""
-        known = told.isascii() and told.isdigit() and 0 < int(told) <= LONGEST
+        written = entry.options.get("dimensions", "") if entry is not None else ""
+        known = written.isascii() and written.isdigit() and 0 < int(written) <= LONGEST
         if entry is not None and entry.format == "embeddings" and not known:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
@@ -112,7 +113,7 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
 
 
 def _embedding(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
-    """Who makes embeddings does nothing else, and nobody else makes them."""
+    """A worker that makes embeddings can neither answer nor plan, and no other worker makes embeddings."""
     for worker in members(tier, draft):
         if _embeds(worker, draft):
             yield ("tiers", name, "pool"), f"the worker {worker} makes embeddings and cannot answer; set pooled = false"
@@ -122,8 +123,8 @@ def _embedding(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
     if embedder is not None and embedder not in draft.workers:
         yield (*place, "embedder"), _unknown("worker", embedder, draft.workers)
     elif embedder is not None and not _embeds(embedder, draft) and draft.workers[embedder] is not None:
-        told = 'name one whose provider has format = "embeddings"'
-        yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {told}"
+        remedy = 'name one whose provider has format = "embeddings"'
+        yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {remedy}"
 
 
 def _embeds(worker: str, draft: Draft) -> bool:
@@ -133,7 +134,7 @@ def _embeds(worker: str, draft: Draft) -> bool:
 
 
 def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
-    """A selector's planners and checkers are of the pool, and its arms not too many to learn."""
+    """A selector's planners and checkers must be in the pool, and its arms few enough to learn."""
     conductor = tier.conductor
     for role in ("planners", "checkers"):
         for worker in getattr(conductor, role):
@@ -145,8 +146,8 @@ def _choosing(name: str, tier: TierEntry, pool: list[str]) -> Iterator[Fault]:
 
 
 def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """A fixed conductor takes its first answer unless it says `again`, which needs a second round; the prompts of
-    small conductors tell nothing of a round before."""
+    """A fixed conductor accepts its first answer unless it sets `again`, which needs a second round; the prompts for
+    small conductors do not describe an earlier round."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     several = [place for place, limits in places.items() if (limits.rounds or 1) > 1]
@@ -156,13 +157,13 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
         for place in several:
             yield (
                 ("tiers", name, *place, "rounds"),
-                f"is of no use to a {conductor.kind} conductor, which takes the first answer; {remedy}",
+                f"has no effect with a {conductor.kind} conductor, which accepts the first answer; {remedy}",
             )
     if conductor.prompt != "general":
         for place in several:
             yield (
                 ("tiers", name, *place, "rounds"),
-                f'is of no use with prompt = "{conductor.prompt}", which knows one round; '
+                f'has no effect with prompt = "{conductor.prompt}", which knows one round; '
                 "remove it, or remove the prompt",
             )
     if conductor.again and not several:
@@ -170,13 +171,14 @@ def _rounds(name: str, tier: TierEntry) -> Iterator[Fault]:
 
 
 def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
-    """Only a model that is told of it takes steps itself."""
+    """Only a model with the general prompt can take steps itself."""
     places: dict[tuple[str, ...], LimitsEntry] = {("limits",): tier.limits}
     places |= {("efforts", effort): limits for effort, limits in tier.efforts.items()}
     for place, limits in places.items():
         if limits.depth and (tier.conductor.kind != "model" or tier.conductor.prompt != "general"):
-            told = "is of no use to a conductor that names workers only; remove it, or let a model plan with prompt = "
-            yield ("tiers", name, *place, "depth"), f'{told}"general"'
+            problem = "has no effect with a conductor that names workers only"
+            remedy = 'remove it, or let a model plan with prompt = "general"'
+            yield ("tiers", name, *place, "depth"), f"{problem}; {remedy}"
 
 
 def _aliases(draft: Draft) -> Iterator[Fault]:
@@ -188,14 +190,15 @@ def _aliases(draft: Draft) -> Iterator[Fault]:
         if target in draft.tiers:
             continue
         if target in aliases:
-            yield (
-                path,
-                "leads to itself; point it at a tier"
-                if _loops(name, aliases)
-                else (f"points at the alias {target}; point it at {_end(target, aliases)}, aliases do not chain"),
-            )
+            yield path, _chained(name, target, aliases)
         else:
             yield path, _unknown("tier", target, draft.tiers)
+
+
+def _chained(name: str, target: str, aliases: Mapping[str, str]) -> str:
+    if _loops(name, aliases):
+        return "leads to itself; point it at a tier"
+    return f"points at the alias {target}; point it at {_end(target, aliases)}, aliases do not chain"
 
 
 def _loops(name: str, aliases: Mapping[str, str]) -> bool:

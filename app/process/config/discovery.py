@@ -1,7 +1,7 @@
-"""A pool without a pool file: from the provider keys and server URLs that stand in the environment.
+"""The pool for a process without a pool file, made from the provider keys and server URLs in the environment.
 
-What is found is written as a document of the pool file's form and checked like one. Nothing found means the rehearsal
-pool, so that Baton answers on a machine without any key.
+The result is a document in the form of a pool file, and is checked like one. If the environment has no provider, the
+rehearsal pool is used, so that Baton answers on a machine without any key.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from app.process.config.settings import Settings, url_problem
 MINI_POOL, ULTRA_POOL = 4, 6
 """Pools stay small: a prompted conductor over a large mixed pool does worse than over a small strong one."""
 SMALL = 3
-"""The rank of models that stay out of the strong pool while there are others."""
+"""Models of this rank or weaker stay out of the strong pool while others are left."""
 OWN_KEY = "bt_"
 
 MINI_LIMITS: Mapping[str, Any] = {"steps": 1, "attempts": 3, "tokens": 200_000, "usd": "0.50", "seconds": 180}
@@ -47,7 +47,7 @@ ULTRA_EFFORTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pool document, what it was made of, and what an operator should know about it."""
+    """A pool document, the providers that it was made from, and notes for the operator."""
 
     document: Mapping[str, Any]
     providers: tuple[str, ...]
@@ -56,7 +56,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that the environment offers, with what decides its place in the tiers."""
+    """A worker that the environment offers, with the properties that decide its place in the tiers."""
 
     name: str
     entry: Mapping[str, Any]
@@ -65,13 +65,13 @@ class Candidate:
 
     @property
     def cost(self) -> Decimal:
-        """USD for three million input and one million output tokens: a usual mix."""
+        """The price in USD of three million input and one million output tokens, a usual mix."""
         price = self.entry["price"]
         return Decimal(3 * price["input"] + price["output"])
 
 
 def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) -> Found | None:
-    """What the environment offers, or None if it offers nothing. Adds to `faults` what is wrong with it."""
+    """Return the pool that the environment offers, or None if it has no provider. Adds its faults to `faults`."""
     present: dict[str, Any] = {}
     candidates: list[Candidate] = []
     notes: list[str] = []
@@ -93,7 +93,7 @@ def discover(settings: Settings, environ: Mapping[str, str], faults: list[str]) 
 
 
 def conductor_entries(settings: Settings) -> dict[str, Any]:
-    """The provider and worker `conductor` of `BATON_CONDUCTOR_URL`, or nothing."""
+    """Return entries for the provider and the worker `conductor`, or nothing without `BATON_CONDUCTOR_URL`."""
     if settings.conductor_url is None:
         return {}
     provider: dict[str, Any] = {
@@ -108,18 +108,18 @@ def conductor_entries(settings: Settings) -> dict[str, Any]:
 
 
 def _key(known: Known, environ: Mapping[str, str], notes: list[str]) -> str | None:
-    """The variable that holds this provider's key, if one does. A key of Baton's own is for its clients, not for it."""
+    """Return the variable that holds this provider's key. A key for Baton itself is ignored: it is for clients."""
     for variable in known.keys:
         value = environ.get(variable, "").strip()
         if value.startswith(OWN_KEY):
-            notes.append(f"{variable} holds a key for Baton itself and was not taken for {known.name}'s")
+            notes.append(f"{variable} holds a key for Baton itself and was not used for {known.name}")
         elif value:
             return variable
     return None
 
 
 def _served(known: Known, environ: Mapping[str, str], faults: list[str]) -> bool:
-    """Whether the URL of a server is given; its models must be too, and the URL must be one."""
+    """Return True if the URL of a server is set. Adds a fault if its models are not listed."""
     variable = base_url_variable(known.name)
     url = environ.get(variable, "").strip()
     if url and not environ.get(_models_variable(known), "").strip(", \t"):
@@ -139,19 +139,20 @@ def _check_url(known: Known, settings: Settings, environ: Mapping[str, str], fau
 
 
 def _models(known: Known, environ: Mapping[str, str], notes: list[str]) -> Iterator[Candidate]:
-    """The provider's models: the listed ones, or all that are known."""
+    """Yield the provider's models: the listed ones, or all known ones."""
     listed = [name.strip() for name in environ.get(_models_variable(known), "").split(",") if name.strip()]
     by_name = {entry["model"]: entry for entry in known.models}
     names = list(dict.fromkeys(listed)) or ([] if known.server else list(by_name))
     for name in names:
         entry = by_name.get(name) or _stranger(known)
         if name not in by_name and not known.server:
-            notes.append(f"the price of {known.name}/{name} is not known; it is counted as {known.name}'s dearest")
+            notes.append(f"the price of {known.name}/{name} is not known; the dearest price of {known.name} is used")
         yield _candidate(known, name, entry)
 
 
 def _stranger(known: Known) -> Mapping[str, Any]:
-    """A card for a model that is not known: the provider's dearest price, so that no budget is overrun unseen."""
+    """Return a card for an unknown model, with the provider's dearest price, so that no budget is exceeded
+    unnoticed."""
     dearest = max((entry["price"] for entry in known.models), key=lambda price: 3 * price["input"] + price["output"])
     smallest = min(entry["context"] for entry in known.models)
     output = min(entry["max_output"] for entry in known.models)
@@ -179,7 +180,7 @@ def _provider(known: Known, key: str | None) -> dict[str, Any]:
 
 
 def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
-    """`baton-mini` over the cheapest general workers, `baton-ultra` over the strongest."""
+    """Return `baton-mini` over the cheapest general workers and `baton-ultra` over the strongest workers."""
     general = [one for one in candidates if "general" in one.entry["strengths"]] or list(candidates)
     cheap = sorted(general, key=lambda one: (one.cost, one.rank, one.name))[:MINI_POOL]
     strong = sorted(candidates, key=lambda one: (one.rank, one.cost, one.name))
@@ -206,7 +207,7 @@ def _tiers(candidates: Sequence[Candidate], settings: Settings) -> dict[str, Any
 
 
 def _conductor(strong: Sequence[Candidate], settings: Settings) -> dict[str, Any]:
-    """The configured conductor, else the strongest worker that can be held to a schema, else a fixed chain."""
+    """Return the configured conductor, else the strongest worker that can follow a schema, else a fixed chain."""
     if settings.conductor_url is not None:
         return {"kind": "model", "worker": "conductor"}
     able = next((one for one in strong if one.conducts), None)
@@ -220,7 +221,7 @@ def _models_variable(known: Known) -> str:
 
 
 def _is_ours(url: str, settings: Settings) -> bool:
-    """Whether a base URL leads back to this process, which would call itself without end."""
+    """Return True if a base URL leads back to this process, which would call itself without end."""
     if url_problem(url):
         return False
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""The providers that Baton knows by name: data of `known.toml`, and the rehearsal pool beside it."""
+"""The providers that Baton knows by name, read from `known.toml`, and the text of the rehearsal pool."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One provider of `known.toml`. A `server` has no fixed address: it is found by its base URL's variable.
+    """One provider of `known.toml`. A `server` has no fixed address; its base URL's variable names it.
 
-    `models` are worker entries of a pool file with a `rank` (1 strongest) beside; a server's one entry has no
-    model name and stands for any.
+    `models` are worker entries of a pool file with an additional `rank` (1 is the strongest). A server has one entry
+    without a model name, which applies to any model.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Known:
 
 
 def providers() -> dict[str, Known]:
-    """All of them, in the order of the file."""
+    """Return all known providers by name, in the order of the file."""
     table = tomllib.loads(shipped("known.toml"), parse_float=Decimal)
     return {
         name: Known(name, **{**entry, "keys": tuple(entry["keys"]), "models": tuple(entry["models"])})
@@ -36,5 +36,5 @@ def providers() -> dict[str, Known]:
 
 
 def shipped(name: str) -> str:
-    """The text of a data file of this package."""
+    """Return the text of a data file of this package."""
     return files("app.process.config").joinpath(name).read_text(encoding="utf-8")

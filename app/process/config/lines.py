@@ -1,8 +1,8 @@
-"""Where each key of a TOML text stands, so that a fault can name its line.
+"""The line numbers of the keys in a TOML text, so that a fault can name its line.
 
-`tomllib` keeps no positions. This finds the statements of a text that `tomllib` has already accepted, and so may trust
-its syntax: tables, dotted keys, multi-line strings and arrays. What stands inside an inline table or an array has the
-line on which that value's statement starts.
+`tomllib` keeps no positions. This module finds the statements of a text that `tomllib` has already accepted, so it may
+rely on its syntax: tables, dotted keys, multi-line strings and arrays. A key inside an inline table or an array has the
+line on which the statement begins.
 """
 
 import re
@@ -16,7 +16,7 @@ TOKEN = re.compile(
 
 
 def index(text: str) -> dict[Path, int]:
-    """The line (from 1) of every table and key; a table's ancestors count from their first mention."""
+    """Return the line (from 1) of every table and key; a table's ancestors have the line of their first mention."""
     found: dict[Path, int] = {}
     table: Path = ()
     for start, statement in _statements(text):
@@ -32,13 +32,13 @@ def index(text: str) -> dict[Path, int]:
 
 
 def locate(lines: Mapping[Path, int], path: Sequence[str | int]) -> int:
-    """The line of a path, or of its nearest ancestor that has one; 1 if none has."""
+    """Return the line of a path, or of its nearest ancestor that has one; 1 if none has."""
     names = tuple(str(part) for part in path)
     return next((lines[names[:length]] for length in range(len(names), 0, -1) if names[:length] in lines), 1)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each statement with its offset: a header, or a key with its value, comments and blank lines left out."""
+    """Yield each statement with its offset: a header, or a key with its value, without comments and blank lines."""
     begin, depth = 0, 0
     for token in TOKEN.finditer(text + "\n"):
         kind = token.group()

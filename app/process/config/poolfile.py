@@ -1,8 +1,8 @@
-"""The pool file: TOML to a core `Catalog`, or every fault at once, each with its line and remedy.
+"""The pool file: reads TOML into a core `Catalog`, or reports every fault with its line and remedy.
 
-Entries are checked one by one (`entries.py`), then against each other; an entry that is broken itself still counts as
-present, and what is whole in it is still checked, so that every mistake is told, and told once. The same way leads from
-a pool that was found in the environment, or from the rehearsal pool, to a catalog: they are documents of the same form.
+Entries are checked one by one (`entries.py`), then against each other (`crosscheck.py`). A broken entry still counts as
+present, and its valid fields are still checked, so that every mistake is reported, and reported once. A pool that was
+found in the environment and the rehearsal pool are documents of the same form and are read in the same way.
 """
 
 import re
@@ -30,7 +30,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A catalog, and each provider's secret beside it and never inside it."""
+    """A catalog, and the secrets of its providers, which are never inside the catalog."""
 
     catalog: Catalog
     secrets: Mapping[str, SecretStr]
@@ -38,29 +38,29 @@ class Pool:
 
 @dataclass(slots=True)
 class Faults:
-    """Collects what is wrong, each at its line."""
+    """Collects the faults of a document, each with its line."""
 
     source: str
     lines: Mapping[lines.Path, int]
     found: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, path: Sequence[str | int], what: str) -> None:
-        """`what` says what is wrong, then, after a semicolon, what to do."""
+        """Note a fault. `what` names the problem, then, after a semicolon, the remedy."""
         name = ".".join(str(part) for part in path)
         self.found.append((lines.locate(self.lines, path), f"{name}: {what}"))
 
-    def told(self, *path: str) -> bool:
-        """Whether there is a fault of exactly this path."""
+    def has(self, *path: str) -> bool:
+        """Return True if a fault of exactly this path was noted."""
         return any(what.startswith(".".join(path) + ": ") for _, what in self.found)
 
     def check(self) -> None:
-        """Raise all of them, in the order of the file."""
+        """Raise `ConfigInvalid` with all faults, in the order of the file, if there are any."""
         if self.found:
             raise ConfigInvalid([f"{self.source}:{line}: {what}" for line, what in sorted(self.found)])
 
 
 def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str, Any] | None = None) -> Pool:
-    """The pool of a file's text. `extra` holds entries that are added unless the file has its own of that name."""
+    """Read the pool of a file's text. `extra` holds entries that are added unless the file has one of that name."""
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
@@ -69,7 +69,7 @@ def parse(text: str, source: str, environ: Mapping[str, str], extra: Mapping[str
 
 
 def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the entries of `extra` that it lacks."""
+    """Return the document with the entries of `extra` that it lacks."""
     whole = dict(document)
     for section, entries in extra.items():
         if isinstance(own := whole.get(section, {}), dict):
@@ -78,7 +78,7 @@ def merged(document: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, A
 
 
 def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str]) -> Pool:
-    """Check the whole document and make core types of it; raises ConfigInvalid with every fault."""
+    """Check the whole document and convert it to core types. Raises `ConfigInvalid` with every fault."""
     for name in document:
         if name not in SECTIONS:
             faults.add([name], f"is no section of a pool file; {meant(name, list(SECTIONS)) or 'remove it'}")
@@ -138,7 +138,7 @@ def _tier(name: str, entry: TierEntry, draft: Draft) -> Tier:
 def _entries(
     document: Mapping[str, Any], section: str, model: type[EntryT], faults: Faults
 ) -> dict[str, EntryT | None]:
-    """Each entry by name; what is broken in one is told by the faults, and it is None if too little is left."""
+    """Return each entry by name. Its faults are noted, and it is None if too little of it is valid."""
     tables = document.get(section, {})
     if not isinstance(tables, dict):
         faults.add([section], f"must be a table; write [{section}.NAME]")
@@ -168,7 +168,7 @@ def _tell(error: ValidationError, place: Sequence[str], model: type[Entry], faul
 
 
 def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
-    """The one table that is no list of entries."""
+    """Read the one section that is a table and not a list of entries."""
     found = document.get("evaluation", {})
     if not isinstance(found, dict):
         faults.add(["evaluation"], "must be a table; write [evaluation], then arms = true")
@@ -181,7 +181,7 @@ def _evaluation(document: Mapping[str, Any], faults: Faults) -> EvaluationEntry:
 
 
 def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[EntryT]) -> EntryT | None:
-    """What is left of a broken entry without its broken fields: enough to check it against the others."""
+    """Return a broken entry without its broken fields, to check it against the others; None if that is not valid."""
     try:
         return model.model_validate({name: field for name, field in value.items() if name not in broken})
     except ValidationError:
@@ -189,7 +189,7 @@ def _remainder(value: Mapping[str, Any], broken: set[int | str], model: type[Ent
 
 
 def _words(item: Any, model: type[Entry]) -> str:
-    """A pydantic error in our words."""
+    """Return a pydantic error in the words of a fault."""
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
         fields = _fields(model, item["loc"][:-1])
@@ -201,13 +201,13 @@ def _words(item: Any, model: type[Entry]) -> str:
 
 
 def _fields(model: type[Entry], path: Sequence[str | int]) -> list[str]:
-    """The fields of the model that stands at `path` inside `model`; the keys of a table of models are skipped."""
+    """Return the fields of the model at `path` inside `model`; the keys of a table of models are skipped."""
     here = model
     parts = iter(path)
     for part in parts:
         inner = here.model_fields[str(part)].annotation
         if get_origin(inner) is dict:
-            next(parts, None)
+            next(parts, "")
         here = next(
             (one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Entry)), here
         )
@@ -230,7 +230,7 @@ def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | No
 
 
 def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, environ: Mapping[str, str]) -> ProviderSpec:
-    """The provider under its base URL in force: its variable's, else the file's, else the usual one of that name."""
+    """Return the provider with its base URL in force: its variable's, else the file's, else the usual one."""
     if entry.format == "rehearsal":
         return entry.core(name, "")
     variable = base_url_variable(name)
@@ -238,13 +238,13 @@ def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, envir
     base_url = override or entry.base_url or usual
     if problem := url_problem(override) if override else None:
         faults.add(["providers", name, "base_url"], f"is overridden by {variable}, which {problem}")
-    elif not base_url and not faults.told("providers", name, "base_url"):
+    elif not base_url and not faults.has("providers", name, "base_url"):
         faults.add(["providers", name, "base_url"], f"is missing; give it here or in {variable}")
     return entry.core(name, base_url.rstrip("/"))
 
 
 def base_url_variable(provider: str) -> str:
-    """The variable that overrides a provider's base URL: `openai` -> `OPENAI_BASE_URL`."""
+    """Return the variable that overrides a provider's base URL: `openai` -> `OPENAI_BASE_URL`."""
     return re.sub(r"[^A-Z0-9]", "_", provider.upper()) + "_BASE_URL"
 
 
@@ -265,7 +265,7 @@ def _secrets(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[s
 
 
 def _syntax(source: str, message: str) -> str:
-    """tomllib says where in words: `... (at line 3, column 5)`."""
+    """Return the fault of a syntax error; tomllib gives the place in words: `... (at line 3, column 5)`."""
     place = re.search(r"\(at line (\d+), column \d+\)", message)
     words = re.sub(r"\s*\(at .*\)$", "", message)
     return f"{source}:{place.group(1) if place else 1}: not valid TOML: {words}; correct it first"

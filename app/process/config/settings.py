@@ -1,7 +1,7 @@
 """Settings: every `BATON_*` variable of the environment, checked as a whole.
 
-`read` takes the environment as a mapping and never looks at `os.environ`. An empty variable counts as unset. A variable
-that is not known is an error, because a typo in a setting is otherwise found by its consequences.
+`read` takes the environment as a mapping and never reads `os.environ`. An empty variable counts as unset. An unknown
+variable is an error, because a typing mistake would otherwise only be noticed by its consequences.
 """
 
 import difflib
@@ -26,20 +26,20 @@ SCHEMES = {
     "redis_url": ("redis|rediss|unix", "redis://host:6379/0"),
 }
 PRIVATE = frozenset({"webhook_url"})
-"""URLs of which only the host is shown."""
+"""URLs of which `baton config` shows only the host."""
 FOREIGN = re.compile(r"BATON_API_KEY$|BATON_(TEST|BENCH)_|BATON_SERVICE_(HOST|PORT)|BATON_PORT_\d+_(TCP|UDP)")
-"""A client's key, test variables, and what Kubernetes injects into every pod beside a Service called `baton`."""
+"""A client's key, test variables, and the variables that Kubernetes adds to every pod for a Service called `baton`."""
 
 
 class Settings(BaseModel):
-    """One process's settings. Its repr shows no secret."""
+    """The settings of one process. Their repr shows no secret."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port where a dispatcher answers probes and /metrics; unset: none."
+        default=None, ge=0, le=65535, description="Port on which a dispatcher answers probes and /metrics; unset: none."
     )
     pool: Path | None = Field(
         default=None, description="Pool file (TOML); unset: the pool is built from the provider keys found."
@@ -57,7 +57,7 @@ class Settings(BaseModel):
         default=None, description="API key to adopt on the first start instead of making one."
     )
     pepper: SecretStr | None = Field(
-        default=None, description="Secret that keys API key hashes; unset: made once, kept in the data folder."
+        default=None, description="Secret under which API keys are hashed; unset: made once, in the data folder."
     )
     conductor_url: str | None = Field(
         default=None, repr=False, description="Base URL of an OpenAI-compatible server that conducts."
@@ -70,7 +70,7 @@ class Settings(BaseModel):
         default="info", description="Least severe log line to write."
     )
     lease_seconds: float = Field(
-        default=4.0, ge=0.5, le=300, description="How long a silent driver or dispatcher keeps its work."
+        default=4.0, ge=0.5, le=300, description="How long a process that is not heard from keeps its work."
     )
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
@@ -91,10 +91,10 @@ class Settings(BaseModel):
         default="", description="Origins whose web pages may call the API, separated by commas; * for all."
     )
     webhook_url: str | None = Field(
-        default=None, repr=False, description="Where the ends of background responses are told; unset: nowhere."
+        default=None, repr=False, description="URL to which the ends of background responses are reported; unset: none."
     )
     webhook_secret: SecretStr | None = Field(
-        default=None, description="Secret that webhooks are signed with (whsec_...); several separated by spaces."
+        default=None, description="Secret that signs webhooks (whsec_...); several are separated by spaces."
     )
     given: frozenset[str] = Field(default=frozenset(), exclude=True, repr=False)
     """The fields that the environment set."""
@@ -149,7 +149,7 @@ class Settings(BaseModel):
     def _scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
         allowed, example = SCHEMES[info.field_name or ""]
         if value is not None and not re.match(rf"({allowed})(\+\w+)?://", value):
-            raise ValueError(f"is no URL that Baton can use; write it as {example}")
+            raise ValueError(f"is not a URL that Baton can use; write it as {example}")
         return value
 
 
@@ -169,12 +169,12 @@ class Row:
 
 
 def variables() -> dict[str, str]:
-    """Every variable and the name of its field."""
+    """Return every variable with the name of its field."""
     return {PREFIX + name.upper(): name for name in Settings.model_fields if name != "given"}
 
 
 def read(environ: Mapping[str, str]) -> Settings:
-    """The settings of an environment; raises ConfigInvalid with every fault at once."""
+    """Return the settings of an environment. Raises `ConfigInvalid` with every fault."""
     known = variables()
     given = {known[name]: value for name, value in environ.items() if name in known and value.strip()}
     faults = [*_unknown(environ, known), *_incomplete(given)]
@@ -183,14 +183,14 @@ def read(environ: Mapping[str, str]) -> Settings:
     try:
         settings = Settings.model_validate(values)
     except ValidationError as error:
-        raise ConfigInvalid(faults + [_told(item, given) for item in error.errors(include_input=False)]) from None
+        raise ConfigInvalid(faults + [_fault(item, given) for item in error.errors(include_input=False)]) from None
     if faults:
         raise ConfigInvalid(faults)
     return settings
 
 
 def describe(settings: Settings) -> list[Row]:
-    """All settings with their meaning; secrets are masked entirely, and so are passwords inside URLs."""
+    """Return all settings with their meaning. Secrets are masked entirely, and so are passwords inside URLs."""
     return [
         Row(
             name=variable,
@@ -204,7 +204,7 @@ def describe(settings: Settings) -> list[Row]:
 
 
 def pepper(settings: Settings) -> SecretStr:
-    """The pepper: the given one, or the data folder's, which is made on first use, readable by its owner only."""
+    """Return the pepper: the one in the settings, or the data folder's, made on first use and readable by its owner."""
     if settings.pepper is not None:
         return settings.pepper
     path = settings.data_dir / "pepper"
@@ -219,7 +219,7 @@ def pepper(settings: Settings) -> SecretStr:
 
 
 def url_problem(value: str) -> str | None:
-    """What is wrong with an HTTP base URL, as words that follow its name; None if nothing is. Never echoes it."""
+    """Return the fault of an HTTP base URL, in words that follow its name, or None. The URL is never repeated."""
     try:
         parts = urlsplit(value)
         parts.port  # noqa: B018 - reading it is the check
@@ -235,7 +235,7 @@ def url_problem(value: str) -> str | None:
 
 
 def meant(name: str, choices: list[str]) -> str:
-    """A did-you-mean for `name`, or nothing."""
+    """Return a suggestion for a mistyped `name`, or an empty text."""
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
@@ -245,7 +245,7 @@ def _embedded(data_dir: str) -> str:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Two processes that start together agree on one file: a link cannot replace an existing name."""
+    """Write a file unless it exists. Of two processes that start together one wins: a link replaces no file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -294,8 +294,8 @@ def _without_conductor(given: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _told(item: Any, given: Mapping[str, str]) -> str:
-    """A pydantic error in our words; the value is never echoed."""
+def _fault(item: Any, given: Mapping[str, str]) -> str:
+    """Return a pydantic error in the words of a fault. The value is never repeated."""
     name = str(item["loc"][0])
     if name == "port" and given["port"].startswith("tcp://"):
         return (
@@ -312,7 +312,7 @@ def _default(name: str, settings: Settings) -> object:
 
 
 def _public(url: str | None) -> str | None:
-    """Scheme and host: path and query of an address that is given to nobody else may be what protects it."""
+    """Return scheme and host only: the path and query of a private address may be its only protection."""
     parts = urlsplit(url or "")
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if url else None
 
