@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -104,10 +105,11 @@ def started(
                 time.sleep(0.05)
             yield Running(process.pid, f"http://127.0.0.1:{port}")
         finally:
-            _stop(process)
+            stop(process)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Ask it to end; after ten seconds, kill it."""
     process.terminate()
     try:
         process.wait(10)

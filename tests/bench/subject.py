@@ -33,6 +33,7 @@ WORKERS: Mapping[str, str] = {
     "half": "/d500",
     "steady": "/d200",
     "caller": "/d20/t1",
+    "short": "/d20/c40",
 }
 """The workers of the pool and the upstream's behaviour for each."""
 STARTING = 60.0
@@ -87,7 +88,12 @@ class Target:
     @property
     def headers(self) -> dict[str, str]:
         """What authenticates the caller."""
-        return {"Authorization": f"Bearer {KEY}"} if self.conducts else {}
+        return headers() if self.conducts else {}
+
+
+def headers() -> dict[str, str]:
+    """What authenticates a caller of Baton."""
+    return {"Authorization": f"Bearer {KEY}"}
 
 
 def step(worker: str, *access: str | int) -> dict[str, Any]:
