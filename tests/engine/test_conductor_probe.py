@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from app.engine.conductors.probe import EVERY
 from app.gateway.app import create_app
 from app.process.wiring import House
 from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from tests.harness.waiting import Stopwatch, stays, until
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 
 PLAN = plan_text((0, "Solve it", ["user"]))
 PROBE = 0.3
+PAUSE = 0.2
 OFTEN = 0.5
 """Instead of `EVERY`, for the tests' sake."""
 WORST = 2 * OFTEN + 2 * PROBE
@@ -66,12 +68,6 @@ def is_out(opened: House) -> bool:
     return opened.means.health.is_out(opened.pool.catalog().workers["planner"])
 
 
-async def until(condition: Callable[[], bool], seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.02)
-
-
 async def run(opened: House) -> Outcome:
     return await finish(await opened.drivers.start(order(opened, "baton-ultra")))
 
@@ -95,18 +91,18 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
     stub: ProviderStub, tmp_path: Path, dead: Any
 ) -> None:
     async with watched(stub, tmp_path) as opened:
-        await until(lambda: bool(probes(stub)), 2)
+        await until(lambda: bool(probes(stub)))
         assert (await readiness(opened))[1]["checks"]["conductor"] == "ok"
         stub.always("planner", dead)
-        await until(lambda: is_out(opened), WORST + 1)
+        await until(lambda: is_out(opened))
         assert await readiness(opened) == (
             200,
             {"status": "degraded", "checks": {"store": "ok", "queue": "ok", "conductor": "degraded"}},
         )
         asked = len(stub.of("planner")) - len(probes(stub))
-        began = time.monotonic()
+        watch = Stopwatch()
         state = (await run(opened)).ended.state
-        assert time.monotonic() - began < 0.5
+        assert watch.seconds < 0.5
         assert len(stub.of("planner")) - len(probes(stub)) == asked, "nobody waits for it"
         assert [(one.mode, one.outage, one.reasons) for one in state.proposals] == [
             ("first", True, ("conductor_out",)),
@@ -125,7 +121,7 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         ):
             assert sample in metrics
         stub.always("planner", Reply(chunks=(PLAN,)))
-        await until(lambda: not is_out(opened), OFTEN + PROBE + 1)
+        await until(lambda: not is_out(opened))
         assert not (await run(opened)).ended.state.degraded
         assert (await readiness(opened))[1]["status"] == "ready"
 
@@ -133,9 +129,9 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
 async def test_a_plan_that_waits_for_a_dead_engine_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(stub, tmp_path) as opened:
         stub.always("planner", Hang())
-        began = time.monotonic()
+        watch = Stopwatch()
         outcome = await run(opened)
-        assert time.monotonic() - began < WORST + 1
+        assert watch.seconds < WORST + 1
         assert outcome.ended.answer == "Hello there."
         state = outcome.ended.state
         assert [one.reasons for one in state.proposals] == [("conductor_out",), ()]
@@ -149,7 +145,7 @@ async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> Non
         until_then = time.monotonic() + 2 * OFTEN
         while time.monotonic() < until_then:
             await run(opened)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(PAUSE)
         assert len(probes(stub)) == probes_before
         assert not is_out(opened)
 
@@ -157,20 +153,19 @@ async def test_who_works_is_not_asked(stub: ProviderStub, tmp_path: Path) -> Non
 async def test_who_costs_money_is_asked_only_after_it_failed(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(stub, tmp_path, price=1.0) as opened:
         await run(opened)
-        await asyncio.sleep(2 * OFTEN + 0.5)
-        assert probes(stub) == []
+        await stays(lambda: probes(stub) == [], seconds=2 * OFTEN + 0.5)
         stub.always("planner", Fail(status=500))
         await run(opened)
-        await until(lambda: is_out(opened), WORST + 1)
+        await until(lambda: is_out(opened))
         stub.always("planner", Reply(chunks=(PLAN,)))
-        await until(lambda: not is_out(opened), OFTEN + PROBE + 1)
+        await until(lambda: not is_out(opened))
 
 
 @pytest.mark.parametrize("refusal", [Fail(status=429), Fail(status=400)])
 async def test_a_refusal_in_good_form_is_a_sign_of_life(stub: ProviderStub, tmp_path: Path, refusal: Fail) -> None:
     async with watched(stub, tmp_path) as opened:
         stub.always("planner", refusal)
-        await until(lambda: len(probes(stub)) >= 2, 2 * OFTEN + 1)
+        await until(lambda: len(probes(stub)) >= 2)
         assert not is_out(opened)
 
 
@@ -178,10 +173,10 @@ async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, 
     stub.always("planner", Reply(chunks=tuple(PLAN), gap=0.2))
     async with watched(stub, tmp_path, more=", share = 0.2") as opened:
         limits = narrowed(opened, "baton-ultra", seconds=6.0)
-        began = time.monotonic()
+        watch = Stopwatch()
         driven = await opened.drivers.start(order(opened, "baton-ultra", limits=limits))
         outcome = await finish(driven)
-        assert time.monotonic() - began < 0.2 * 6 + 0.7
+        assert watch.seconds < 0.2 * 6 + 0.7
         assert (outcome.ended.answer, outcome.ended.state.degraded) == ("Hello there.", True)
         assert outcome.ended.state.proposals[0].reasons == ("worker_timeout",)
 

@@ -23,9 +23,12 @@ from app.store.sql import SqlStore
 from app.store.sqlkit.engines import Fault
 from app.telemetry import Telemetry
 from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.waiting import Stopwatch, let_others_run, stays, until
 from tests.stubs import Fail, ProviderStub, Reply
 
 LEASE = 0.6
+LONG_DELAY = 0.3
+"""The seconds for which some outcomes wait before others come."""
 SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
 CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
 
@@ -51,12 +54,6 @@ def metric(opened: House, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.01)
-
-
 async def came_to(opened: House, driven: Driven) -> list[str | None]:
     """What the calls came to, in the order in which they were made."""
     return [call.outcome for call in fold(await events(opened, driven.run)).calls.values()]
@@ -73,11 +70,10 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
         with away(opened):
             await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
             assert metric(opened, "baton_outcomes_waiting_bytes") > 0
-            await asyncio.sleep(2 * LEASE)
-            assert stub.of("beta") == [], "no call is made that cannot be recorded"
-        came_back = time.monotonic()
+            await stays(lambda: stub.of("beta") == [], seconds=2 * LEASE)  # no call is made that cannot be recorded
+        came_back = Stopwatch()
         outcome = await finish(driven)
-        assert time.monotonic() - came_back < 1.0
+        assert came_back.seconds < 1.0
         assert (outcome.ended.error, outcome.ended.answer) == (None, "Hello there.")
         assert await came_to(opened, driven) == ["ok", "ok"]
         assert metric(opened, "baton_outcomes_waiting") == 0
@@ -91,10 +87,10 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
                 await store.ready()
             assert (store.healthy, store.seconds_since_recovery) == (False, 0.0)
             for _ in range(20):
-                began = time.monotonic()
+                watch = Stopwatch()
                 with pytest.raises(StoreUnavailable) as refused:
                     await opened.drivers.start(order(opened, "baton-mini"))
-                assert time.monotonic() - began < 0.05
+                assert watch.seconds < 0.5
                 assert refused.value.retry_after
                 with pytest.raises(StoreUnavailable):
                     await store.key("a key")
@@ -114,8 +110,7 @@ async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
         await stub.wait_for(1, "alpha")
         with away(opened):
             await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
-            await asyncio.sleep(LEASE)
-            assert len(stub.requests) == 1
+            await stays(lambda: len(stub.requests) == 1, seconds=LEASE)
         assert (await finish(driven)).ended.error is None
         assert await came_to(opened, driven) == ["error", "ok"]
 
@@ -145,8 +140,7 @@ async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
         driven = await opened.drivers.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
         with away(opened):
-            await asyncio.sleep(1.5)
-            assert len(opened.drivers) == 0, "it is not kept for ever"
+            await until(lambda: len(opened.drivers) == 0, what="the driver has given its run up")
         assert (await finish(driven)).ended.state.state == "expired"
         assert await came_to(opened, driven) == ["ok"]
         assert stub.of("beta") == []
@@ -276,7 +270,7 @@ async def test_outcomes_are_written_in_the_order_in_which_they_came() -> None:
             for number in range(200):
                 writing.append(group.create_task(buffer.write(outcome(), shelf.append(number))))
                 if number % 50 == 0:
-                    await asyncio.sleep(0.3)  # some have been waiting for long, and were woken in vain
+                    await asyncio.sleep(LONG_DELAY)  # some have been waiting for long, and were woken in vain
                     shelf.there.set()
                     shelf.there.clear()
             await asyncio.sleep(0)
@@ -295,7 +289,8 @@ async def test_a_full_buffer_stops_new_steps_and_loses_nothing(bounds: dict[str,
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
             writing = [group.create_task(buffer.write(outcome(10_000), shelf.append(n))) for n in range(5)]
-            await asyncio.sleep(0.05)
+            await until(lambda: buffer.full)
+            await let_others_run()
             assert (buffer.full, len(buffer)) == (True, 3), "the others keep their slots"
             shelf.there.set()
             await asyncio.wait(writing)
@@ -315,7 +310,7 @@ async def test_an_outcome_is_given_up_after_its_time_or_with_its_process(
         async with asyncio.TaskGroup() as group:
             group.create_task(buffer.keep())
             writing = group.create_task(refused(buffer.write(outcome(), shelf.append(1))))
-            await asyncio.sleep(0.05)
+            await until(lambda: len(buffer) == 1)
             if closes:
                 buffer.close()
             assert await writing

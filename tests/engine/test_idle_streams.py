@@ -26,6 +26,7 @@ from app.store.sql import SqlStore
 from tests.harness.callers import body, key_of
 from tests.harness.in_process import finish, open_house, order, plan, pool_text
 from tests.harness.stand_ins import serving
+from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
 
 MORE = 25
@@ -111,10 +112,8 @@ async def test_renewing_holds_nothing_until_the_next_time(
     monkeypatch.setattr(SqlStore, "renew_claims", kept)
     stub.always("*", Hang())
     driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
-    async with asyncio.timeout(10):
-        await renewed.wait()
-        while _all(Held):  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.02)
+    await renewed.wait()
+    await until(lambda: not _all(Held))
     opened.drivers.cancel(driven.run, "client")
     await finish(driven)
 

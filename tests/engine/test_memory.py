@@ -1,6 +1,5 @@
 """A run that has ended leaves nothing behind that only the garbage collector would find."""
 
-import asyncio
 import gc
 from collections.abc import Iterator
 from weakref import ref
@@ -10,6 +9,7 @@ import pytest
 from app.engine.runs.driver import Driver
 from app.process.wiring import House
 from tests.harness.in_process import finish, order, plan, plan_text
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 
@@ -29,11 +29,7 @@ async def freed(opened: House, **asked: object) -> bool:
     assert driver() is not None
     await finish(driven)
     del driven
-    for _ in range(100):
-        if driver() is None:
-            return True
-        await asyncio.sleep(0.01)
-    return False
+    return await until(lambda: driver() is None, what="the driver is freed")
 
 
 async def test_a_driver_is_freed_with_its_run(opened: House, uncollected: None) -> None:

@@ -1,7 +1,6 @@
 """Workflows inside steps: the conductor takes a step itself. Who sees what of it; what holds it within bounds; what
 becomes of it when something fails or a driver dies inside. The auditor reads every journal."""
 
-import asyncio
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.harness.in_process import (
     SAYS,
     Outcome,
     calling,
+    ended_row,
     events,
     finish,
     kinds,
@@ -31,6 +31,7 @@ from tests.harness.in_process import (
     pool_text,
     speak,
 )
+from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import Usage as Used
 
@@ -266,7 +267,7 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: 
     limits = narrowed(opened, TIER, rounds=1)
     driven = await opened.drivers.start(order(opened, TIER, limits=limits))
     await stub.wait_for(2, "planner")
-    await asyncio.sleep(0.1)
+    await until(lambda: any(stub.of(name) for name in SAYS), what="a worker inside is called")
     opened.drivers.cancel(driven.run, "caller")
     state = (await finish(driven)).ended.state
     assert state.state == "cancelled"
@@ -280,9 +281,7 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: 
 async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event, ...]:
     """Another process finishes the run."""
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        async with asyncio.timeout(20):
-            while (await again.means.store.run(run_id)).ended_at is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await ended_row(again.means.store, run_id)
         return await events(again, run_id)
 
 
@@ -313,9 +312,11 @@ async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderSt
     async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
         limits = narrowed(opened, TIER, rounds=1)
         driven = await opened.drivers.start(order(opened, TIER, on_disconnect="finish", limits=limits))
-        async with asyncio.timeout(10):
-            while kinds(await events(opened, driven.run)).count(Kind.PLAN_ACCEPTED) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+
+        async def planned_inside() -> bool:
+            return kinds(await events(opened, driven.run)).count(Kind.PLAN_ACCEPTED) == 2
+
+        await until(planned_inside)
     journal = await _again(stub, tmp_path, driven.run)
     assert journal[-1].kind is Kind.SUCCEEDED
     assert (len(of(journal, Kind.PLAN_OPENED)), len(stub.of("planner"))) == (2, 2), "no plan is made twice"

@@ -2,7 +2,6 @@
 and what becomes of them when something fails or a driver dies in between. The auditor reads every journal."""
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.harness.in_process import (
     SAYS,
     Outcome,
     calling,
+    ended_row,
     events,
     finish,
     kinds,
@@ -42,6 +42,7 @@ from tests.harness.in_process import (
     pool_text,
     speak,
 )
+from tests.harness.waiting import until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Stall, ToolCall
 from tests.stubs import Usage as Used
 
@@ -393,9 +394,7 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     assert worked == 2
     plans(stub, MEND, EMPTY)
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        async with asyncio.timeout(20):
-            while (await again.means.store.run(driven.run)).ended_at is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await ended_row(again.means.store, driven.run)
         journal = await events(again, driven.run)
     assert journal[-1].kind is Kind.SUCCEEDED
     opened_plans = [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)]
@@ -411,15 +410,14 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
     async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
         driven = await opened.drivers.start(order(opened, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(1, "planner")
-        until = time.monotonic() + 10
-        while not any(event.kind is Kind.PLAN_ACCEPTED for event in await events(opened, driven.run)):
-            assert time.monotonic() < until
-            await asyncio.sleep(0.02)
+
+        async def planned() -> bool:
+            return Kind.PLAN_ACCEPTED in kinds(await events(opened, driven.run))
+
+        await until(planned)
     plans(stub, EMPTY)
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        async with asyncio.timeout(20):
-            while (await again.means.store.run(driven.run)).ended_at is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await ended_row(again.means.store, driven.run)
         journal = await events(again, driven.run)
     assert [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [(1, "first"), (2, "first")]
     assert journal[-1].body["step"] == 1
@@ -436,9 +434,7 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
     async with open_house(tmp_path, renamed, SETTINGS, audits=False) as stranger:
-        async with asyncio.timeout(20):
-            while (row := await stranger.means.store.run(driven.run)).ended_at is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        row = await ended_row(stranger.means.store, driven.run)
         journal = await events(stranger, driven.run)
     assert (row.state, row.degraded) == ("succeeded", True)
     assert (journal[-1].body["step"], journal[-1].body["stopped"]) == (1, "run_expired")

@@ -12,9 +12,12 @@ from app.core.pool.breaker import MINIMUM, SHARE
 from app.core.run.events import Kind
 from app.process.wiring import House
 from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Fail, ProviderStub, Reply
 
 ANSWER = "Hello there."
+RETRY_DELAY = 0.5
+"""The seconds for which rate-limited workers ask to be left alone."""
 
 
 @pytest.fixture
@@ -78,10 +81,10 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
 
 
 async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened: House) -> None:
-    stub.always("*", Fail(status=429, retry_after=0.5))
+    stub.always("*", Fail(status=429, retry_after=RETRY_DELAY))
     await asyncio.gather(*(run(opened) for _ in range(20)))
     stub.always("*", Reply())
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.2 * RETRY_DELAY)
     outcomes = await asyncio.gather(*(run(opened) for _ in range(20)))
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
 
@@ -148,18 +151,20 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     stub.always("alpha", Fail(status=429, retry_after=20))
     driven = await lonely.drivers.start(order(lonely, "baton-mini"))
     await stub.wait_for(1)
-    await asyncio.sleep(0.2)
+
+    async def failed() -> bool:
+        return kinds(await events(lonely, driven.run))[-1] is Kind.CALL_FINISHED
+
+    await until(failed)
     journal = await events(lonely, driven.run)
-    assert kinds(journal)[-1] is Kind.CALL_FINISHED
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
-    began = time.monotonic()
+    watch = Stopwatch()
     lonely.drivers.cancel(driven.run, "client")
     outcome = await finish(driven)
-    assert time.monotonic() - began < 1
+    assert watch.seconds < 1
     assert outcome.ended.state.state == "cancelled"
     assert len(stub.requests) == 1
-    await asyncio.sleep(0.1)
-    assert lonely.means.telemetry.registry.get_sample_value("baton_steps_running") == 0
+    await until(lambda: lonely.means.telemetry.registry.get_sample_value("baton_steps_running") == 0)
 
 
 # -- time

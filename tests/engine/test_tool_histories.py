@@ -16,8 +16,8 @@ from tests.stubs import ProviderStub, Reply
 from tests.stubs import Usage as Billed
 
 DONE = Reply(chunks=("It is ", "42."))
-
-DONE = Reply(chunks=("It is ", "42."))
+RUN_SECONDS = 3.0
+"""The time limit of a run whose caller takes longer to bring a result."""
 
 
 @pytest.fixture
@@ -122,9 +122,9 @@ async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> 
 async def test_the_wait_does_not_count_as_the_runs_time(stub: ProviderStub, house: House) -> None:
     stub.script("alpha", calling(look("a")), Reply(header_delay=0.5), DONE)
     chosen = house.pool.catalog().tiers["baton-mini"]
-    talk = Talk(house, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=2.0)})
+    talk = Talk(house, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=RUN_SECONDS)})
     talk.answer(await talk.say(), "A")
-    await asyncio.sleep(2.2)
+    await asyncio.sleep(1.1 * RUN_SECONDS)
     assert (await talk.say()).ended.state.state == "succeeded"
 
 

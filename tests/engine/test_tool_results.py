@@ -16,6 +16,7 @@ from app.errors import InvalidRequest
 from app.process.wiring import House
 from tests.harness.conversations import ASK, Talk, calling, look
 from tests.harness.in_process import finish, open_house, pool_text
+from tests.harness.waiting import NotInTime, until
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))
@@ -67,10 +68,8 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     async def find_together(*given: Any) -> Any:
         nonlocal looking
         found, looking = await find(*given), looking + 1
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.3):
-                while looking < 3:  # noqa: ASYNC110 - nobody else would set an event
-                    await asyncio.sleep(0.001)
+        with suppress(NotInTime):
+            await until(lambda: looking >= 3, within=0.3)
         return found
 
     talk.answer(await talk.say(), "A")
@@ -78,9 +77,7 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     replies = await asyncio.gather(*(talk.say() for _ in range(3)))
     assert len({outcome.ended.calls for outcome in replies}) == 1
     assert len(stub.of("alpha")) == 2
-    async with asyncio.timeout(10):
-        while len(house.drivers):  # noqa: ASYNC110 - an end has no event
-            await asyncio.sleep(0.01)
+    await until(lambda: not len(house.drivers))
 
 
 async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, house: House) -> None:

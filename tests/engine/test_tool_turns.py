@@ -1,8 +1,7 @@
 """Tool calls inside a run: the calls go out under ids of ours, and with the results the same step goes on."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from app.process.wiring import House
 from app.store.protocol import Entry
 from tests.harness.conversations import ADD, BOX, LOOK, Talk, calling, gathered, look
 from tests.harness.in_process import events, finish, kinds, open_house, plan, pool_text
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
 from tests.stubs import ToolCall as Calls
 
@@ -33,15 +33,6 @@ async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
     return refused.value.public_code
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait until something has come about, for five seconds at most."""
-    for _ in range(500):
-        if true():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError
 
 
 # --- the loop

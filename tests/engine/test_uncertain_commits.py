@@ -3,7 +3,6 @@
 Nobody knows then whether there is a run, and nobody is told otherwise.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from app.errors import NotFound, StoreUnavailable
 from app.process.wiring import House
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from tests.harness.in_process import calling, open_house, pool_text
+from tests.harness.in_process import calling, ended_row, open_house, pool_text
 from tests.stubs import Hang, ProviderStub
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
@@ -48,10 +47,8 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
 
 
 async def ended(opened: House, run: str) -> RunRow:
-    """The run's row once it has ended; bounded by the test's own time limit."""
-    while (row := await opened.means.store.run(run)).ended_at is None:  # noqa: ASYNC110 - no event tells
-        await asyncio.sleep(0.02)
-    return row
+    """The run's row once it has ended."""
+    return await ended_row(opened.means.store, run)
 
 
 @pytest.mark.parametrize("lands", [True, False])

@@ -21,6 +21,7 @@ from app.process.wiring import House
 from app.store.sql import SqlStore
 from tests.engine.test_tool_turns import Talk
 from tests.harness.in_process import finish, open_house, order, pool_text
+from tests.harness.waiting import stays, until
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
@@ -42,7 +43,7 @@ class Receiver:
         self.came.append((dict(request.headers), await request.read()))
         answer = self.answers.pop(0) if self.answers else 200
         if answer == "hang":
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         if answer == "redirect":
             return web.Response(status=307, headers={"location": f"{self.url}/elsewhere"})
         return web.Response(status=answer)
@@ -61,14 +62,8 @@ class Receiver:
 
     async def wait_for(self, count: int) -> list[Any]:
         """The events, once that many have come."""
-        await soon(lambda: len(self.came) >= count)
+        await until(lambda: len(self.came) >= count)
         return self.events()
-
-
-async def soon(true: Callable[[], bool], within: float = 10.0) -> None:
-    async with asyncio.timeout(within):
-        while not true():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -125,9 +120,10 @@ async def none_left(opened: House) -> None:
 
 
 async def until_pending(opened: House, count: int) -> None:
-    async with asyncio.timeout(10):
-        while await opened.means.store.pending_notices(100) != count:  # noqa: ASYNC110 - as in `soon`
-            await asyncio.sleep(0.01)
+    async def pending() -> bool:
+        return await opened.means.store.pending_notices(100) == count
+
+    await until(pending)
 
 
 async def test_the_end_of_a_background_response_is_told_once(
@@ -139,8 +135,7 @@ async def test_the_end_of_a_background_response_is_told_once(
         assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
         assert event.created_at == int((await opened.means.store.run(run)).ended_at or 0)
         await none_left(opened)
-        await asyncio.sleep(0.3)
-        assert len(receiver.came) == 1
+        await stays(lambda: len(receiver.came) == 1, seconds=0.3)
         assert outcomes(opened) == [1, 0, 0]
     headers, body = receiver.came[0]
     assert headers["Content-Type"] == "application/json"
@@ -230,8 +225,8 @@ async def test_a_receiver_that_is_away_is_tried_again(stub: ProviderStub, receiv
     nobody = {"BATON_WEBHOOK_URL": "http://127.0.0.1:1/hook"}
     async with opened_house(stub, receiver, tmp_path, environ=nobody) as opened:
         await run_of(opened)
-        await soon(lambda: outcomes(opened)[1] >= 2)
-        await soon(lambda: metric(opened, "baton_webhooks_pending") == 1)
+        await until(lambda: outcomes(opened)[1] >= 2)
+        await until(lambda: metric(opened, "baton_webhooks_pending") == 1)
     async with opened_house(stub, receiver, tmp_path) as opened:
         assert [event.type for event in await receiver.wait_for(1)] == ["response.completed"]
         await none_left(opened)
@@ -259,7 +254,7 @@ async def test_after_three_days_it_is_given_up(
 ) -> None:
     async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
         await run_of(opened)
-        await soon(lambda: outcomes(opened)[1] >= 1)
+        await until(lambda: outcomes(opened)[1] >= 1)
     with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
         database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
     database.close()
@@ -331,7 +326,7 @@ async def test_of_two_processes_one_delivers(
             while len(runs) < 12 or not all(outcomes(one)[0] for one in houses):
                 runs += await asyncio.gather(*map(run_of, houses))
         await none_left(houses[0])
-        await soon(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
+        await until(lambda: sum(outcomes(one)[0] for one in houses) >= len(runs))
         counted = [outcomes(one) for one in houses]
     # A busy machine may keep a process from writing down that it has delivered; it says so, and that one comes again.
     unstored = sum("could not be stored" in message for message in caplog.messages)
@@ -346,7 +341,7 @@ async def test_a_slow_receiver_holds_up_nobody_else(stub: ProviderStub, receiver
         first = await run_of(opened)
         await receiver.wait_for(1)
         second = await run_of(opened)
-        await soon(lambda: outcomes(opened)[0] == 1)
+        await until(lambda: outcomes(opened)[0] == 1)
         assert outcomes(opened) == [1, 0, 0]
         await none_left(opened)
     assert [event.data.id for event in receiver.events()] == [f"resp_{run}" for run in (first, second, first)]

@@ -1,10 +1,16 @@
 """Waiting ends with the condition, and with an error that names it when the deadline has passed."""
 
+import os
+import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.harness.waiting import NotInTime, stays, until, wait_until
+from tests.harness.waiting import NotInTime, Stopwatch, stays, until, wait_until
+
+SLEEP_DELAY = 0.2
 
 
 def becoming_true(looks: int) -> list[bool]:
@@ -39,6 +45,31 @@ async def test_a_deadline_that_has_passed_names_the_condition() -> None:
         await until(lambda: False, within=0.0, what="the moon is blue")
     with pytest.raises(NotInTime, match="1 == 2"):
         wait_until(lambda: 1 == 2, within=0.0)
+
+
+def test_a_stopwatch_counts_sleeping() -> None:
+    watch = Stopwatch()
+    time.sleep(SLEEP_DELAY)
+    assert watch.seconds >= 0.5 * SLEEP_DELAY
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count it")
+def test_a_stopwatch_leaves_out_the_wait_for_a_processor() -> None:
+    """Two processes share one processor: each waits for as long as the other works."""
+    one_processor = {next(iter(os.sched_getaffinity(0)))}
+    rival = psutil.Popen([sys.executable, "-c", "while True: pass"])
+    everywhere = os.sched_getaffinity(0)
+    try:
+        rival.cpu_affinity(list(one_processor))
+        os.sched_setaffinity(0, one_processor)
+        began, watch, used = time.monotonic(), Stopwatch(), time.process_time()
+        while time.process_time() - used < SLEEP_DELAY:
+            pass
+        assert watch.seconds < 0.8 * (time.monotonic() - began)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+        rival.kill()
+        rival.wait()
 
 
 async def test_what_stays_true_is_watched_for_the_whole_time() -> None:

@@ -6,19 +6,54 @@ from it, but cannot make a right program fail.
 """
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import psutil
 
 T = TypeVar("T")
 
+NANOSECONDS: Final = 1_000_000_000
+"""Nanoseconds in a second; the kernel counts in these."""
 PATIENCE_SECONDS: Final = 60.0
 """How long a test waits for what must happen, unless it names another deadline; half of a test's own time limit."""
 POLL_SECONDS: Final = 0.01
 """The pause between two looks at a condition in this process."""
 OUTSIDE_POLL_SECONDS: Final = 0.02
 """The pause between two looks at another process."""
+
+
+class Stopwatch:
+    """Measures how long something takes, in seconds, without the time for which it waited for a processor.
+
+    The kernel counts that time for each thread; it is taken off for this process and all that it has started. On a
+    crowded machine a promise of time can be tested all the same, and a test that waited for a timer still fails.
+    """
+
+    def __init__(self) -> None:
+        self._waited = _processor_wait_seconds()
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since it was made."""
+        passed = time.monotonic() - self._began
+        return passed - max(0.0, _processor_wait_seconds() - self._waited)
+
+
+def _processor_wait_seconds() -> float:
+    """How long the threads of this process and its descendants were ready to run and did not; 0 where it is unknown."""
+    this = psutil.Process()
+    found = 0
+    for process in (this, *this.children(recursive=True)):
+        for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):
+                found += int(path.read_text().split()[1])
+    return found / NANOSECONDS
 
 
 class NotInTime(AssertionError):
