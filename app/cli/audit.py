@@ -1,4 +1,4 @@
-"""`baton audit check|export|rules`: whether a journal keeps what Baton promises, said by code that did not write it.
+"""`baton audit check|export|rules` checks a journal against Baton's promises, by code that did not write it.
 
 Exit status: 0 clean, 1 violations, 2 the journal could not be read.
 """
@@ -22,12 +22,12 @@ from app.providers.formats import adapter
 from app.store.archive import open_archive
 
 SHOWN = 200
-"""Violations that a person is shown; `--json` has up to 10,000."""
+"""Violations that are printed; `--json` has up to 10,000."""
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Carry out one of the verbs."""
+    """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     if asked.verb == "rules":
         return _rules()
@@ -41,7 +41,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if asked.run is not None and not report.runs:
         print("baton: there is no such run", file=sys.stderr)
         return UNREADABLE
-    print(_json(report)) if asked.json else _tell(report)
+    print(_json(report)) if asked.json else _print(report)
     return CLEAN if report.clean else VIOLATIONS
 
 
@@ -63,7 +63,7 @@ async def _export(asked: argparse.Namespace, environ: Mapping[str, str], now: fl
 
 
 def _json(report: Report) -> str:
-    told = {
+    record = {
         "clean": report.clean,
         "runs": report.runs,
         "events": report.events,
@@ -74,10 +74,10 @@ def _json(report: Report) -> str:
         "rules": {name: {"violations": count, "promises": RULES[name][0]} for name, count in report.rules.items()},
         "violations": report.violations,
     }
-    return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(record, option=orjson.OPT_INDENT_2).decode()
 
 
-def _tell(report: Report) -> None:
+def _print(report: Report) -> None:
     console = terminal.out()
     for violation in report.violations[:SHOWN]:
         console.print(Text(str(violation)), soft_wrap=True)

@@ -1,8 +1,8 @@
-"""`baton calibrate`: the same built-in tasks for every worker, once each, and what each was worth at them.
+"""`baton calibrate` gives every worker the same built-in tasks, once each, and stores its scores.
 
-Each is a run like any other, over exactly one worker: journaled, within its budget, carried out by the executor. What
-came of it is kept at once, so that an interrupted calibration goes on where it stopped. A call that failed says nothing
-of what its worker knows: it is no trial, and is tried again the next time.
+Each task is a run like any other, over exactly one worker: journaled, within its budget, carried out by the engine. Its
+score is stored at once, so that an interrupted calibration continues where it stopped. A failed call says nothing about
+what its worker can do: it is not a trial, and is repeated the next time.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 
 import orjson
 from rich.progress import Progress
@@ -32,16 +33,16 @@ from app.process.config import Loaded, configure
 from app.process.wiring import House
 
 KEY = "baton-calibrate"
-"""Who asked, in the journal."""
+"""The name of the key in the journal."""
 ATTEMPTS = 2
 SECONDS = 180.0
 OUTAGES = 5
-"""Calls of one worker that fail one after the other before it is left alone."""
+"""Failed calls of one worker in a row after which it gets no further tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One task for one worker, over a tier that has it in its pool, with the most that it may cost."""
+    """One task for one worker, over a tier that has the worker in its pool, with its limits."""
 
     worker: Worker
     tier: Tier
@@ -50,33 +51,33 @@ class Asked:
 
     @property
     def likely(self) -> int:
-        """Micro-dollars of a usual answer."""
+        """The micro-dollars of a usual answer."""
         read = input_bound(self.built_in.task.messages) // 4
         return self.worker.price.cost(Usage(input=read, output=min(OUTPUT_TOKENS, self.limits.output_tokens)))
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """Of the trial that it becomes."""
+        """The key of the trial that it becomes."""
         return (self.worker.name, self.worker.model, VERSION, self.built_in.name)
 
 
 @dataclass(slots=True)
 class Found:
-    """What came of it."""
+    """The progress of a calibration."""
 
     trials: list[Trial] = field(default_factory=list)
     outages: Counter[str] = field(default_factory=Counter)
-    """Calls that failed, by worker."""
+    """Failed calls, by worker."""
     in_a_row: Counter[str] = field(default_factory=Counter)
     spent: int = 0
     promised: int = 0
     """Micro-dollars that the runs in progress may still cost."""
     short: bool = False
-    """Whether the money did not suffice."""
+    """True if the money of `--usd` was not enough for all tasks."""
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """0; 1 if some tasks could not be tried."""
+    """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
     known = event_loop.run(_known(loaded))
@@ -89,9 +90,10 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
             step = progress.add_task("calibrating", total=len(left))
             event_loop.run(_calibrate(loaded, asked, left, found, now, lambda: progress.advance(step)))
         known = event_loop.run(_known(loaded))
-    _tell(asked, loaded.catalog, known, found)
-    missing = not asked.show and any(one.key not in {trial.key for trial in known} for one in wanted)
-    return int(missing)
+    _print(asked, loaded.catalog, known, found)
+    tried = {trial.key for trial in known}
+    missing = any(one.key not in tried for one in wanted)
+    return int(missing and not asked.show)
 
 
 async def _known(loaded: Loaded) -> tuple[Trial, ...]:
@@ -99,12 +101,14 @@ async def _known(loaded: Loaded) -> tuple[Trial, ...]:
         return await store.trials()
 
 
-# -- what is asked of whom
+# -- tasks
 
 
 def _wanted(catalog: Catalog, asked: argparse.Namespace) -> Iterator[Asked]:
-    """Task by task, so that no provider gets everything at once."""
-    tiers = {name: tier for tier in reversed(list(catalog.tiers.values())) for name in tier.pool}
+    """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
+    tiers: dict[str, Tier] = {}
+    for tier in reversed(list(catalog.tiers.values())):
+        tiers |= dict.fromkeys(tier.pool, tier)
     unknown = sorted(set(asked.worker) - set(tiers))
     if unknown:
         raise ConfigInvalid([f"--worker: no tier has {', '.join(unknown)}; there are {', '.join(sorted(tiers))}"])
@@ -116,7 +120,7 @@ def _wanted(catalog: Catalog, asked: argparse.Namespace) -> Iterator[Asked]:
 
 
 def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
-    """Within the tier's own, for one call and another one after a passing fault."""
+    """Return limits within the tier's own, for one call and one retry."""
     given = tier.efforts[tier.effort]
     tokens = min(tokens, worker.card.max_output, given.output_tokens)
     attempts = min(ATTEMPTS, given.attempts)
@@ -128,7 +132,7 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
 
 
 def _agreed(asked: argparse.Namespace, left: Sequence[Asked], before: int, rehearsal: bool) -> bool:
-    """Say what it will cost; without `--yes`, ask, unless the workers are simulated."""
+    """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
     workers = ", ".join(dict.fromkeys(one.worker.name for one in left))
     likely, most = sum(one.likely for one in left), sum(one.limits.usd for one in left)
     console = terminal.err()
@@ -141,7 +145,9 @@ def _agreed(asked: argparse.Namespace, left: Sequence[Asked], before: int, rehea
     if asked.yes or rehearsal or not most:
         return True
     if not sys.stdin.isatty():
-        raise ConfigInvalid(["--yes: nobody is there to be asked; add it if the cost is right"])
+        raise ConfigInvalid(
+            ["--yes: standard input is not a terminal, so nobody can be asked; add it if you accept the cost"]
+        )
     return console.input("Go on? (y/N) ").strip().casefold() in ("y", "yes")
 
 
@@ -201,7 +207,7 @@ async def _try(opened: House, one: Asked, found: Found, now: Callable[[], float]
 
 
 def _order(one: Asked) -> Order:
-    """The worker alone, and nobody in its place."""
+    """Return the request for a run over this worker alone."""
     return Order(
         task=one.built_in.task,
         tier=one.tier,
@@ -231,10 +237,10 @@ def _trial(one: Asked, ended: Ended, at: float) -> Trial:
     )
 
 
-# -- telling
+# -- printing
 
 
-def _tell(asked: argparse.Namespace, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
+def _print(asked: argparse.Namespace, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
     if asked.json:
         print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
         return
@@ -244,19 +250,19 @@ def _tell(asked: argparse.Namespace, catalog: Catalog, known: Sequence[Trial], f
     if found.trials:
         console.print(f"{len(found.trials)} trials, {terminal.dollars(found.spent)}.")
     for name, count in sorted(found.outages.items()):
-        console.print(f"{name}: {count} calls failed; they are no trials, and are tried again the next time.")
+        console.print(f"{name}: {count} calls failed; they are not counted as trials, and are repeated the next time.")
         if found.in_a_row[name] >= OUTAGES:
-            console.print(f"{name}: {OUTAGES} of them in a row, so it was left alone.")
+            console.print(f"{name}: {OUTAGES} of them in a row, so it got no further tasks.")
     if found.short:
-        console.print("The money of --usd did not suffice for the rest.")
+        console.print("The money of --usd was not enough for the rest.")
 
 
 def _table(of: Mapping[str, Sequence[Trial]]) -> Table:
-    """Pass rates of each worker by family, with their 95 % intervals."""
+    """Return the pass rates of each worker by family, with their 95 % intervals."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("domain", "family", *of):
         table.add_column(column)
-    trials = [one for own in of.values() for one in own]
+    trials = list(chain.from_iterable(of.values()))
     for domain, family in sorted({(one.domain, one.family) for one in trials}):
         table.add_row(domain, family, *(_cell(rates(own, lambda one: one.family).get(family)) for own in of.values()))
     table.add_row("", "all", *(_cell(rates(own, lambda one: "").get("")) for own in of.values()))

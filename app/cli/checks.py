@@ -1,4 +1,4 @@
-"""The checks of `baton doctor`. Each has a deadline of its own and never raises what it was there to find."""
+"""The checks of `baton doctor`. Each has its own deadline and reports a failure instead of raising it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,20 +22,20 @@ from app.providers.protocol import Request
 from app.store.sqlkit.migrate import is_current
 
 DEADLINES = Deadlines(connect=5.0, first=20.0, gap=10.0, total=25.0)
-PATIENCE = 30.0
-"""Seconds for one check, whatever it waits for."""
+CHECK_SECONDS = 30.0
+"""Seconds that one check may take."""
 NOT_OURS: Mapping[str, str] = {
     "store_unavailable": "it cannot be reached, or does not take writes",
     "queue_unavailable": "it cannot be reached",
 }
-"""What callers are told of these, without what callers need to know of it."""
+"""Messages for operators in place of those for callers."""
 SHORTEST = (1, 16)
-"""Tokens asked for: some providers refuse to think as briefly as the first."""
+"""Output tokens to ask for, in turn, because some providers refuse the first as too few."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check found, in words, and what to do about it."""
+    """The result of a check, in words, with its remedy."""
 
     name: str
     status: Literal["ok", "fail", "skip"]
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def of_settings(loaded: Loaded) -> list[Verdict]:
-    """They were read, or we would not be here; what they amount to."""
+    """Report the settings and the pool, which were read without faults before."""
     catalog = loaded.catalog
     workers, providers = count(len(catalog.workers), "worker"), count(len(catalog.providers), "provider")
     size = f"{workers} at {providers}, tiers {', '.join(catalog.tiers)}"
@@ -65,12 +65,12 @@ def of_settings(loaded: Loaded) -> list[Verdict]:
 
 
 async def of_schema(loaded: Loaded) -> list[Verdict]:
-    """Whether the database can be reached and has this version's tables; an SQLite file gets them when it is opened."""
+    """Check that the database has this version's tables. SQLite is left out, which gets them when it is opened."""
     settings = loaded.settings
     if settings.database_url.startswith("sqlite"):
         return []
     where = _shown(loaded, "BATON_DATABASE_URL")
-    remedy = "check BATON_DATABASE_URL, and that the server runs and lets this user in"
+    remedy = "check BATON_DATABASE_URL, and that the server runs and accepts this user"
 
     async def check() -> Verdict:
         if await asyncio.to_thread(is_current, settings.database_url):
@@ -81,7 +81,7 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
 
 
 async def of_house(loaded: Loaded, opened: House) -> list[Verdict]:
-    """Database, queue, conductors and providers, side by side; in this order in the report."""
+    """Check database, queue, conductors and providers at the same time, and report them in this order."""
     catalog = loaded.catalog
     conductors = _conductors(catalog)
     pending = [
@@ -102,18 +102,20 @@ async def _database(loaded: Loaded, opened: House) -> Verdict:
         return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
 
     return await _within(
-        "database", check, "check BATON_DATABASE_URL and `baton migrate`; is the disk full or read-only?"
+        "database",
+        check,
+        "check BATON_DATABASE_URL and `baton migrate`, and that the disk is neither full nor read-only",
     )
 
 
 async def _queue(loaded: Loaded, opened: House) -> Verdict:
     if loaded.settings.redis_url is None:
         return Verdict(
-            "redis", "skip", "not configured: the queue is in the process, which `baton serve` is enough for"
+            "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
         )
 
     async def check() -> Verdict:
-        await opened.means.queue.ready()  # a code of its own means that it was reached, and is of no use as it is
+        await opened.means.queue.ready()  # an error with its own code: reached, but not usable as it is configured
         return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
 
     return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")
@@ -124,7 +126,7 @@ def _shown(loaded: Loaded, variable: str) -> str:
 
 
 def _conductors(catalog: Catalog) -> Mapping[str, str]:
-    """Workers that conduct, with the tiers that they conduct."""
+    """Return the workers that conduct, with the tiers that they conduct."""
     found: dict[str, list[str]] = {}
     for tier in catalog.tiers.values():
         if tier.conductor.worker is not None:
@@ -144,7 +146,7 @@ async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[s
 
 
 async def _generation(name: str, worker: Worker, opened: House) -> Verdict:
-    """One token from a worker."""
+    """Ask a worker for one token."""
     spec = opened.pool.catalog().providers[worker.provider]
 
     async def check() -> Verdict:
@@ -152,13 +154,13 @@ async def _generation(name: str, worker: Worker, opened: House) -> Verdict:
         limited = await _answers(worker, opened)
         simulated = " (simulated)" if spec.format == "rehearsal" else ""
         words = f"{worker.name} answers{simulated}, {seconds(opened.means.tick() - began)}"
-        return Verdict(name, "ok", "accepts the key, but limits our requests at the moment" if limited else words)
+        return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
 
     return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)
 
 
 async def _answers(worker: Worker, opened: House) -> bool:
-    """Whether the provider is limiting us; raises why it gives no answer."""
+    """Return True if the provider limits requests. Raises the reason if it gives no answer."""
     for tokens in SHORTEST:
         try:
             await _generate(worker, opened, tokens)
@@ -188,12 +190,12 @@ async def _within(
     spec: ProviderSpec | None = None,
     worker: Worker | None = None,
 ) -> Verdict:
-    """The check's verdict, or its failure in words, within its time."""
+    """Return the check's verdict, or its failure in words, within its time."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CHECK_SECONDS):
             return await check()
     except TimeoutError:
-        return Verdict(name, "fail", f"no answer within {PATIENCE:.0f} s", remedy)
+        return Verdict(name, "fail", f"no answer within {CHECK_SECONDS:.0f} s", remedy)
     except OursError as error:
         return Verdict(name, "fail", NOT_OURS.get(error.public_code or "", error.message), remedy)
     except BatonError as error:
@@ -201,7 +203,7 @@ async def _within(
 
 
 def _remedy(error: BatonError, usual: str, spec: ProviderSpec | None, worker: Worker | None) -> str:
-    """What to do; a provider that can be reached and says no has a key or a model that is wrong."""
+    """Return the remedy. A provider that is reached and refuses has a wrong key or model."""
     if spec is None or worker is None:
         return usual
     key = f"the key in {spec.key_variable}" if spec.key_variable else "that it wants no key"

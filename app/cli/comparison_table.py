@@ -12,7 +12,7 @@ from app.lab.paired_statistics import Interval
 
 
 def drawn(table: Table) -> Group:
-    """Two tables: how good and how dear, then what it took."""
+    """Return two tables: accuracy and cost of the arms, then their effort."""
     rewards = "/".join(f"{share:g}" for share in LAMBDAS)
     first = _columns(
         "", "arm", "accuracy", "against the reference", "p (Holm)", "$ a task", "front", "for equal $", rewards

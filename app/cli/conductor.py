@@ -1,11 +1,11 @@
-"""`baton conductor VERB`: a trained conductor from its checkpoint into service, and out of it again.
+"""`baton conductor VERB` takes a trained conductor from its checkpoint into service, and out of it again.
 
 export, describe ......... make a folder ready to be served: `lab/export.py`, `lab/manifest.py`
 serve .................... start vLLM for it
-deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans come out
-shadow ................... let it propose beside the live conductor, for runs that are over
-canary, promote, rollback  who conducts from now on; gateways follow within two seconds
-ls ....................... who conducts, and every change with its time and author
+deploy, unload ........... load a version into a running vLLM, if it fits and its golden plans are right
+shadow ................... compare it with the live conductor on finished runs
+canary, promote, rollback  choose the version that conducts; gateways follow within two seconds
+ls ....................... print the version in force, and every change with its time and author
 """
 
 import argparse
@@ -37,7 +37,7 @@ KINDS: Mapping[str, ChangeKind] = {
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Carry out one of the verbs."""
+    """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     if asked.verb == "serve":
         return deployment.serve(asked, environ)
@@ -76,8 +76,8 @@ def _export(asked: argparse.Namespace) -> int:
 
 
 def _describe(asked: argparse.Namespace) -> int:
-    told = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
-    facts = {name: getattr(asked, name) for name in told}
+    given = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
+    facts = {name: getattr(asked, name) for name in given}
     base = Path(asked.base) if asked.base is not None else None
     golden = Path(asked.golden) if asked.golden is not None else None
     made = manifest.describe(Path(asked.folder), base, golden, **facts)
@@ -107,7 +107,7 @@ def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float])
         event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
     note = compared.as_json()
     event_loop.run(_store(loaded.settings, asked, "shadowed", asked.version, note=note))
-    terminal.out().print(f"{shadow.told(note)}\n{note}", markup=False, soft_wrap=True)
+    terminal.out().print(f"{shadow.summary(note)}\n{note}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -115,8 +115,8 @@ async def _compare(
     settings: Settings, server: Management, asked: argparse.Namespace, now: float, compared: shadow.Compared
 ) -> None:
     known = await _standing(settings, asked.conductor)
-    if told := refusal(known, "shadowed", asked.version):
-        raise ConfigInvalid([told])
+    if reason := refusal(known, "shadowed", asked.version):
+        raise ConfigInvalid([reason])
     async with open_archive(settings.database_url) as archive:
         async for case in shadow.cases(archive, asked.conductor, now - asked.since, now, compared):
             if compared.plans >= asked.limit:
@@ -129,8 +129,8 @@ def _change(loaded: Loaded, asked: argparse.Namespace) -> int:
     if not deployment.conducted(loaded, asked.conductor):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
     known = event_loop.run(_standing(loaded.settings, asked.conductor))
-    if told := refusal(known, kind, version):
-        raise ConfigInvalid([told])
+    if reason := refusal(known, kind, version):
+        raise ConfigInvalid([reason])
     if kind in ("canary", "promoted"):  # rolling back must be possible while the server is away
         _check_served(loaded, asked.conductor, version)
     moved, share = version or known.canary or known.live, getattr(asked, "share", 0.0)
@@ -142,7 +142,7 @@ def _change(loaded: Loaded, asked: argparse.Namespace) -> int:
 
 
 def _check_served(loaded: Loaded, conductor: str, version: str) -> None:
-    """A version that its server has forgotten since, by a restart say, must not conduct."""
+    """Raise `ConfigInvalid` if the server no longer has a version, for example after a restart."""
     if not version:
         return
     with _server(loaded, conductor) as server:
@@ -152,7 +152,7 @@ def _check_served(loaded: Loaded, conductor: str, version: str) -> None:
 
 @contextmanager
 def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
-    """The server behind a conductor's worker."""
+    """Yield the management interface of the server behind a conductor's worker."""
     worker = loaded.catalog.workers.get(conductor)
     if worker is None:
         raise ConfigInvalid([f"{conductor}: there is no such worker in the pool file"])
@@ -170,7 +170,7 @@ def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
 async def _store(
     settings: Settings, asked: argparse.Namespace, kind: ChangeKind, version: str, *, share: float = 0.0, note: str = ""
 ) -> None:
-    """By the database's clock: changes are put in order by their time, and operators' clocks differ."""
+    """Store a change with the time of the database's clock, because changes are ordered by time and clocks differ."""
     name, who = f"change_{time.time_ns():x}{secrets.token_hex(4)}", asked.who or getpass.getuser()
     async with storage.opened(settings) as store:
         await store.change(Change(name, await store.clock(), who, asked.conductor, kind, version, share, note))

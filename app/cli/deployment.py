@@ -1,7 +1,8 @@
-"""`baton conductor serve` and `deploy`: a trained conductor on a vLLM server, and a version of it made ready.
+"""`baton conductor serve` and `deploy`: start vLLM for a trained conductor, and load a version of it.
 
-A version is refused before anything is loaded if it does not fit: the server's base model, its tokenizer, the plan's
-schema, the prompt, the pool. It is loaded under a name of its own and asked its golden prompts; what fails is unloaded.
+A version that does not fit is refused before it is loaded: the server's base model, its tokenizer, the plan's schema,
+the prompt and the pool are checked. It is loaded under its own name and asked its golden prompts; if it fails, it is
+unloaded.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 from app.conductor.styles import STYLES, Style
@@ -26,17 +28,17 @@ STRUCTURED: Mapping[str, str] = {
     "xgrammar": '{"backend":"xgrammar"}',
     "guidance": '{"backend":"guidance","disable_any_whitespace":true}',
 }
-"""Without disable_any_whitespace guidance lets a model write endless blanks; with it, xgrammar demands some."""
+"""Without disable_any_whitespace guidance allows endless blanks; with it xgrammar requires some."""
 ADAPTERS = 4
 AGREEMENT = 0.9
-"""The least share of golden plans that must come out as its manifest has them."""
+"""The share of golden plans that must be equal to those of the manifest."""
 RUNTIME = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What golden prompts have shown: how many there were, how many plans were valid, how many of those whose plan is
-    known came out as they should."""
+    """The result of the golden prompts: the number of prompts, of valid plans, of prompts with a known plan, and of
+    those whose plan was equal to it."""
 
     prompts: int
     valid: int
@@ -45,7 +47,7 @@ class Checked:
 
     @property
     def faults(self) -> list[str]:
-        """Why the version is not fit."""
+        """The reasons why the version is refused."""
         found = []
         if self.valid < self.prompts:
             found.append(f"{self.prompts - self.valid} of {self.prompts} golden prompts led to no valid plan")
@@ -55,7 +57,7 @@ class Checked:
 
 
 def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """What starts vLLM for the folder of a whole model, and the variables that it needs."""
+    """Return the command that starts vLLM for the folder of a whole model, and the variables that it needs."""
     folder = Path(asked.folder)
     card, _ = manifest.read(folder)
     if card.kind != "model":
@@ -72,7 +74,7 @@ def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         flags["--dtype"] = "float32"
     words = [asked.python, "-m", "vllm.entrypoints.openai.api_server", "--enable-prefix-caching"]
     words += ["--served-model-name", asked.name, card.name]
-    words += [word for flag in flags.items() for word in flag]
+    words += chain.from_iterable(flags.items())
     if not asked.adapters:
         return [*words, *asked.flag], {}
     words += ["--enable-lora", "--max-loras", str(ADAPTERS), "--max-lora-rank", str(asked.rank)]
@@ -80,7 +82,7 @@ def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
 
 
 def serve(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Become the server, or show how it would be started."""
+    """Replace this process by the server, or print the command that would start it."""
     words, variables = command(asked)
     if asked.dry_run:
         print(" ".join([*(f"{name}={value}" for name, value in variables.items()), *map(_quoted, words)]))
@@ -107,7 +109,7 @@ def check_fit(card: Manifest, loaded: Loaded, conductor: str) -> None:
 
 
 def conducted(loaded: Loaded, conductor: str) -> list[Tier]:
-    """The tiers for which a worker plans, alone or as one of a selector's choices."""
+    """Return the tiers for which a worker plans, alone or as one of a selector's choices."""
     return [tier for tier in loaded.catalog.tiers.values() if tier.conductor.worker == conductor]
 
 
@@ -123,7 +125,7 @@ def _unfit(card: Manifest, tier: Tier) -> Iterator[str]:
 
 
 def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -> None:
-    """`ConfigInvalid` if the server has another base model, or reads the golden prompts as other tokens."""
+    """Raise `ConfigInvalid` if the server has another base model, or another tokenizer by the golden prompts."""
     names = server.models()
     if card.base not in names:
         raise ConfigInvalid(
@@ -140,7 +142,7 @@ def check_server(server: Management, card: Manifest, golden: Sequence[Golden]) -
 
 
 def checked(server: Management, card: Manifest, golden: Sequence[Golden]) -> Checked:
-    """Ask every golden prompt at temperature 0."""
+    """Ask every golden prompt at temperature 0, and count the results."""
     style = STYLES[card.prompt]
     found = [(one, _asked(server, card.name, one, style)) for one in golden]
     known = [(one, steps) for one, steps in found if one.plan is not None]
@@ -154,7 +156,7 @@ def _asked(server: Management, model: str, one: Golden, style: Style) -> tuple[S
 
 
 def read(text: str, one: Golden) -> tuple[Step, ...] | None:
-    """The plan of a text; None if it is none."""
+    """Return the plan of a text, or None if it is not a valid plan."""
     reader = core_plan.Reader(core_plan.by_ordinal([str(n) for n in range(one.workers)]), one.steps)
     try:
         return (*reader.feed(text), *reader.finish())
@@ -163,7 +165,8 @@ def read(text: str, one: Golden) -> tuple[Step, ...] | None:
 
 
 def deploy(server: Management, folder: Path, card: Manifest, golden: Sequence[Golden], path: str) -> str:
-    """Load a version, unless the server has it, and check it; what was found, as JSON. What fails is unloaded."""
+    """Load a version, unless the server has it, and check it. Returns the result as JSON; a failed version is
+    unloaded."""
     if not golden:
         raise ConfigInvalid([f"{folder}: has no golden prompts, so that nothing could be checked"])
     check_server(server, card, golden)

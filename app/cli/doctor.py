@@ -1,4 +1,4 @@
-"""`baton doctor`: is everything there that this configuration needs? One line for each check, with a remedy."""
+"""`baton doctor` checks everything that the configuration needs, with one line and a remedy for each check."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -15,22 +15,22 @@ STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Check everything; 1 if a check failed."""
+    """Run all checks. Returns 1 if one failed."""
     terminal.log_to_stderr("error")
     try:
         loaded = configure(environ)
     except ConfigInvalid as error:
-        return _tell([Verdict("settings", "fail", fault) for fault in error.faults])
-    _tell(checks.of_settings(loaded))
+        return _report([Verdict("settings", "fail", fault) for fault in error.faults])
+    _report(checks.of_settings(loaded))
     if not loaded.catalog.rehearsal:
         terminal.err().print("Each real model is asked for one token now, which costs a fraction of a cent.")
     with terminal.err().status("checking"):
         verdicts = event_loop.run(_check(loaded))
-    return _tell(verdicts)
+    return _report(verdicts)
 
 
 async def _check(loaded: Loaded) -> list[Verdict]:
-    """The schema first: without it the rest of the database's checks would only say so again."""
+    """Check the schema first, because without it all other checks of the database fail for the same reason."""
     schema = await checks.of_schema(loaded)
     try:
         async with house(loaded) as opened:
@@ -39,7 +39,7 @@ async def _check(loaded: Loaded) -> list[Verdict]:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]
 
 
-def _tell(verdicts: list[Verdict]) -> int:
+def _report(verdicts: list[Verdict]) -> int:
     console = terminal.out()
     for one in verdicts:
         line = Text.assemble((f"{one.status:<4}", STYLES[one.status]), f"  {one.name}: {one.words}")

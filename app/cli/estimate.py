@@ -1,4 +1,4 @@
-"""What a plan will probably cost and how long it will take, from prices, cards and limits; nothing is called."""
+"""The likely cost and duration of a plan, estimated from prices, cards and limits without any call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from app.core.pool.budget import worst_case
 from app.core.pool.catalog import Limits, Worker
 
 OUTPUT_TOKENS = 400
-"""A usual answer of one step."""
+"""Tokens of a usual answer of one step."""
 SUBTASK_TOKENS = 120
-"""A usual subtask with its framing."""
+"""Tokens of a usual subtask with its framing."""
 FIRST_SECONDS = 0.6
-"""Until a usual worker begins to answer."""
+"""Seconds until a usual worker begins to answer."""
 SPEED = 60.0
-"""Output tokens per second of a worker whose card says nothing."""
+"""Output tokens per second of a worker whose card does not give its speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One step of the plan, by what its estimate depends on."""
+    """The properties of a step on which its estimate depends."""
 
     n: int
     worker: Worker
@@ -29,7 +29,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Micro-dollars, likely and at most, and likely seconds along the longest path."""
+    """The likely and the largest cost in micro-dollars, and the likely seconds along the longest path."""
 
     usd: int
     usd_most: int
@@ -37,7 +37,7 @@ class Estimate:
 
 
 def estimate(steps: Sequence[Planned], question_tokens: int, limits: Limits) -> Estimate:
-    """Of executing these steps once each; the limit on money caps what retries could add."""
+    """Estimate the execution of these steps, once each. The run's money limit caps the largest cost."""
     output = min(OUTPUT_TOKENS, limits.output_tokens)
     usd = most = 0
     ready: dict[int, float] = {}

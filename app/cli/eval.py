@@ -1,7 +1,7 @@
-"""`baton eval`: the same tasks for several arms, and which of them is better, by how much, and for what money.
+"""`baton eval` gives the same tasks to several arms, and reports their differences in accuracy and cost.
 
-Rows are written as they come, to `rows.jsonl` in the folder, beside `evaluation.json`, which says what they are rows
-of; the same command goes on where it was interrupted. What is reported is made from the rows alone.
+Rows are written as they are measured, to `rows.jsonl` in the folder; `evaluation.json` there describes the evaluation.
+The same command continues where it was interrupted. The report is made from the rows alone.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from app.lab.measurements import Measure, mixture, of_json
 from app.process.config import configure
 
 OWN = "tier"
-"""In `--arms`: the tier as it is."""
+"""The name of the unchanged tier in `--arms`."""
 SPARE = 30.0
 """Seconds that a request gets beyond its run's time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the service says of the tier: its model ids, its pool's digest, its time limit, and whether it is play."""
+    """The tier as the service describes it: model ids, digest of the pool, time limit, and if workers are simulated."""
 
     models: tuple[str, ...]
     catalog: str
@@ -47,14 +47,14 @@ class Served:
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Ask what is still to be asked, then tell; 0 also where arms are wrong."""
+    """Measure the rows that are missing, then print the report. Wrong answers do not change the exit status."""
     terminal.log_to_stderr("warning")
     out = Path(asked.out)
     if not asked.report:
         tasks = _tasks(asked, Sandbox(asked.trust_code))
         out.mkdir(parents=True, exist_ok=True)
         event_loop.run(_carry_out(asked, environ, now, tasks, out))
-    _tell(asked, out)
+    _report(asked, out)
     return 0
 
 
@@ -66,7 +66,7 @@ def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
 
     tasks = taskset.checked(read)[: asked.limit]
     if walls := sandbox.ready(task.grader for task in tasks):
-        terminal.err().print(f"code from answers runs behind walls around: {', '.join(walls)}")
+        terminal.err().print(f"code from answers is isolated from: {', '.join(walls)}")
     return tasks
 
 
@@ -99,14 +99,14 @@ async def _carry_out(
 
 @asynccontextmanager
 async def _client(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller of the service at `--url`, or of one inside this process."""
+    """Yield a client of the service at `--url`, or of one inside this process."""
     if asked.url is None:
         async with embedded(configure(environ), out, asked.concurrency) as client:
             yield client
         return
     key = asked.key or environ.get("BATON_API_KEY", "")
     if not key:
-        raise ConfigInvalid(["--key: the service wants a key; give one here or in BATON_API_KEY"])
+        raise ConfigInvalid(["--key: the service needs a key; give one here or in BATON_API_KEY"])
     url = asked.url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=asked.concurrency)
     async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, limits=limits) as client:
@@ -123,12 +123,12 @@ async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> S
         raise ConfigInvalid([f"--tier: the service has no tier {tier}, or the key may not use it"])
     limits = models[tier]["efforts"]
     seconds = limits.get(effort or models[tier]["effort"], limits[models[tier]["effort"]])["seconds"]
-    arms = tuple(name for name, told in models.items() if told["tier"] == tier and name.startswith(f"{tier}:"))
+    arms = tuple(name for name, one in models.items() if one["tier"] == tier and name.startswith(f"{tier}:"))
     return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
 
 
 def _arms(asked: argparse.Namespace, served: Served) -> tuple[str, ...]:
-    """Whole model ids. Without `--arms` all that are listed, where that costs nothing."""
+    """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
     if asked.arms is None:
         if not served.rehearsal:
             raise ConfigInvalid(
@@ -140,7 +140,7 @@ def _arms(asked: argparse.Namespace, served: Served) -> tuple[str, ...]:
 
 
 def whole(arm: str, tier: str) -> str:
-    """`single:x` -> `baton-ultra:single:x`; what begins with the tier's name stays as it is."""
+    """Return the model id of an arm: `single:x` becomes `baton-ultra:single:x`."""
     if arm == OWN:
         return tier
     return arm if arm == tier or arm.startswith(f"{tier}:") else f"{tier}:{arm}"
@@ -172,7 +172,7 @@ def _options(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _opened(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, out: Path) -> str:
-    """The evaluation's id. What the folder's rows are rows of must be what is asked now; else it is refused."""
+    """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
     path = out / "evaluation.json"
     wanted = {
         "tasks": taskset.digest(tasks),
@@ -196,11 +196,11 @@ def _opened(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, 
     return str(found["id"])
 
 
-# -- telling
+# -- reporting
 
 
 def _rows(path: Path) -> Iterator[Measure]:
-    """The rows of a file; a last line that was cut off is asked again."""
+    """Yield the rows of a file. A last line that was cut off is left out, and so measured again."""
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, TypeError):
@@ -208,11 +208,11 @@ def _rows(path: Path) -> Iterator[Measure]:
 
 
 def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
-    """The rows of a folder; of several for one place, the latest."""
+    """Return the rows of a folder by place, the latest if there are several."""
     return {one.place: one for one in _rows(folder / "rows.jsonl")}
 
 
-def _tell(asked: argparse.Namespace, out: Path) -> None:
+def _report(asked: argparse.Namespace, out: Path) -> None:
     made = _table(asked, [Path(folder) for folder in (asked.out, *asked.beside)])
     if asked.json:
         print(json.dumps(asdict(made), indent=1))
@@ -227,7 +227,9 @@ def _tell(asked: argparse.Namespace, out: Path) -> None:
 
 
 def _table(asked: argparse.Namespace, folders: Sequence[Path]) -> Table:
-    rows = [one for folder in folders for one in by_place(folder).values()]
+    rows: list[Measure] = []
+    for folder in folders:
+        rows += by_place(folder).values()
     faults = mixture(rows)
     if doubled := len(rows) - len({one.place for one in rows}):
         faults.append(f"--with: {doubled} rows are of the same task, arm and repeat; compare folders of other arms")

@@ -1,8 +1,8 @@
-"""The asking part of `baton eval`: each task of each arm, several times over, and one row for each of them.
+"""The requests of `baton eval`: each task goes to each arm several times, and each request makes one row.
 
-The service may be anywhere: this is a client like any other. Every request carries an `Idempotency-Key` of its own, so
-that one that is sent again, in this process or after a restart, hears the same run and is not paid for twice. What the
-service refuses before a run begins (rate, capacity) is tried again; what a run comes to, it comes to.
+The service may be anywhere: this module is a client like any other. Every request has its own `Idempotency-Key`, so
+that one that is sent again, in this process or after a restart, gets the same run and is not paid for twice. A request
+that is refused before a run begins (rate, capacity) is sent again; the outcome of a run is final.
 """
 
 import asyncio
@@ -18,16 +18,17 @@ from app.errors import OursError
 from app.lab.grading import VERSION
 from app.lab.measurements import OUTAGE_STATUS, Figures, Measure, Outcome, figures
 
-PATIENCE = 120.0
-"""Seconds for which a service that cannot be reached, or takes nothing more, is asked again."""
+RETRY_SECONDS = 120.0
+"""Seconds for which a request is sent again while the service is unreachable or refuses new work."""
 LONGEST_WAIT = 15.0
 READ_SECONDS = 30.0
-"""For reading a run's journal."""
+"""Seconds for reading a run's journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What is asked. `options` are further fields of every request; `deadline` is in seconds for one of them."""
+    """The tasks, arms and limits of an evaluation. `options` are further fields of requests; `deadline` is in
+    seconds."""
 
     id: str
     tasks: tuple[Graded, ...]
@@ -38,11 +39,12 @@ class Experiment:
     concurrency: int = 8
     deadline: float = 330.0
     usd: float | None = None
-    """Dollars after which nothing more is begun; what is being asked then is still paid for."""
+    """Dollars after which no request is begun; requests that are under way are still paid for."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def places(self) -> Iterator[tuple[Graded, str, int]]:
-        """Arm after arm for the same task, so that what changes with time strikes all of them alike."""
+        """Yield task, arm and repeat, with all arms of a task in turn, so that changes over time affect all arms
+        alike."""
         for repeat in range(self.repeats):
             for task in self.tasks:
                 for arm in self.arms:
@@ -51,7 +53,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Who asks: a client with its key, and clocks (`tick` in seconds, monotonic; `now` since 1970)."""
+    """A client with its key, and two clocks in seconds: `tick` is monotonic, `now` counts from 1970."""
 
     client: httpx.AsyncClient
     tick: Callable[[], float]
@@ -64,7 +66,7 @@ async def carry_out(
     done: Mapping[tuple[str, str, int], Measure],
     take: Callable[[Measure], None],
 ) -> None:
-    """Ask everything that is not `done`, a few at a time; `take` gets each row as it comes. Raises `OursError`."""
+    """Send all requests that are not `done`, several at a time. `take` gets each row. Raises `OursError`."""
     spent, stopped = sum(one.usd for one in done.values()), False
     left = iter([place for place in experiment.places() if (place[0].id, place[1], place[2]) not in done])
 
@@ -95,7 +97,7 @@ async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str
     run = reply.headers.get("x-baton-run", "") if reply is not None else ""
     found, seconds = await _figures(bench, run) if run else (Figures(), wall)
     if reply is not None and "idempotent-replayed" in reply.headers:
-        wall = seconds  # it was asked before, by a process that did not live to write its row
+        wall = seconds  # an earlier process sent it, and ended before it wrote the row
     if run and found.catalog != experiment.catalog:
         raise OursError("The pool was changed while it was being evaluated; start again in another folder.")
     right, outcome, reason = await _verdict(task, reply)
@@ -116,7 +118,7 @@ async def _measured(bench: Bench, experiment: Experiment, task: Graded, arm: str
 
 
 async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, Outcome, str]:
-    """Grade, outcome and reason; whatever is no answer is wrong."""
+    """Return grade, outcome and reason. A reply without an answer counts as wrong."""
     if reply is None:
         return 0.0, "failed", "too_late"
     if reply.status_code != 200:
@@ -127,11 +129,11 @@ async def _verdict(task: Graded, reply: httpx.Response | None) -> tuple[float, O
 
 
 async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, repeat: int) -> httpx.Response | None:
-    """The reply that settles it; None if it did not come in time."""
+    """Send a request until it gets a final reply, which is returned; None if it did not arrive in time."""
     name = hashlib.sha256(f"{task.id}\0{arm}\0{repeat}".encode()).hexdigest()[:32]
     headers = {"idempotency-key": f"eval-{experiment.id}-{name}"}
     body = {"model": arm, "messages": list(task.messages), **experiment.options}
-    until, pause = bench.tick() + PATIENCE, 0.5
+    until, pause = bench.tick() + RETRY_SECONDS, 0.5
     while True:
         reply: httpx.Response | None = None
         try:
@@ -145,7 +147,7 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
             _refused(reply, arm)
             return reply
         if bench.tick() > until:
-            words = f"takes nothing more ({_code(reply)})" if reply is not None else "cannot be reached"
+            words = f"refuses new work ({_code(reply)})" if reply is not None else "cannot be reached"
             raise OursError(f"The service {words}; the rows so far are kept, run the same command to go on.")
         asked = reply.headers.get("retry-after", "") if reply is not None else ""
         await asyncio.sleep(min(float(asked) if asked.isdecimal() else pause, LONGEST_WAIT))
@@ -153,21 +155,21 @@ async def _asked(bench: Bench, experiment: Experiment, task: Graded, arm: str, r
 
 
 def _refused(reply: httpx.Response, arm: str) -> None:
-    """What speaks against the command and not against the arm."""
+    """Raise `OursError` for a reply that shows a fault of the command and not of the arm."""
     if reply.status_code in (401, 403, 404):
         raise OursError(f"The service refuses {arm}: {_code(reply)}; check the key, its tiers, and GET /v1/models.")
 
 
 async def _figures(bench: Bench, run: str) -> tuple[Figures, float]:
-    """With the seconds from its admission to its end."""
+    """Return a run's figures, and the seconds from its admission to its end."""
     try:
         reply = await bench.client.get(f"/v1/runs/{run}", timeout=READ_SECONDS)
     except httpx.HTTPError:
         raise OursError("The journal cannot be read; run the same command to go on.") from None
     if reply.status_code != 200:
         raise OursError(f"The journal cannot be read: {_code(reply)}; the key needs the scope runs:read.")
-    told = reply.json()
-    return figures(told), (told["ended_at"] or told["created_at"]) - told["created_at"]
+    record = reply.json()
+    return figures(record), (record["ended_at"] or record["created_at"]) - record["created_at"]
 
 
 def _code(reply: httpx.Response) -> str:

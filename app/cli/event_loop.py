@@ -1,4 +1,4 @@
-"""The event loop of a command: uvloop where there is one."""
+"""The event loop of a command: uvloop, except on Windows."""
 
 import asyncio
 import sys
@@ -14,6 +14,6 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; Ctrl-C cancels the work and raises KeyboardInterrupt."""
+    """Run a coroutine to its end. Ctrl-C cancels it and raises `KeyboardInterrupt`."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(work)

@@ -1,7 +1,7 @@
-"""`baton grade`: rate journaled runs by rules, and note what their callers did; both beside what callers said.
+"""`baton grade` rates journaled runs by rules and notes what their callers did, apart from what callers said.
 
-What it stores has a fixed id for each run, rule and version, so it may be run again and again, over the same runs too.
-Only answers are graded: a run that failed, was stopped or was only planned has none, and an outage is no wrong answer.
+A rating has a fixed id for each run, rule and version, so the command may be repeated over the same runs. Only answers
+are graded: a run that failed, was stopped or was only planned has none, and an outage is not a wrong answer.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A grader, as it was written, and the question that it is for; None: it is for every run."""
+    """A grader with its text, and the question that it is for; None if it is for every run."""
 
     grader: Grader
     written: str
@@ -40,7 +40,7 @@ class Rule:
 
 @dataclass(slots=True)
 class Found:
-    """What came of it."""
+    """The ratings that were made, and the runs that were left out."""
 
     ratings: list[Feedback] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -48,8 +48,8 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A run that has ended, with its conversation; None where that was erased."""
+class EndedRun:
+    """A run that has ended, with its conversation, which is None if it was erased."""
 
     row: RunRow
     events: Sequence[Event]
@@ -57,13 +57,13 @@ class Told:
 
     @property
     def question(self) -> str | None:
-        """What the user said last."""
+        """The user's last message."""
         said = [message.text for message in self.messages or () if message.role == "user"]
         return _plain(said[-1]) if said else None
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Rate, store and tell."""
+    """Rate the runs, store the ratings and print a summary."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     sandbox = Sandbox(asked.trust_code)
@@ -75,7 +75,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     if asked.json:
         print(orjson.dumps([_shown(one) for one in found.ratings], option=orjson.OPT_INDENT_2).decode())
     else:
-        _tell(found, stored=not asked.dry_run)
+        _print(found, stored=not asked.dry_run)
     return 0
 
 
@@ -83,13 +83,12 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 
 def _rules(asked: argparse.Namespace, execute: Execute) -> list[Rule]:
-    """All of them; raises `ConfigInvalid` with every fault."""
+    """Return all rules. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
-    rules = [
-        Rule(grader, written, None)
-        for text in asked.grader
-        for grader, written in taskset.rule(text, "--grader", execute, faults)
-    ]
+    rules: list[Rule] = []
+    for text in asked.grader:
+        found = taskset.rule(text, "--grader", execute, faults)
+        rules += [Rule(grader, written, question=None) for grader, written in found]
     if asked.tasks is not None:
         tasks = taskset.read(Path(asked.tasks), execute, faults)
         rules += [Rule(task.grader, task.written, _plain(task.question)) for task in tasks]
@@ -99,7 +98,7 @@ def _rules(asked: argparse.Namespace, execute: Execute) -> list[Rule]:
 
 
 def _plain(text: str) -> str:
-    """A question without differences in spacing."""
+    """Return a question with single spaces."""
     return " ".join(text.split())
 
 
@@ -112,22 +111,22 @@ async def _rate(settings: Settings, asked: argparse.Namespace, rules: Sequence[R
     for rule in rules:
         by_question.setdefault(rule.question, []).append(rule)
     async with storage.opened(settings) as store:
-        later: dict[str, Told] = {}
-        async for told in _runs(store, asked, now):
+        later: dict[str, EndedRun] = {}
+        async for ended in _runs(store, asked, now):
             if rules:
-                await _graded(store, told, by_question, found, now)
+                await _graded(store, ended, by_question, found, now)
             if asked.signs:
-                found.ratings += _signs(told, later.get(told.row.key), now)
-                later[told.row.key] = told
+                found.ratings += _signs(ended, later.get(ended.row.key), now)
+                later[ended.row.key] = ended
         for one in found.ratings if not asked.dry_run else ():
             await store.rate(one)
     return found
 
 
-async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIterator[Told]:
-    """The runs that are asked for, newest first, those that go on left out."""
+async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIterator[EndedRun]:
+    """Yield the chosen runs that have ended, newest first."""
     if asked.run is not None:
-        yield await _told(store, await storage.find(store, asked.run))
+        yield await _read_run(store, await storage.find(store, asked.run))
         return
     since = now - asked.since if asked.since else None
     before: tuple[float, str] | None = None
@@ -136,27 +135,29 @@ async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIte
     ):
         for row in rows:
             if row.ended_at is not None:
-                yield await _told(store, row)
+                yield await _read_run(store, row)
         before = (rows[-1].created_at, rows[-1].id)
 
 
-async def _told(store: Store, row: RunRow) -> Told:
+async def _read_run(store: Store, row: RunRow) -> EndedRun:
     events = (await store.journal(row.id)).events
     task = str(events[0].body["task"])
     bodies = await store.contents(row.id, [task])
-    return Told(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
+    return EndedRun(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
 
 
 async def _graded(
-    store: Store, told: Told, rules: Mapping[str | None, Sequence[Rule]], found: Found, now: float
+    store: Store, ended: EndedRun, rules: Mapping[str | None, Sequence[Rule]], found: Found, now: float
 ) -> None:
-    """Grade a run's answer by the rules for its question, and by those for every run."""
-    row = told.row
-    fitting = [*rules.get(None, ()), *(rules.get(told.question, ()) if told.question is not None else ())]
-    answers = [str(event.body.get("answer") or "") for event in told.events if event.kind is Kind.SUCCEEDED]
+    """Grade a run's answer by the rules for its question and by those for every run."""
+    row = ended.row
+    fitting = list(rules.get(None, ()))
+    if ended.question is not None:
+        fitting += rules.get(ended.question, ())
+    answers = [str(event.body.get("answer") or "") for event in ended.events if event.kind is Kind.SUCCEEDED]
     if not fitting:
-        found.skipped["no rule is for its question" if told.messages is not None else "its content was erased"] += 1
-    elif not answers or told.events[0].body["preview"]:
+        found.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
+    elif not answers or ended.events[0].body["preview"]:
         found.skipped[f"it has no answer ({row.state})"] += 1
     else:
         bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}
@@ -169,18 +170,19 @@ async def _graded(
             found.ratings.append(derived(row.id, row.tenant, now, "grader", rule.grader.kind, grading.VERSION, **about))
 
 
-def _signs(told: Told, later: Told | None, now: float) -> Iterator[Feedback]:
-    """What the caller did with a run; `later` is the next one of the same key."""
-    row = told.row
-    seen = [sign(told.events)]
-    if later is not None and told.messages is not None and later.messages is not None and row.ended_at is not None:
-        again = repeats(told.messages, later.messages, later.row.created_at - row.ended_at)
+def _signs(ended: EndedRun, later: EndedRun | None, now: float) -> Iterator[Feedback]:
+    """Yield the signs in what the caller did with a run. `later` is the next run of the same key."""
+    row = ended.row
+    seen = [sign(ended.events)]
+    if later is not None and ended.messages is not None and later.messages is not None and row.ended_at is not None:
+        again = repeats(ended.messages, later.messages, later.row.created_at - row.ended_at)
         seen += ["regenerated"] if again and row.state == "succeeded" else []
-    for name in filter(None, seen):
-        yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
+    for name in seen:
+        if name:
+            yield derived(row.id, row.tenant, now, "implicit", name, SIGNS, label=name)
 
 
-# -- telling
+# -- printing
 
 
 def _shown(one: Feedback) -> dict[str, Any]:
@@ -188,7 +190,7 @@ def _shown(one: Feedback) -> dict[str, Any]:
     return {name: getattr(one, name) for name in named}
 
 
-def _tell(found: Found, *, stored: bool) -> None:
+def _print(found: Found, *, stored: bool) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("kind", "source", "version", "runs", "mean score"):
         table.add_column(column, justify="right" if column in ("runs", "mean score") else "left")

@@ -1,4 +1,4 @@
-"""`baton keys add|ls|revoke`: who may call."""
+"""`baton keys add|ls|revoke` manages the API keys of callers."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
         ", ".join(sorted(row.scopes)),
         ", ".join(sorted(row.tiers)) or "all",
         ", ".join(sorted(row.labels)) or "-",
-        ", ".join(filter(None, limits)) or "-",
+        ", ".join(limit for limit in limits if limit) or "-",
         _day(row.created_at),
         _state(row, now),
     )

@@ -1,13 +1,14 @@
-"""`baton offpolicy`: what other policies would have earned, from rated runs whose plan was left to chance.
+"""`baton offpolicy` estimates what other policies would have earned, from rated runs whose plan was drawn at random.
 
-Each decision counts by the probability with which it was really drawn, which the journal has from before it took
-effect. There is no verdict where too little speaks of a policy (`app/lab/offpolicy.py`).
+Each decision is weighted by the probability with which it was drawn, which was journaled before it took effect. A
+policy gets no verdict if too few decisions support it (`app/lab/offpolicy.py`).
 """
 
 import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -29,15 +30,15 @@ from app.store.protocol import RunQuery, RunRow, Store
 
 PAGE = 200
 FREQUENT = 6
-"""Arms that are judged without being asked for: those that were taken most often."""
+"""The number of arms that are judged by default: those that were taken most often."""
 
 Group = tuple[str, str, str]
-"""Tier, layer and shape: what is judged together."""
+"""Tier, layer and shape, whose decisions are judged together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A decision and what came of it; `seen` is None where the request was erased: then the arms alone are known."""
+    """A decision and its reward. `seen` is None if the request was erased; then only the arms are known."""
 
     decided: Decided
     seen: Features | None
@@ -45,25 +46,25 @@ class Row:
 
     @property
     def logged(self) -> Logged:
-        """As the estimators read it."""
+        """The row in the form that the estimators read."""
         features = folded(self.seen) if self.seen is not None else ()
         return Logged(features, self.decided.action, self.decided.propensity, self.reward)
 
 
 @dataclass(slots=True)
 class Read:
-    """What the journal has."""
+    """The decisions that the journal has."""
 
     rows: dict[Group, list[Row]] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
-    """Rated runs that say nothing of other policies, by reason."""
+    """Rated runs that say nothing about other policies, by reason."""
     beliefs: dict[str, Beliefs] = field(default_factory=dict)
-    """Of each tier that has a selector."""
+    """The learned values of each tier that has a selector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A policy as the log of one group speaks of it; `left_out` rows had no place for what it would do."""
+    """The estimate of a policy from one group. `left_out` rows did not have its choice among their candidates."""
 
     group: Group
     policy: str
@@ -72,22 +73,20 @@ class Judged:
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """0; 1 if there was nothing to judge by."""
+    """Print the estimates. Returns 1 if there was nothing to judge."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
     for policy in asked.policy:
         if policy not in (GREEDY, CURRENT, UNIFORM) and not policy.startswith(ALWAYS):
             raise ConfigInvalid([f"--policy: write {GREEDY}, {CURRENT}, {UNIFORM} or '{ALWAYS}ARM'"])
     found = event_loop.run(_read(loaded, asked, now()))
-    judged = [
-        one
-        for group, rows in sorted(found.rows.items())
-        for one in _judged(group, rows, asked.policy, found.beliefs.get(group[0]))
-    ]
+    judged: list[Judged] = []
+    for group, rows in sorted(found.rows.items()):
+        judged += _judged(group, rows, asked.policy, found.beliefs.get(group[0]))
     if asked.json:
         print(orjson.dumps([_shown(one) for one in judged], option=orjson.OPT_INDENT_2).decode())
     else:
-        _tell(found, judged)
+        _print(found, judged)
     return 0 if judged else 1
 
 
@@ -118,7 +117,7 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
         return
     events = (await store.journal(row.id)).events
     one = decided(events)
-    reason = _useless(tier, one)
+    reason = _reason_not_usable(tier, one)
     if reason or one is None:
         found.skipped[reason] += 1
         return
@@ -126,16 +125,16 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
     found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward))
 
 
-def _useless(tier: Tier | None, one: Decided | None) -> str:
+def _reason_not_usable(tier: Tier | None, one: Decided | None) -> str:
     if one is None:
         return "no answer, or a plan without probabilities"
     if one.shape and (tier is None or tier.conductor.temperature != 1.0):
-        return "the model decodes at another temperature than 1, so what it tells is not what it was drawn with"
+        return "the model decodes at a temperature other than 1, so its probabilities are not those of the draw"
     return "" if one.chance else "nothing was left to chance"
 
 
 async def _seen(store: Store, run: str, one: Decided, task: str) -> Features | None:
-    """A selector's own features; for a model those of the task."""
+    """Return the features of a decision: the journaled ones of a selector, or those of the task for a model."""
     ref = one.features or task
     bodies = await store.contents(run, [ref])
     if not bodies:
@@ -173,7 +172,7 @@ def _choice(policy: str, row: Row, beliefs: Beliefs | None) -> Policy | None:
     return beliefs.choice(row.decided, row.seen)
 
 
-# -- telling
+# -- printing
 
 
 def _shown(one: Judged) -> dict[str, Any]:
@@ -182,7 +181,7 @@ def _shown(one: Judged) -> dict[str, Any]:
     return {**about, **asdict(one.report), "verdict": one.report.verdict, "refusal": one.report.refusal}
 
 
-def _tell(found: Read, judged: Sequence[Judged]) -> None:
+def _print(found: Read, judged: Sequence[Judged]) -> None:
     console = terminal.out()
     for group in dict.fromkeys(one.group for one in judged):
         tier, layer, shape = group
@@ -195,12 +194,14 @@ def _tell(found: Read, judged: Sequence[Judged]) -> None:
             if one.group == group and one.report.refusal:
                 console.print(f"refused, {one.policy}: {one.report.refusal}", markup=False)
     if found.rows and not judged:
-        arms = sorted({arm for rows in found.rows.values() for row in rows for arm in row.decided.candidates})
-        console.print(f"No decision had a place for that. The arms are: {', '.join(arms)}", markup=False)
+        arms: set[str] = set()
+        for row in chain.from_iterable(found.rows.values()):
+            arms |= set(row.decided.candidates)
+        console.print(f"No decision had that choice. The arms are: {', '.join(sorted(arms))}", markup=False)
     elif not judged:
         console.print("There are no rated runs whose plan was left to chance.")
     for reason, count in sorted(found.skipped.items()):
-        console.print(f"rated, and of no use: {count}, because {reason}", markup=False)
+        console.print(f"rated, but not usable: {count}, because {reason}", markup=False)
 
 
 def _table(judged: Sequence[Judged]) -> Table:
@@ -208,10 +209,10 @@ def _table(judged: Sequence[Judged]) -> Table:
     for column in ("policy", "rows", "ESS", "covered", "IPS", "SNIPS", "doubly robust", "ahead of the log", "verdict"):
         table.add_column(column, justify="right" if column in ("rows", "ESS", "covered") else "left")
     for one in judged:
-        told = one.report
-        figures = (f"{told.rows}", f"{told.ess:.0f}", f"{told.covered:.0%}")
-        estimates = (told.ips, told.snips, told.dr, told.ahead)
-        table.add_row(one.policy, *figures, *map(_in_words, estimates), told.verdict)
+        report = one.report
+        figures = (f"{report.rows}", f"{report.ess:.0f}", f"{report.covered:.0%}")
+        estimates = (report.ips, report.snips, report.dr, report.ahead)
+        table.add_row(one.policy, *figures, *map(_in_words, estimates), report.verdict)
     return table
 
 

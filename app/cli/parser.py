@@ -1,4 +1,4 @@
-"""Every command of `baton` with its options, and the module of this package that carries it out."""
+"""The command line of `baton`: every command with its options, and the module of this package that runs it."""
 
 import argparse
 from importlib.metadata import version
@@ -8,11 +8,11 @@ EPILOG = "Settings are environment variables: `baton config` lists them all. `ba
 
 
 class Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Defaults are shown; descriptions keep their lines."""
+    """A formatter that shows defaults and keeps the lines of descriptions."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line. What it returns from `parse_args` has the module's name in `module`."""
+    """Return the parser of the whole command line. Parsed arguments have the module's name in `module`."""
     root = argparse.ArgumentParser(prog="baton", description=DESCRIPTION, epilog=EPILOG)
     root.add_argument("--version", action="version", version=f"baton {version('baton')}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -45,8 +45,8 @@ def _command(
 
 def _processes(commands: "Commands[argparse.ArgumentParser]") -> None:
     _command(commands, "serve", "process", "run the whole service in this process")
-    _command(commands, "gateway", "process", "answer requests; steps are executed by dispatchers (Postgres and Redis)")
-    _command(commands, "dispatcher", "process", "execute steps; run as many as you like (Postgres and Redis)")
+    _command(commands, "gateway", "process", "answer HTTP requests; dispatchers execute the runs (Postgres and Redis)")
+    _command(commands, "dispatcher", "process", "plan and execute runs; start as many as you need (Postgres and Redis)")
 
 
 def _operations(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -87,7 +87,7 @@ def _keys(commands: "Commands[argparse.ArgumentParser]") -> None:
     add.add_argument("--expires", type=_seconds, metavar="SPAN", help="lifetime, such as 12h, 30d or 52w")
     _command(verbs, "ls", "keys", "list the keys, never their secrets")
     revoke = _command(verbs, "revoke", "keys", "end a key; gateways follow within five seconds")
-    revoke.add_argument("id", help="the public id: what stands between bt_ and the next underscore")
+    revoke.add_argument("id", help="the public id, between bt_ and the next underscore")
 
 
 def _runs(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -100,12 +100,14 @@ def _runs(commands: "Commands[argparse.ArgumentParser]") -> None:
         ls.add_argument(f"--{name}", help=f"only runs of this {name}")
     ls.add_argument("--degraded", action="store_true", help="only runs that a fallback decided")
     ls.add_argument("--since", type=_seconds, metavar="SPAN", help="only runs of the last 30m, 12h, 7d, ...")
-    show = _command(verbs, "show", "runs", "explain one run: why it was routed so, what each worker saw and said")
+    show = _command(
+        verbs, "show", "runs", "explain one run: why it was routed so, and what each worker saw and answered"
+    )
     show.add_argument("--full", action="store_true", help="whole texts instead of excerpts")
     watch = _command(verbs, "watch", "runs", "follow a run's journal until the run has ended")
     for verb in (show, watch):
         verb.add_argument("run", nargs="?", default="last", help="a run's id, a prefix of one, or last")
-    cancel = _command(verbs, "cancel", "runs", "ask for a run's end, whichever process drives it, and wait for it")
+    cancel = _command(verbs, "cancel", "runs", "ask a run to end, whichever process has it, and wait for its end")
     cancel.add_argument("run", help="a run's id, or a prefix of one")
     for verb in (ls, show):
         verb.add_argument("--json", action="store_true", help="as JSON")
@@ -156,8 +158,8 @@ def _train(commands: "Commands[argparse.ArgumentParser]") -> None:
         commands,
         "train",
         "train",
-        "train a conductor, or go on where that was interrupted: a small one from scratch in the rehearsal world, "
-        "compared with honest baselines on tasks that it has not met; or any chat model; needs torch",
+        "train a conductor, or continue an interrupted training: a small one from scratch in the rehearsal world, "
+        "compared with baselines on tasks that it has not seen; or any chat model; needs torch",
     )
     train.add_argument(
         "--backend",
@@ -281,11 +283,11 @@ def _serve(verbs: "Commands[argparse.ArgumentParser]") -> None:
 
 def _versions(verbs: "Commands[argparse.ArgumentParser]") -> None:
     deploy = _command(verbs, "deploy", "conductor", "load a version into a running vLLM, if it fits and passes")
-    shadow = _command(verbs, "shadow", "conductor", "let a version plan beside the live one, for runs that are over")
+    shadow = _command(verbs, "shadow", "conductor", "compare a version with the live one on finished runs")
     canary = _command(verbs, "canary", "conductor", "let a version conduct a share of the runs")
     promote = _command(verbs, "promote", "conductor", "let a version conduct all runs")
     rollback = _command(verbs, "rollback", "conductor", "end the canary, or go back to what was live before")
-    unload = _command(verbs, "unload", "conductor", "let the server forget a version that does not conduct")
+    unload = _command(verbs, "unload", "conductor", "unload a version that does not conduct from the server")
     for verb in (deploy, shadow, canary, promote, rollback, unload):
         verb.add_argument("conductor", help="the conductor's worker in the pool file")
         verb.add_argument("--who", default="", help="whose decision it is (default: the system's user)")
@@ -298,12 +300,12 @@ def _versions(verbs: "Commands[argparse.ArgumentParser]") -> None:
     )
     shadow.add_argument("--limit", type=_count, default=200, help="most plans to compare")
     canary.add_argument("share", type=_share, help="of the runs, such as 0.05")
-    ls = _command(verbs, "ls", "conductor", "say who conducts, and every change with its time and author")
+    ls = _command(verbs, "ls", "conductor", "list the versions in force, and every change with its time and author")
     ls.add_argument("--limit", type=_count, default=20, help="most changes to list")
 
 
 def _agreed(asked: argparse._ActionsContainer) -> None:
-    """Whose runs may be learned from."""
+    """Add the options that choose the runs to learn from."""
     asked.add_argument(
         "--consent", metavar="LABEL", help="only runs with this label, or with it as a yes in their metadata"
     )
@@ -332,7 +334,7 @@ def _grade(commands: "Commands[argparse.ArgumentParser]") -> None:
         commands,
         "grade",
         "grade",
-        "rate journaled runs by rules, and note what their callers did; it is stored beside what callers said",
+        "rate journaled runs by rules, and note what their callers did, apart from what callers said",
     )
     grade.add_argument("--tasks", metavar="FILE", help='JSON lines: {"question": "...", "grader": {"kind": ...}}')
     grade.add_argument(
@@ -359,7 +361,7 @@ def _calibrate(commands: "Commands[argparse.ArgumentParser]") -> None:
         "calibrate",
         "calibrate",
         "give every worker the same built-in tasks, once each, and keep its pass rates: they get onto the cards that "
-        "conductors are shown, and are what a learning policy begins with; says first what it will cost",
+        "conductors are shown, and a learning policy begins with them; prints the cost first",
     )
     calibrate.add_argument(
         "--worker", action="append", default=[], metavar="WORKER", help="only this one; repeatable (default: all)"
@@ -381,8 +383,8 @@ def _eval(commands: "Commands[argparse.ArgumentParser]") -> None:
         commands,
         "eval",
         "eval",
-        "ask several arms of a tier the same tasks and compare them: accuracy, cost, latency, and what may be chance; "
-        "without --url in a service of its own, over the configured pool",
+        "give several arms of a tier the same tasks and compare accuracy, cost and latency, with intervals; "
+        "without --url in its own service, over the configured pool",
     )
     made.add_argument("--url", help="a running service with [evaluation] arms = true in its pool file")
     made.add_argument("--key", help="its key, with runs:write and runs:read (default: BATON_API_KEY)")
@@ -396,12 +398,12 @@ def _eval(commands: "Commands[argparse.ArgumentParser]") -> None:
     made.add_argument("--limit", type=_count, help="only the first so many tasks")
     made.add_argument("--out", default="evaluation", help="the folder for rows, table and plot; rows there are kept")
     made.add_argument("--with", action="append", default=[], metavar="DIR", dest="beside", help="rows to compare, too")
-    made.add_argument("--report", action="store_true", help="ask nothing, only tell")
+    made.add_argument("--report", action="store_true", help="send no request, only report")
     made.add_argument("--usd", type=_dollars, help="begin nothing more once the rows have cost so many dollars")
     made.add_argument("--concurrency", type=_count, default=8, help="requests at one time")
     made.add_argument("--temperature", type=float, help="of every request")
     made.add_argument("--effort", help="of every request: minimal, low, medium, high, ...")
-    made.add_argument("--no-explore", action="store_true", help="a selector chooses what it holds for best")
+    made.add_argument("--no-explore", action="store_true", help="a selector makes its best choice with certainty")
     made.add_argument("--seed", type=int, default=0, help="of the resampling")
     made.add_argument("--resamples", type=_count, default=10_000, help="of the tasks")
     made.add_argument("--json", action="store_true", help="the table as JSON")
@@ -412,7 +414,7 @@ def _trusts(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trust-code",
         action="store_true",
-        help="run unit tests of answers' code even where the kernel does not let the network be cut off",
+        help="run unit tests of answers' code even if the kernel does not allow the network to be cut off",
     )
 
 
@@ -421,8 +423,8 @@ def _offpolicy(commands: "Commands[argparse.ArgumentParser]") -> None:
         commands,
         "offpolicy",
         "offpolicy",
-        "estimate what other policies would have earned, from rated runs whose plan was left to chance; there is no "
-        "verdict where too little speaks of a policy",
+        "estimate what other policies would have earned, from rated runs whose plan was drawn at random; there is no "
+        "verdict if too few runs support a policy",
     )
     judge.add_argument(
         "--policy",
@@ -453,7 +455,7 @@ def _share(text: str) -> float:
 
 
 def _dollars(text: str) -> int:
-    """Micro-dollars."""
+    """Return an amount in dollars as micro-dollars."""
     amount = float(text)
     if not 0 < amount <= 1_000_000:
         raise argparse.ArgumentTypeError("must be a number of dollars above 0")

@@ -1,4 +1,4 @@
-"""Cost against accuracy: on the terminal in characters, and as a PNG where matplotlib is installed."""
+"""A plot of accuracy over cost, in characters for the terminal, and as a PNG if matplotlib is installed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from app.lab.comparison import Table
 WIDTH, HEIGHT = 64, 16
 MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 WIDE = 20.0
-"""From this ratio of costs on, their axis is logarithmic."""
+"""The ratio of costs from which their axis is logarithmic."""
 
 
 def mark(place: int) -> str:
-    """The letter of an arm, by its place in the table."""
+    """Return the letter of an arm, by its place in the table."""
     return MARKS[place] if place < len(MARKS) else "?"
 
 
 def characters(table: Table) -> str:
-    """A plot for the terminal: accuracy upwards, cost to the right, a letter for each arm; `*` where several meet."""
+    """Return the plot in characters: accuracy upwards, cost to the right, a letter for each arm, `*` for several."""
     shown = table.standings
     across, words = _scale([one.usd for one in shown])
     low, high = min(one.accuracy.value for one in shown), max(one.accuracy.value for one in shown)
@@ -36,7 +36,7 @@ def characters(table: Table) -> str:
 
 
 def _scale(costs: Sequence[float]) -> tuple[Callable[[float], float], str]:
-    """From a cost to its place between 0 and 1, and what stands below the axis."""
+    """Return a function from a cost to its place between 0 and 1, and the label of the axis."""
     bend = math.log if _wide(costs) else float
     low, high = bend(min(costs)), bend(max(costs))
     kind = ", logarithmic" if _wide(costs) else ""
@@ -49,7 +49,7 @@ def _wide(costs: Sequence[float]) -> bool:
 
 
 def png(table: Table, path: Path) -> bool:
-    """The same with intervals; False where matplotlib is not installed."""
+    """Draw the plot with intervals as a PNG. Returns False if matplotlib is not installed."""
     try:
         pyplot = resolve_name("matplotlib.pyplot")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""`baton plan`: how a question would be routed. The plan is really made and journaled; none of it is executed."""
+"""`baton plan` shows how a question would be routed. The plan is made and journaled, but not executed."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -20,11 +20,11 @@ from app.process.config import Loaded, configure
 from app.process.wiring import House
 
 KEY = "baton-plan"
-"""Who asked, in the journal."""
+"""The name of the key in the journal."""
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Print the plan, who was eligible and why the others were not, and an estimate; 1 if no plan came about."""
+    """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
     tier, effort = _tier(loaded.catalog, asked)

@@ -1,4 +1,4 @@
-"""The service without its gateway, for commands that have runs of their own: journaled and budgeted like all others."""
+"""The service without its gateway, for commands that start runs, which are journaled and budgeted like all others."""
 
 import asyncio
 from collections.abc import AsyncIterator

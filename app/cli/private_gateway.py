@@ -1,4 +1,4 @@
-"""The whole service inside a command: the configured pool with its arms, over a journal of its own."""
+"""The whole service inside a command: the configured pool with its arms, and its own journal."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ TENANT = "evaluation"
 
 
 def in_folder(loaded: Loaded, folder: Path) -> Loaded:
-    """The same pool with arms, for one process that shares nothing with a service that may be running."""
+    """Return the pool with arms, for one process that shares nothing with a service that may be running."""
     settings = loaded.settings.model_copy(
         update={
             "data_dir": folder,
@@ -35,8 +35,10 @@ def in_folder(loaded: Loaded, folder: Path) -> Loaded:
 
 @asynccontextmanager
 async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller of that service, with a key, straight into the application; the service ends with the block. The cards
-    of its workers say what was measured in the configured database."""
+    """Yield a client with a key that calls the application without a socket. The service ends with the block.
+
+    The cards of its workers have the calibration of the configured database.
+    """
     trials = await _calibrated(loaded.settings) if _is_made(loaded.settings.database_url) else ()
     async with at_work(in_folder(loaded, folder), concurrency, dispatches=True) as opened:
         for trial in trials:
@@ -52,12 +54,12 @@ async def embedded(loaded: Loaded, folder: Path, concurrency: int) -> AsyncItera
 
 
 async def _calibrated(settings: Settings) -> tuple[Trial, ...]:
-    """What `baton calibrate` has found."""
+    """Return the results of `baton calibrate`."""
     async with storage.opened(settings) as store:
         return await store.trials()
 
 
 def _is_made(url: str) -> bool:
-    """False for an SQLite file that is not there: to look into it would make it."""
+    """Return False for an SQLite file that does not exist, because opening it would create it."""
     path = url.removeprefix("sqlite:///")
     return path == url or Path(path).exists()

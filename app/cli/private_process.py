@@ -1,7 +1,7 @@
-"""A whole Baton of a command's own: a process over a folder of its own, on a free port, for as long as it is needed.
+"""The whole service in a child process of a command, with its own folder and a free port.
 
-It runs beside what the command does, so that its deadlines do not wait for a training step; and it is reached like any
-other Baton, by HTTP and a key.
+It is a process of its own so that its deadlines do not wait for a training step. It is called like any other service,
+by HTTP and with a key.
 """
 
 import os
@@ -26,14 +26,14 @@ SOURCE = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple[str, str]]:
-    """URL and key of a Baton which drives up to `runs` runs at a time: over the pool of this TOML text, or, where it is
-    empty, over the one that the environment names."""
+    """Yield URL and key of a service that carries out up to `runs` runs at a time, over the pool of this TOML text, or
+    over the one that the environment names if the text is empty."""
     with TemporaryDirectory(prefix="baton-") as place:
         folder, key = Path(place), f"bt_training_{secrets.token_hex(16)}"
         asked = {
             **{name: value for name, value in environ.items() if not name.startswith("BATON_")},
             **_pool(pool, environ, folder),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), environ.get("PYTHONPATH")])),
+            "PYTHONPATH": _search_path(environ),
             "BATON_DATA_DIR": str(folder / "data"),
             "BATON_PORT": "0",
             "BATON_BOOTSTRAP_KEY": key,
@@ -55,6 +55,12 @@ def baton(pool: str, environ: Mapping[str, str], *, runs: int) -> Iterator[tuple
                 process.wait()
 
 
+def _search_path(environ: Mapping[str, str]) -> str:
+    """Return the search path for modules, with the folder of this package first."""
+    others = environ.get("PYTHONPATH")
+    return f"{SOURCE}{os.pathsep}{others}" if others else str(SOURCE)
+
+
 def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     if text:
         (folder / "pool.toml").write_text(text)
@@ -64,14 +70,14 @@ def _pool(text: str, environ: Mapping[str, str], folder: Path) -> dict[str, str]
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Where it listens, once it is ready."""
+    """Wait until the service is ready, and return its URL."""
     mark, until = "Baton is listening on ", time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
         _, found, rest = log.read_text().partition(mark)
         if found and " " in rest and _ready(url := rest.split()[0]):
             return url
         time.sleep(0.1)
-    raise ConfigInvalid([f"a Baton to carry plans out could not be started: {log.read_text()[-TAIL:]}"])
+    raise ConfigInvalid([f"the service that carries out plans could not be started: {log.read_text()[-TAIL:]}"])
 
 
 def _ready(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""`baton probe`: whether the gateway on this machine is ready, for health checks of containers."""
+"""`baton probe` asks the gateway on this machine if it is ready, for health checks of containers."""
 
 import argparse
 import http.client
@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 
 from app.process.config import read
 
-PATIENCE = 4.0
+TIMEOUT_SECONDS = 4.0
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """0 if `/readyz` says so, else 1 with a word on why."""
+    """Return 0 if `/readyz` answers 200; otherwise print the reason and return 1."""
     port = read(environ).port
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/readyz")
         reply = connection.getresponse()

@@ -1,4 +1,4 @@
-"""`baton serve`, `baton gateway`, `baton dispatcher`: one process of the service, until it is told to stop."""
+"""`baton serve`, `baton gateway` and `baton dispatcher` run one process of the service until it is stopped."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ ROLES: Mapping[str, Roles] = {
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Serve; 0 after an orderly stop."""
+    """Serve. Returns 0 after an orderly stop."""
     loaded = configure(environ)
     terminal.log_to_stderr(loaded.settings.log_level)
     for note in loaded.notes:

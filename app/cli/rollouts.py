@@ -1,4 +1,4 @@
-"""`baton rollouts`: write journaled runs as rollouts, for training and evaluation; only those whose callers agreed."""
+"""`baton rollouts` writes journaled runs as rollouts for training and evaluation, if their callers have agreed."""
 
 import argparse
 from collections import Counter
@@ -16,7 +16,7 @@ from app.store.archive import open_archive
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Write the file, and say what became of the runs that are not in it; 1 if there is nothing in it."""
+    """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
     since = now() - asked.since if asked.since else None
     found, skipped = event_loop.run(collect(read(environ), wanted(asked), since))
@@ -39,7 +39,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 
 def wanted(asked: argparse.Namespace) -> Wanted:
-    """What the options say. `ConfigInvalid` if they do not say who has agreed."""
+    """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
     if (asked.consent is None) is not asked.everybody:
         raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])
     return Wanted(
@@ -53,7 +53,7 @@ def wanted(asked: argparse.Namespace) -> Wanted:
 
 
 async def collect(settings: Settings, chosen: Wanted, since: float | None) -> tuple[list[Rollout], Counter[str]]:
-    """The rollouts of the configured database, oldest first; and how many runs are none, by reason."""
+    """Return the rollouts of the configured database, oldest first, and the number of runs left out, by reason."""
     found: list[Rollout] = []
     skipped: Counter[str] = Counter()
     async with storage.opened(settings) as store, open_archive(settings.database_url) as archive:

@@ -1,4 +1,4 @@
-"""A run as `baton runs show` and `baton plan` tell it: the audit trail's record, its steps in full."""
+"""The record of a run for `baton runs show` and `baton plan`: that of the audit trail, with its steps in full."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from app.store.protocol import RunRow, Store
 
 
 async def read(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
-    """The audit trail's record of a run, its steps in full and its ratings with their comments; and what the caller
-    asked last."""
+    """Return the audit trail's record of a run, with its steps in full and the comments of its ratings, and the
+    caller's last message, which is None if it was erased."""
     journal = await store.journal(row.id)
     state = fold(journal.events)
     given = await store.feedback(row.id)

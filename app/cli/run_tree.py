@@ -1,6 +1,7 @@
-"""A run as a tree on the terminal: `draw`. Texts of callers and workers are cleaned of control characters first."""
+"""A run as a tree on the terminal. Texts of callers and workers are shown without control characters."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from rich.text import Text
@@ -20,18 +21,18 @@ COLOURS: Mapping[str, str] = {
 
 
 def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
-    """`run` is the audit trail's record, its steps in full; `question` the caller's last words, None if erased."""
+    """Return the tree of a run. `question` is the caller's last message, or None if it was erased."""
     tree = Tree(_header(run), guide_style="dim")
     for name, value in _facts(run, question, full):
         tree.add(_line(name, value))
     branches: dict[int | None, Tree] = {None: tree}
-    _proposals(tree, run, None)
+    _proposals(tree, run, parent=None)
     answer = run["end"].get("step")
-    for step in run["steps"]:  # what is nested in a step comes after it
+    for step in run["steps"]:  # a step comes before the steps that are nested in it
         around = branches[step["parent"]]
         branches[step["n"]] = _step(around, step, answers=step["n"] == answer, full=full, planned=run["preview"])
-        _proposals(branches[step["n"]], run, step["n"])
-    for one in (rating for kind in run["feedback"].values() for rating in kind):
+        _proposals(branches[step["n"]], run, parent=step["n"])
+    for one in chain.from_iterable(run["feedback"].values()):
         branch = tree.add(_line("feedback", run_words.rating(one)))
         if one["commented"]:
             branch.add(_line("comment", _shown(run["comments"].get(one["id"]), full)))
@@ -39,7 +40,7 @@ def draw(run: run_words.Record, question: str | None, *, full: bool) -> Tree:
 
 
 def _proposals(tree: Tree, run: run_words.Record, parent: int | None) -> None:
-    """Those for the run itself, or for the step that they are nested in."""
+    """Add the proposals for the run itself, or for the step in which they are nested."""
     for one in run["proposals"]:
         if one["parent"] != parent:
             continue
@@ -81,7 +82,7 @@ def _facts(run: run_words.Record, question: str | None, full: bool) -> list[tupl
     if run["error"]:
         facts.append(("error", run["error"]))
     if run["end"].get("fell_back"):
-        facts.append(("answer", "the last step said nothing, so the last one that spoke answers"))
+        facts.append(("answer", "the last step returned nothing, so the last step with an output answers"))
     return facts
 
 

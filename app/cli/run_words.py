@@ -1,4 +1,5 @@
-"""The words in which a run is explained: what a step may see, what an attempt came to, why it was routed so."""
+"""The words in which a run is explained: the access list of a step, the outcome of an attempt, the reason of a
+choice."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,8 +13,8 @@ Record = Mapping[str, Any]
 CONDUCTORS: Mapping[str, str] = {
     "model": "a model planned it",
     "fixed": "a fixed shape; no model was asked",
-    "random": "a plan drawn by lot; no model was asked",
-    "selector": "the selector chose by what ratings have taught it",
+    "random": "a plan drawn at random; no model was asked",
+    "selector": "the selector chose by what it has learned from ratings",
     "caller": "the request brought its own plan",
     "fallback": "the fallback worker answers alone",
 }
@@ -24,34 +25,34 @@ MODES: Mapping[str, str] = {
 }
 
 ERRORS: Mapping[str | None, str] = {
-    "no_time": "no worker could have answered in what was left of the run",
-    "dead_letter": "one dispatcher after the other fell silent over it, so it was given up; see the runbook",
-    "content_erased": "what it should have worked on was erased",
+    "no_time": "no worker could have answered in the time that was left",
+    "dead_letter": "several dispatchers in a row stopped while they worked on it, so it was given up; see the runbook",
+    "content_erased": "its input was erased",
 }
 ITSELF = "the conductor itself"
-ENOUGH = "it took the previous answer for final"
+ENOUGH = "it accepted the previous answer"
 EXCERPT = 300
-"""Characters of a text that are shown where not all of it was asked for."""
+"""Characters of a text that are shown without `--full`."""
 ERASED = "erased"
 
 
 def moment(at: float) -> str:
-    """A point in time."""
+    """Return a point in time in words."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def seconds(span: float) -> str:
-    """A duration in the precision that matters."""
+    """Return a duration in milliseconds below one second, else in seconds."""
     return f"{span * 1000:.0f} ms" if span < 1 else f"{span:.1f} s"
 
 
 def cost(usd: float) -> str:
-    """Dollars as the audit trail gives them."""
+    """Return the dollars of the audit trail in words."""
     return dollars(usd * MILLION)
 
 
 def tokens(usage: Record) -> str:
-    """Input and output, and what is special about them."""
+    """Return input and output tokens, with cached, reasoning and estimated ones noted."""
     words = f"{usage['input']:,} + {usage['output']:,} tokens"
     notes = [f"{usage[kind]:,} {kind}" for kind in ("cached", "reasoning") if usage[kind]]
     notes += ["estimated"] if usage["estimated"] else []
@@ -59,16 +60,17 @@ def tokens(usage: Record) -> str:
 
 
 def sees(access: Sequence[str | int]) -> str:
-    """An access list in words."""
+    """Return an access list in words."""
     steps = [str(entry) for entry in access if entry != "user"]
-    parts = ["the conversation"] if "user" in access else []
-    parts += [f"step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"] if steps else []
-    words = " and ".join(parts) or "nothing but its subtask"
-    return words if "user" in access else f"{words}, not the conversation" if steps else words
+    noun = "step" if len(steps) == 1 else "steps"
+    earlier = f"{noun} {', '.join(steps)}"
+    if "user" in access:
+        return f"the conversation and {earlier}" if steps else "the conversation"
+    return f"{earlier}, not the conversation" if steps else "nothing but its subtask"
 
 
 def attempt(record: Record) -> str:
-    """One provider call."""
+    """Return one provider call in words."""
     if record["outcome"] is None:
         return f"{record['worker']}: in flight, {cost(record['held']['usd'])} reserved"
     outcome = record["outcome"] + (f" ({record['error']})" if record.get("error") else "")
@@ -87,7 +89,7 @@ def attempt(record: Record) -> str:
 
 
 def exchange(record: Record, *, full: bool) -> str:
-    """One use of the caller's tools: what was called, and what came back."""
+    """Return one use of the caller's tools in words: the calls and their results."""
     said = record.get("said")
     if said is None:
         calls = [f"{one['name']}(erased)" for one in record["calls"]]
@@ -111,7 +113,7 @@ def _cut(text: str, full: bool) -> str:
 
 
 def turns(run: Record) -> str | None:
-    """How often the caller came back with results of its tools, and whether it is waited for."""
+    """Return the number of turns and, if the run waits for tool results, until when; None for a single turn."""
     many = count(len(run["turns"]), "turn")
     if run["state"] == "awaiting_tool":
         return f"{many}, waits for tool results until {moment(run['turns'][-1]['results_until'])}"
@@ -119,54 +121,67 @@ def turns(run: Record) -> str | None:
 
 
 def passed_over(record: Record) -> list[str]:
-    """Who was not called instead, and why."""
+    """Return the workers that were passed over for a call, each with the reason."""
     return [f"{one['worker']} passed over ({one['reason']})" for one in record.get("passed_over", [])]
 
 
 def error(code: str | None) -> str | None:
-    """Why a step failed or was skipped, where the code alone says too little."""
+    """Return an error code, with an explanation if the code alone says too little."""
     return f"{code} ({ERRORS[code]})" if code in ERRORS else code
 
 
 def choice(step: Record) -> str | None:
-    """Why this worker: the conductor's probability, and whoever it took over from."""
+    """Return why this worker did the step: the conductor's probability, and the worker that it replaced."""
     parts = []
     if step["probability"] is not None:
         parts.append(f"the conductor chose {step['planned_worker']} with probability {step['probability']:.2f}")
     if step["worker"] != (planned := step["planned_worker"]):
-        failed = [one["error"] or one["outcome"] for one in step["attempts"] if one["worker"] == planned]
-        passed = [one for call in step["attempts"] for one in call.get("passed_over", []) if one["worker"] == planned]
-        why = f" after {', '.join(filter(None, failed))}" if any(failed) else ""
-        why = why or (f", which was passed over ({passed[0]['reason']})" if passed else "")
-        parts.append(f"{step['worker']} took over from {planned}{why}")
+        parts.append(f"{step['worker']} took over from {planned}{_replaced(step, planned)}")
     return "; ".join(parts) or None
 
 
+def _replaced(step: Record, planned: str) -> str:
+    """Return why the planned worker was replaced: its failures, or the reason why it was passed over."""
+    failures: list[str] = []
+    reasons: list[str] = []
+    for call in step["attempts"]:
+        if call["worker"] == planned and (failure := call["error"] or call["outcome"]):
+            failures.append(failure)
+        reasons += [one["reason"] for one in call.get("passed_over", []) if one["worker"] == planned]
+    if failures:
+        return f" after {', '.join(failures)}"
+    return f", which was passed over ({reasons[0]})" if reasons else ""
+
+
 def proposal(record: Record) -> str:
-    """What was proposed and what became of it."""
+    """Return a proposal in words: who made it, its state, and its topology."""
     who = [_asked(one) for one in record["attempts"]]
     kind = CONDUCTORS.get(record["conductor"], record["conductor"])
     first = f"round {record['round']}, " if record["round"] > 1 else ""
     parts = [f"{first}{MODES.get(record['mode'], record['mode'])}: {kind}" + (f" ({who[0]})" if who else "")]
-    taken = record["round"] > 1 and record["state"] == "accepted" and not record["steps"]
-    parts.append("conductor failed" if record["outage"] else ENOUGH if taken else record["state"])
+    if record["outage"]:
+        parts.append("conductor failed")
+    elif record["round"] > 1 and record["state"] == "accepted" and not record["steps"]:
+        parts.append(ENOUGH)
+    else:
+        parts.append(record["state"])
     if record["topology"]:
         parts.append(f"{record['topology']} of {count(len(record['steps']), 'step')}")
     return " · ".join(parts)
 
 
 def _asked(attempt: Record) -> str:
-    """Who was asked for a plan: the conductor's worker, and which version of it where there are several."""
+    """Return the worker that was asked for a plan, with its version if it has several."""
     version = attempt.get("version")
     return f"{attempt['worker']}, version {version}" if version else str(attempt["worker"])
 
 
 def decision(record: Record) -> list[str]:
-    """A selector's choice in plain words: how probable it was, by what it chose, and what else it might have done."""
+    """Return a selector's choice in words: its probability, its basis, and the likeliest alternatives."""
     others = sorted(record["candidates"].items(), key=lambda one: -one[1])
     said = f"{record['action']}, with probability {record['propensity']:.3g} among {count(len(others), 'arm')}"
     reason = "to explore" if record["explored"] else "as the best"
-    reason += "" if record["explore"] else ", because nothing was to be left to chance"
+    reason += "" if record["explore"] else ", because exploring was not allowed"
     learned = record["version"].partition("-")[0]
     by = f"posterior {learned}" if learned != "0" else "worker cards alone, before any rating"
     likely = [f"{name} {probability:.3g}" for name, probability in others if name != record["action"]][:3]
@@ -174,7 +189,7 @@ def decision(record: Record) -> list[str]:
 
 
 def why(run: Record) -> list[str]:
-    """In one or two sentences: why this run was routed as it was."""
+    """Return one or two sentences that say why this run was routed as it was."""
     proposals = [one for one in run["proposals"] if one.get("parent") is None]
     last = proposals[-1] if proposals else None
     if last is None:
@@ -182,23 +197,25 @@ def why(run: Record) -> list[str]:
     said = [CONDUCTORS.get(last["conductor"], str(last["conductor"]))]
     before = [one for one in proposals[:-1] if one["reasons"]]
     if before:
-        reasons = "; ".join(dict.fromkeys(reason for one in before for reason in one["reasons"]))
-        said[0] += f", because {len(before)} earlier proposal{'s' if len(before) > 1 else ''} did not do: {reasons}"
+        reasons: dict[str, None] = {}
+        for one in before:
+            reasons |= dict.fromkeys(one["reasons"])
+        said[0] += f", because {count(len(before), 'earlier proposal')} did not do: {'; '.join(reasons)}"
     decided = [one["decision"] for one in run["proposals"] if one.get("decision")]
     said += decision(decided[-1]) if decided and last["conductor"] == "selector" else []
     if run["rounds"] > 1:
-        said.append(f"{run['rounds']} rounds: each was shown the answer of the one before")
+        said.append(f"{run['rounds']} rounds: each was shown the previous answer")
     if inner := {one.get("parent") for one in run["proposals"]} - {None}:
         said.append(f"{count(len(inner), 'step')} taken by the conductor itself, each with a workflow of its own")
     if stopped := run["end"].get("stopped"):
-        said.append(f"degraded: the last round came to nothing ({stopped}), so the answer before it stands")
+        said.append(f"degraded: the last round failed ({stopped}), so the previous answer is used")
     elif run["degraded"] and not run["preview"]:
-        said.append("degraded: a fallback decided, or a step that others counted on was lost")
+        said.append("degraded: a fallback decided, or a step that others needed was lost")
     return said
 
 
 def limits(run: Record) -> str:
-    """What the run may use."""
+    """Return the run's limits in words."""
     bounds = run["limits"]
     rounds = f" in each of {bounds['rounds']} rounds" if bounds.get("rounds", 1) > 1 else ""
     depth = f", nested {bounds['depth']} deep" if bounds.get("depth") else ""
@@ -211,7 +228,7 @@ def limits(run: Record) -> str:
 
 
 def rating(record: Record) -> str:
-    """What somebody, or some rule, said of the answer."""
+    """Return a rating in words."""
     by = f"{record['source']} {record['version']}" if record["version"] else record["source"]
     said = [f"{record['score']:g} of 1"] if record["score"] is not None else []
     said += [record["label"]] if record["label"] else []
@@ -219,5 +236,5 @@ def rating(record: Record) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things."""
+    """Return a number with its noun in the singular or plural."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`baton runs ls|show|watch|cancel`: the journal, straight from the configured database."""
+"""`baton runs ls|show|watch|cancel` reads the journal of the configured database, or stops a run."""
 
 import argparse
 import asyncio
@@ -18,14 +18,14 @@ from app.store.protocol import RunQuery, RunRow
 
 POLL_SECONDS = 0.25
 CANCEL_SECONDS = 4.0
-"""What a run that was told to stop needs at most, beside the lease that its driver may have to be waited for."""
+"""Seconds that a cancelled run needs at most, in addition to the lease of its owner."""
 COLUMNS = ("run", "when", "tier", "state", "shape", "took", "tokens", "cost")
 NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 20
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Carry out one of the verbs."""
+    """Carry out one of the verbs. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
     if asked.verb == "ls":
@@ -66,13 +66,14 @@ async def _list(settings: Settings, asked: argparse.Namespace, now: float) -> No
 
 
 def _table(rows: tuple[RunRow, ...], width: int) -> Table:
-    """With everything where there is room; else with prefixes of ids, which `show` understands as well."""
+    """Return the table of runs. A narrow one has prefixes of ids, which `show` accepts as well."""
     wide = width >= WIDE
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in COLUMNS if wide else NARROW:
         table.add_column(column, justify="right" if column in ("took", "tokens", "cost") else "left", no_wrap=True)
     for row in rows:
-        state = row.state + (" (degraded)" if row.degraded and wide else " *" if row.degraded else "")
+        note = " (degraded)" if wide else " *"
+        state = row.state + (note if row.degraded else "")
         cells: dict[str, RenderableType] = {
             "run": row.id if wide else row.id[:PREFIX],
             "when": run_words.moment(row.created_at)[0 if wide else 5 : None if wide else 16],
@@ -103,7 +104,7 @@ async def _show(settings: Settings, asked: argparse.Namespace) -> None:
 
 
 async def _watch(settings: Settings, wanted: str) -> int:
-    """Tell events as they are committed; 0 if the run succeeds, else 1."""
+    """Print events as they are committed. Returns 0 if the run succeeds, else 1."""
     console = terminal.out()
     async with storage.opened(settings) as store:
         row = await storage.find(store, wanted)
@@ -113,7 +114,7 @@ async def _watch(settings: Settings, wanted: str) -> int:
             while True:
                 for event in (await store.journal(row.id, after=seq)).events:
                     seq = event.seq
-                    console.print(Text(f"{event.at - began:8.2f} s  "), Text(_told(event)), soft_wrap=True)
+                    console.print(Text(f"{event.at - began:8.2f} s  "), Text(_event_in_words(event)), soft_wrap=True)
                     if event.kind in TERMINAL:
                         status.stop()
                         return 0 if event.kind is Kind.SUCCEEDED else 1
@@ -124,7 +125,7 @@ async def _watch(settings: Settings, wanted: str) -> int:
 
 
 async def _cancel(settings: Settings, wanted: str, now: float) -> int:
-    """0 if the run has ended, 1 if it has not within a lease and some seconds; then it will."""
+    """Ask a run to end. Returns 0 if it has ended within two leases and some seconds, else 1: it will end later."""
     console = terminal.out()
     async with storage.opened(settings) as store:
         row = await storage.find(store, wanted)
@@ -138,10 +139,10 @@ async def _cancel(settings: Settings, wanted: str, now: float) -> int:
     return 0
 
 
-def _told(event: Event) -> str:
-    """One event in words."""
+def _event_in_words(event: Event) -> str:
+    """Return one event in words."""
     body = event.body
-    words = TOLD.get(event.kind)
+    words = DETAILS.get(event.kind)
     detail = words(body) if words else ", ".join(str(body[name]) for name in ("error",) if body.get(name))
     return terminal.clean(f"{event.kind.value:<18} {detail}")
 
@@ -161,7 +162,7 @@ def _finished(body: Mapping[str, Any]) -> str:
     return f"{_call(body)}: {body['outcome']}{why}, {usage}, {spent}"
 
 
-TOLD: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
+DETAILS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
     Kind.ADMITTED: lambda body: f"{body['conductor']} conductor, pool {', '.join(body['pool'])}",
     Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}{_round(body)}",
     Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {run_words.sees(body['access'])}",

@@ -1,7 +1,7 @@
-"""The task set that comes with `baton eval`: small tasks that the rehearsal workers can solve, or fail at.
+"""The built-in task set of `baton eval`: small tasks that the rehearsal workers can solve, or fail at.
 
-Every answer is computed here, from the same figures as the question and by other code than the workers'. At least
-half of the tasks are what the rehearsal pool calls hard. Against real models they measure nothing: bring your own.
+Every answer is computed here, from the figures of the question and by other code than the workers'. At least half of
+the tasks are hard for the rehearsal pool. They say nothing about real models; use a task set of your own for those.
 """
 
 import calendar
@@ -25,7 +25,7 @@ Drawn = tuple[str, Mapping[str, Any]]
 
 
 def lines() -> list[str]:
-    """The task set as JSON lines: always the same."""
+    """Return the task set as JSON lines, which never change."""
     random = Random("baton eval")
     kinds: Mapping[str, Callable[[Random, bool], Drawn]] = {
         "arithmetic": _arithmetic,

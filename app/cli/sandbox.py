@@ -1,7 +1,7 @@
-"""Where code from an answer is run: a process of its own behind the walls that `sandbox_child.py` builds.
+"""The sandbox for code from answers: a process that `sandbox_child.py` isolates.
 
-It gets an empty environment and an empty folder, is ended when its time is up, and what it prints is thrown away. By
-default nothing is run where the kernel does not let us cut the network off.
+It gets an empty environment and an empty folder, is killed when its time is up, and its output is discarded. By default
+nothing is run if the kernel does not allow its network to be cut off.
 """
 
 import json
@@ -17,37 +17,38 @@ from app.errors import ConfigInvalid
 from app.lab.grading import Grader
 
 GRACE = 5.0
-"""Seconds that the cell itself gets beside the code that it runs."""
+"""Seconds that the sandbox gets in addition to the code that it runs."""
 MOST_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`said` is `passed`, or in a few words why not; `walls` are those of network, processes, files that stood."""
+    """The result: `said` is `passed` or a short reason; `walls` are the isolations in force (network, processes,
+    files)."""
 
     said: str
     walls: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether all tests did."""
+        """True if all tests passed."""
         return self.said == "passed"
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """`trusts`: run the code even where the network cannot be cut off."""
+    """Runs code from answers. With `trusts` it does so even if the network cannot be cut off."""
 
     trusts: bool = False
 
     def execute(self, code: str, tests: str, seconds: float) -> Verdict:
-        """Run the code, then the tests in the same namespace. Never raises for what they do."""
+        """Run the code, then the tests in the same namespace. Errors in either are part of the verdict."""
         token = secrets.token_hex(16)
         asked = {"code": code, "tests": tests, "seconds": seconds, "token": token, "walled": not self.trusts}
         with tempfile.TemporaryDirectory(prefix="baton-cell-") as folder:
-            told = _ran(json.dumps(asked).encode(), folder, seconds + GRACE)
+            printed = _ran(json.dumps(asked).encode(), folder, seconds + GRACE)
         try:
-            reply = json.loads(told)
+            reply = json.loads(printed)
             if reply.pop("token") == token:
                 return Verdict(str(reply["verdict"]), tuple(reply["walls"]))
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -55,27 +56,29 @@ class Sandbox:
         return Verdict("died")
 
     def run(self, code: str, tests: str, seconds: float) -> str | None:
-        """As a grader wants it: None for passed, else why not."""
+        """Run code and tests for a grader. Returns None if they passed, else the reason."""
         verdict = self.execute(code, tests, seconds)
         return None if verdict.passed else verdict.said
 
     def ready(self, graders: Iterable[Grader]) -> tuple[str, ...]:
-        """The walls behind which these graders run code, if any of them does; `ConfigInvalid` where it must not: a
-        refusal is no verdict on an answer."""
+        """Return the isolations under which these graders run code, or nothing if none of them does.
+
+        Raises `ConfigInvalid` if code must not be run here, because a refusal is no verdict on an answer.
+        """
         if not any(grader.kind == "tests" for grader in graders):
             return ()
         walls = self.standing()
         if "network" not in walls and not self.trusts:
             raise ConfigInvalid(
                 [
-                    "unit tests run code from answers, and this kernel does not let its network be cut off; use a "
-                    "machine that has nothing to lose, and say --trust-code"
+                    "unit tests run code from answers, and this kernel does not allow its network to be cut off; use a "
+                    "machine that has nothing to lose, and add --trust-code"
                 ]
             )
         return walls or ("nothing",)
 
     def standing(self) -> tuple[str, ...]:
-        """The walls that there are on this machine; without that of the network, code is run only if it is trusted."""
+        """Return the isolations that this machine offers. Without that of the network only trusted code is run."""
         return Sandbox(trusts=True).execute("", "", 5.0).walls
 
 

@@ -1,8 +1,8 @@
-"""The inside of the sandbox: a program of its own, started by `sandbox.py`, which runs an answer and its tests.
+"""The program inside the sandbox, started by `sandbox.py`, which runs an answer and its tests.
 
-It reads one JSON object, builds what walls the kernel allows, and lets a child run the code behind them: no network, no
-view of other processes, no files but the standard library's and its own folder's, no new processes, bounded time and
-memory. It says what came of it in one line, behind a token that the child was not told before it had to say it.
+It reads one JSON object, isolates itself as far as the kernel allows, and lets a child run the code: no network, no
+view of other processes, no files but the standard library and its own folder, no new processes, bounded time and
+memory. It prints the verdict in one line with a token that the child does not know.
 """
 
 import ctypes
@@ -17,16 +17,16 @@ import unittest
 from typing import Any
 
 NAMESPACES = 0x10000000 | 0x40000000 | 0x20000000 | 0x08000000
-"""User, network, processes, messages."""
+"""Linux namespaces: user, network, processes, and messages between processes."""
 USER = 0x10000000
 READ, WRITE_DEVICE = 1 | 4 | 8, 2 | 4
-"""Of Landlock: execute, read files, list folders; write and read a file."""
+"""Rights of Landlock: execute, read files and list folders; write and read a file."""
 SHARED = ("/usr/lib", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 MEMORY, FILE_BYTES, OPEN_FILES = 1 << 30, 16 << 20, 64
 
 
 def main() -> None:
-    """Run what standard input asks for."""
+    """Run the code that standard input has."""
     asked = json.loads(sys.stdin.read())
     out = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -52,7 +52,7 @@ def _say(out: int, token: str, verdict: str, walls: list[str]) -> None:
 
 
 def _apart() -> list[str]:
-    """Leave the network and the processes of this machine, as far as the kernel lets us."""
+    """Leave the network and the processes of this machine, as far as the kernel allows."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         return []
@@ -62,7 +62,7 @@ def _apart() -> list[str]:
 
 
 def _wait(child: int, heard: int, seconds: float) -> str:
-    """What the child says before its time is up. It is the first process of its namespace: nothing outlives it."""
+    """Return the child's verdict. It is the first process of its namespace, so that no process outlives it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if os.waitpid(child, os.WNOHANG)[0]:
@@ -105,7 +105,7 @@ def _judged(code: str, tests: str) -> str:
 
 
 def _called(defined: list[Any]) -> str:
-    """Functions called `test...` and test cases are run; bare assertions were already."""
+    """Run functions named `test...` and test cases; bare assertions have run already."""
     for one in defined:
         if isinstance(one, type) and issubclass(one, unittest.TestCase):
             result = unittest.TestResult()
@@ -118,7 +118,7 @@ def _called(defined: list[Any]) -> str:
 
 
 def _fenced(home: str) -> bool:
-    """Landlock: whatever is not named here cannot be opened, in this process or any that it starts."""
+    """Restrict this process and its children by Landlock to the paths that are named here."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)) if sys.platform == "linux" else -1
     if version < 1:

@@ -1,4 +1,4 @@
-"""`baton migrate`: the database's schema."""
+"""`baton migrate` upgrades the schema of the database."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from app.store.sqlkit.migrate import migrate
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Upgrade to this version; nothing happens if it is there already."""
+    """Upgrade the schema to this version. Does nothing if it is current."""
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)
     with terminal.err().status("migrating the database"):

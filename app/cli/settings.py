@@ -1,4 +1,4 @@
-"""`baton config`: every setting with its value, and where the pool comes from."""
+"""`baton config` prints every setting with its value, and the origin of the pool."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from app.process.config import configure, describe
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """Print them; secrets are masked. A faulty configuration raises `ConfigInvalid`."""
+    """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
     loaded = configure(environ)
     table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)
     for row in describe(loaded.settings):

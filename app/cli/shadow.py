@@ -1,8 +1,8 @@
-"""`baton conductor shadow`: a version proposes beside the live conductor, for runs that were conducted already.
+"""`baton conductor shadow` lets a version plan for finished runs and compares it with the live conductor.
 
-Each planning request is made again from the journal, as the auditor does it, and put to the version. Its plan is
-compared with the one that was carried out, and never executed: no caller waits for it, and no run knows of it. Requests
-whose texts were erased, repairs and further rounds are left out.
+Each planning request is made again from the journal, as the auditor does, and sent to the version. Its plan is compared
+with the one that was carried out, and never executed: no caller waits for it, and no run is changed. Requests whose
+texts were erased, repairs and further rounds are left out.
 """
 
 import json
@@ -26,7 +26,7 @@ from app.providers.vllm import Management
 
 @dataclass(slots=True)
 class Compared:
-    """What a version has proposed beside the live conductor."""
+    """The plans of a version, compared with those of the live conductor."""
 
     plans: int = 0
     valid: int = 0
@@ -35,17 +35,17 @@ class Compared:
     steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     first_workers: Counter[str] = field(default_factory=Counter)
-    """How often each worker got the first step, by the version's plans."""
+    """The number of the version's plans that give each worker the first step."""
 
     def as_json(self) -> str:
-        """For the record."""
-        told = {name: getattr(self, name) for name in ("plans", "valid", "same", "steps_live", "steps")}
-        return json.dumps(told | {"first": dict(self.first_workers), "left_out": dict(self.left_out)})
+        """Return the comparison as JSON, for the record of the change."""
+        counts = {name: getattr(self, name) for name in ("plans", "valid", "same", "steps_live", "steps")}
+        return json.dumps(counts | {"first": dict(self.first_workers), "left_out": dict(self.left_out)})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One planning request as it was, and the plan that came of it."""
+    """A planning request as it was sent, and the plan that it led to."""
 
     request: Request
     names: tuple[str, ...]
@@ -54,16 +54,17 @@ class Case:
 
 
 async def cases(source: Records, conductor: str, since: float, now: float, compared: Compared) -> AsyncIterator[Case]:
-    """The first plans of a conductor's runs since then; what cannot be asked again is counted in `compared`."""
+    """Yield the first plans of a conductor's runs since then, and count in `compared` those that cannot be repeated."""
     kept = await source.catalogs()
     async for record in source.records(since=since):
         run = account(record, now, False)
         if not run.begun or not run.proposals:
             continue
         proposal = run.proposals[0]
-        call = next((one for one in run.calls.values() if one.step is None and one.proposal == 0), None)
-        if call is None or call.intent.body["worker"] != conductor:
+        calls = [one for one in run.calls.values() if one.step is None and one.proposal == 0]
+        if not calls or calls[0].intent.body["worker"] != conductor:
             continue
+        call = calls[0]
         if proposal.accepted is None:
             compared.left_out["rejected"] += 1
             continue
@@ -83,7 +84,7 @@ def _case(run: Account, call: Call, proposal: Proposal, kept: Mapping[str, bytes
 
 
 def compare(server: Management, version: str, case: Case, compared: Compared) -> None:
-    """Ask the version, and note how its plan differs."""
+    """Ask the version for its plan, and note the differences."""
     compared.plans += 1
     schema = case.request.form.schema if case.request.form is not None else None
     said = [{"role": one.role, "content": one.text} for one in case.request.messages]
@@ -106,7 +107,7 @@ def _plan(text: str, names: tuple[str, ...], limit: int) -> tuple[Step, ...] | N
         return None
 
 
-def told(note: str) -> str:
-    """A record of comparisons in a line."""
+def summary(note: str) -> str:
+    """Return a record of comparisons in one line."""
     found = orjson.loads(note)
     return f"{found['valid']} of {found['plans']} plans valid, {found['same']} the same as the live conductor's"

@@ -1,4 +1,4 @@
-"""What a process says once it is there: where it listens, what answers, and a request that can be pasted as it is."""
+"""The announcement of a started process: its address, its pool, and a request that can be pasted."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from app.process.serve import Started
 
 QUESTION = "Anna has 12 apples. She buys 7 more and gives 4 to Ben. How many apples does she have now?"
-"""One that the rehearsal pool's mini tier always gets right: 15."""
+"""A question that the mini tier of the rehearsal pool always answers correctly: 15."""
 DOES: Mapping[str, str] = {
     "serve": "gateway and dispatcher in one process",
     "gateway": "gateway; steps are executed by dispatchers",
@@ -28,7 +28,7 @@ PYTHON = """\
 
 
 def words(verb: str, started: Started, program: str) -> str:
-    """The whole announcement. `program` is how the command line can be called from where the reader stands."""
+    """Return the announcement. `program` is the command by which the program can be called from here."""
     where = f"is listening on {started.url}" if started.url else "is taking tickets"
     head = [f"\nBaton {where}  ({DOES[verb]})", f"Pool: {started.origin}"]
     if started.rehearsal:

@@ -12,12 +12,12 @@ from app.store.sql import open_store
 
 PAGE = 200
 DEPTH = 10_000
-"""How many of the newest runs a prefix is looked for in."""
+"""The newest runs in which a prefix of an id is searched."""
 
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Store]:
-    """The store; `StoreUnavailable` says which database could not be used, and nothing else does."""
+    """Open the store. The message of `StoreUnavailable` names the database; log lines of the store are suppressed."""
     logging.getLogger("app.store").setLevel(logging.ERROR)
     try:
         async with open_store(settings.database_url, connections=2) as store:
@@ -30,12 +30,12 @@ async def opened(settings: Settings) -> AsyncIterator[Store]:
 
 
 async def find(store: Store, wanted: str) -> RunRow:
-    """A run by its id, by a prefix of it, or the `last` one; the chat completion's id is understood too."""
+    """Find a run by its id, a prefix of it, the id of its chat completion, or `last`. Raises `NotFound`."""
     wanted = wanted.removeprefix("chatcmpl-")
     if wanted == "last":
         newest = await store.runs(RunQuery(limit=1))
         if not newest:
-            raise NotFound("There are no runs yet; ask something first.")
+            raise NotFound("There are no runs yet; send a request first.")
         return newest[0]
     try:
         return await store.run(wanted)
@@ -60,6 +60,6 @@ async def _by_prefix(store: Store, prefix: str) -> RunRow:
 
 
 def check_state(state: str | None) -> None:
-    """`ConfigInvalid` for a state that no run can have."""
+    """Raise `ConfigInvalid` for a state that no run can have."""
     if state is not None and state not in RUN_STATES:
         raise ConfigInvalid([f"--state: there is no such state; there are {', '.join(RUN_STATES)}"])

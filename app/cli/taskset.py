@@ -1,4 +1,4 @@
-"""Task sets: files of JSON lines, one task with its grader on each; every fault is told at once, with its line.
+"""Task sets: files of JSON lines, each a task with its grader. All faults are reported together, with their lines.
 
 {"id": "1", "question": "What is 2 + 2?", "grader": {"kind": "numeric", "expected": 4}}
 {"messages": [{"role": "system", "content": "Be brief."}, ...], "grader": {...}, "family": "sums"}
@@ -22,7 +22,7 @@ ROLES = ("system", "developer", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A task: its id (the line's number where it has none), what is asked, and the rule for the answer."""
+    """A task: its id (by default its line number), its messages, and the grader of its answer."""
 
     id: str
     messages: tuple[Mapping[str, str], ...]
@@ -32,12 +32,12 @@ class Graded:
 
     @property
     def question(self) -> str:
-        """What the user says last."""
+        """The user's last message."""
         return next(message["content"] for message in reversed(self.messages) if message["role"] == "user")
 
 
 def read(path: Path, execute: Execute | None, faults: list[str]) -> list[Graded]:
-    """The tasks of a file; what is wrong is added to `faults`."""
+    """Read the tasks of a file, and add its faults to `faults`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -47,13 +47,16 @@ def read(path: Path, execute: Execute | None, faults: list[str]) -> list[Graded]
 
 
 def parse(lines: Sequence[str], source: str, execute: Execute | None, faults: list[str]) -> list[Graded]:
-    """The same of a file's lines."""
-    numbered = [(str(number), line) for number, line in enumerate(lines[:MOST_LINES], 1) if line.strip()]
-    return [task for number, line in numbered for task in _task(line, f"{source}:{number}", number, execute, faults)]
+    """Read the tasks of a file's lines, and add their faults to `faults`."""
+    found: list[Graded] = []
+    for number, line in enumerate(lines[:MOST_LINES], 1):
+        if line.strip():
+            found += _task(line, f"{source}:{number}", str(number), execute, faults)
+    return found
 
 
 def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
-    """What `make` finds, or `ConfigInvalid` with every fault."""
+    """Return the tasks that `make` reads. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     tasks = make(faults)
     if not tasks and not faults:
@@ -67,13 +70,13 @@ def checked(make: Callable[[list[str]], list[Graded]]) -> list[Graded]:
 
 
 def digest(tasks: Sequence[Graded]) -> str:
-    """SHA-256 of what is asked and how it is graded, in the file's order: rows of another one are not comparable."""
-    whole = [[task.id, [dict(message) for message in task.messages], task.written] for task in tasks]
+    """Return the SHA-256 of tasks and graders, in the file's order. Rows with another digest are not comparable."""
+    whole = [[task.id, list(map(dict, task.messages)), task.written] for task in tasks]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 def rule(text: str, place: str, execute: Execute | None, faults: list[str]) -> Iterator[tuple[Grader, str]]:
-    """A grader given as JSON, with its canonical text."""
+    """Yield a grader that is given as JSON, with its canonical text, or add its faults to `faults`."""
     try:
         spec = json.loads(text)
         yield grading.grader(spec, execute), json.dumps(spec, sort_keys=True)
@@ -97,7 +100,7 @@ def _task(line: str, place: str, number: str, execute: Execute | None, faults: l
 
 
 def _messages(task: Mapping[str, Any]) -> tuple[Mapping[str, str], ...] | None:
-    """`messages` as the API takes them, texts only, or `question`, which is one of the user; None for neither."""
+    """Return `messages` in the API's form (texts only), or `question` as a user's message; None for neither."""
     if isinstance(task.get("question"), str) and "messages" not in task:
         return ({"role": "user", "content": task["question"]},)
     given = task.get("messages")

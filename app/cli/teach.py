@@ -1,8 +1,7 @@
-"""`baton train --backend trl|awr`: what a chat model is trained on, and where its plans are carried out.
+"""`baton train --backend trl|awr`: the training data of a chat model, and the service that carries out its plans.
 
-Questions come from a task set, from journaled runs, or from the rehearsal world; plans go to the Baton at `--url`, or
-to one that is started beside the training over the same pool. The trainer itself comes in as an argument: this module
-needs no torch.
+Questions come from a task set, from journaled runs, or from the rehearsal world. Plans go to the service at `--url`, or
+to one that is started for the training over the same pool. The trainer is an argument, so this module needs no torch.
 """
 
 import argparse
@@ -32,7 +31,7 @@ Say = Callable[[str], None]
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
-    """Train; `trainer` has `Order` and `train`. `ConfigInvalid` for what the options lack."""
+    """Train. `trainer` has `Order` and `train`. Raises `ConfigInvalid` if an option is missing."""
     terminal.log_to_stderr("warning")
     if asked.model is None:
         raise ConfigInvalid(["--model: name a chat model, as a folder or as Hugging Face knows it"])
@@ -40,10 +39,10 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
     out.mkdir(parents=True, exist_ok=True)
     found = imitated(asked, environ)
     examples, held_out = _examples(found, asked, recipe, say)
-    told = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
+    common = {"out": out, "recipe": recipe, "examples": examples, "held_out": held_out, "threads": asked.threads}
     if asked.backend == "awr":
         origin = {"imitated": asked.warm_start}
-        trainer.train(trainer.Order(**told, reach=chat_export.of_rollouts(found), origin=origin), say)
+        trainer.train(trainer.Order(**common, reach=chat_export.of_rollouts(found), origin=origin), say)
         return
     loaded, pool = _pool(asked, environ, out)
     tier = _tier(loaded, asked.tier or (world_file.TIER if pool else "baton-ultra"))
@@ -58,7 +57,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
     }
     with _place(asked, environ, tier, pool) as place:
         reach = chat_export.of_questions(posed)
-        trainer.train(trainer.Order(**told, reach=reach, questions=posed, place=place, origin=origin), say)
+        trainer.train(trainer.Order(**common, reach=reach, questions=posed, place=place, origin=origin), say)
 
 
 def _recipe(asked: argparse.Namespace) -> Recipe:
@@ -71,11 +70,11 @@ def _recipe(asked: argparse.Namespace) -> Recipe:
     return Recipe(**chosen, steps=asked.steps or Recipe(asked.model).steps, weights=weights)
 
 
-# -- what is imitated
+# -- imitation
 
 
 def imitated(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
-    """The rollouts that `--warm-start` names; none if it names none."""
+    """Return the rollouts that `--warm-start` names, or none without it."""
     if asked.warm_start is not None:
         return _rollouts(asked, environ)
     if asked.backend == "awr":
@@ -86,7 +85,7 @@ def imitated(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Roll
 def _examples(
     found: Sequence[Rollout], asked: argparse.Namespace, recipe: Recipe, say: Say
 ) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Of the training side and of the other one."""
+    """Return the examples to train with, and those that are held out."""
     if asked.warm_start is None:
         return (), ()
     sides = []
@@ -102,7 +101,7 @@ def _examples(
 
 def _rollouts(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
     if asked.warm_start == JOURNAL:
-        return event_loop.run(collect(read(environ), wanted(asked), None))[0]
+        return event_loop.run(collect(read(environ), wanted(asked), since=None))[0]
     return _read(asked.warm_start, "--warm-start")
 
 
@@ -113,11 +112,11 @@ def _read(path: str, option: str) -> list[Rollout]:
         raise ConfigInvalid([f"{option} {path}: {error}; `baton rollouts` writes such a file"]) from None
 
 
-# -- what is asked, and over which pool
+# -- questions and pool
 
 
 def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
-    """The configuration in force; for the rehearsal world, one of its own, with its text."""
+    """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if asked.tasks is not None:
         loaded = configure(environ)
         return replace(loaded, catalog=event_loop.run(_as_shown(loaded))), ""
@@ -128,7 +127,7 @@ def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> t
 
 
 async def _as_shown(loaded: Loaded) -> Catalog:
-    """The pool with what `baton calibrate` has measured on its cards, as the service shows it to its conductor."""
+    """Return the pool with the results of `baton calibrate` on its cards, as the service shows it to its conductor."""
     async with storage.opened(loaded.settings) as store:
         return measured(loaded.catalog, await store.trials())
 
@@ -141,7 +140,7 @@ def _tier(loaded: Loaded, name: str) -> Tier:
 
 
 def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[training_questions.Question]:
-    """A question for each group of each step."""
+    """Return a question for each group of each step."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
     rules, limits = _rules(asked, recipe.seed), tier.efforts[tier.effort]
@@ -170,7 +169,7 @@ def _rules(asked: argparse.Namespace, seed: int) -> list[training_questions.Rule
     return found
 
 
-# -- where plans are carried out
+# -- the service that carries out plans
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a person at a terminal gets: consoles, words for figures, log lines; and JSON lines where nobody looks."""
+"""The terminal: consoles, figures in words, and log lines, which are JSON where standard error is not a terminal."""
 
 import logging
 import shutil
@@ -16,12 +16,12 @@ NOISY = ("uvicorn", "alembic", "asyncio", "httpx", "aiohttp")
 
 
 def out() -> Console:
-    """Standard output: results."""
+    """Return the console of standard output, for results."""
     return _console(stderr=False)
 
 
 def err() -> Console:
-    """Standard error: progress and complaints."""
+    """Return the console of standard error, for progress and errors."""
     return _console(stderr=True)
 
 
@@ -32,7 +32,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def clean(text: str) -> str:
-    """Text of callers and workers as it may reach a terminal: no control characters, so no escape sequences."""
+    """Return a text of callers or workers without control characters, so that it has no escape sequences."""
     return "".join(
         mark if mark in "\n\t" or not unicodedata.category(mark).startswith("C") else "\N{REPLACEMENT CHARACTER}"
         for mark in text
@@ -40,19 +40,19 @@ def clean(text: str) -> str:
 
 
 def excerpt(text: str, length: int) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(clean(text).split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def dollars(micro: float) -> str:
-    """Micro-dollars in as many digits as it takes to see them."""
+    """Return micro-dollars as dollars, with as many digits as are needed."""
     whole, _, part = f"{micro / MILLION:,.6f}".partition(".")
     return f"${whole}.{part.rstrip('0').ljust(2, '0')}"
 
 
 def program() -> str:
-    """How this program can be called again from here."""
+    """Return the command by which this program can be called again from the current folder."""
     path = Path(sys.argv[0])
     if path.name != "baton":
         return f"{Path(sys.executable).name} -m app"
@@ -62,13 +62,13 @@ def program() -> str:
 
 
 class PlainLines(logging.Formatter):
-    """A log line for a person: time, level where it matters, message, fields."""
+    """Formats log lines for people: time, level from warnings on, message, fields."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Render one record; exceptions by type only, as in the JSON lines."""
+        """Render one record. An exception is shown by its type only."""
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         fields = "".join(f"  {name}={clean(str(value))}" for name, value in getattr(record, "fields", {}).items())
         error = f"  error={record.exc_info[0].__name__}" if record.exc_info and record.exc_info[0] else ""
@@ -76,7 +76,7 @@ class PlainLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Send log lines to standard error, readable on a terminal and as JSON elsewhere; called once, at start-up."""
+    """Send log lines to standard error, as JSON unless it is a terminal. Called once, at start-up."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(PlainLines() if sys.stderr.isatty() else JsonLines())
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""`baton train`: train a conductor, and say how good it is. Torch is an extra: all of the service runs without it."""
+"""`baton train` trains a conductor and reports how good it is. It needs torch, which the service does not."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -9,18 +9,18 @@ from app.errors import ConfigInvalid
 
 EXTRAS = frozenset({"torch", "transformers", "trl", "peft", "datasets"})
 ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
-"""Options of the builtin training that say nothing of second rounds."""
+"""Options of the builtin training that do not apply to second rounds."""
 
 
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
-    """0; 1 if `--gap` asks for more than was reached."""
+    """Train. Returns 1 if `--gap` asks for more than was reached."""
     if asked.backend != "builtin":
         _found("app.cli.teach:run")(asked, environ, _found("app.lab.train_grpo"), _say)
         return 0
     if asked.rounds > 1:
         if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
             raise ConfigInvalid(
-                [f"--{name.replace('_', '-')}: is of no use with --rounds 2; remove it" for name in idle]
+                [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
             )
         _found("app.lab.train_rounds:run")(asked, _say)
         return 0
@@ -29,7 +29,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 
 def _found(name: str) -> Any:
-    """What has this name. `ConfigInvalid` if it needs one of the extras that is not there."""
+    """Import an object by its name. Raises `ConfigInvalid` if that needs an extra that is not installed."""
     try:
         return resolve_name(name)
     except ModuleNotFoundError as error:

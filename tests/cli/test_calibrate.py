@@ -124,8 +124,8 @@ async def test_an_outage_is_no_wrong_answer_and_is_tried_again(
     stub.always("alpha", Fail(status=400))
     assert await run(environ, "--worker", "alpha", "--each", "1", "--concurrency", "1", "--yes") == 1
     told = capsys.readouterr().out
-    assert f"alpha: {calibrate.OUTAGES} calls failed; they are no trials" in told
-    assert "left alone" in told
+    assert f"alpha: {calibrate.OUTAGES} calls failed; they are not counted as trials" in told
+    assert "got no further tasks" in told
     assert len(stub.of("alpha")) == calibrate.OUTAGES
     assert not await asyncio.to_thread(known, environ, capsys)
     assert not stub.of("beta"), "nobody answers in its place"
@@ -145,7 +145,7 @@ async def test_it_stops_before_the_money_is_spent(
     cap = worst * 3
     given = ("--worker", "alpha", "--tokens", "100", "--yes", "--usd", f"{cap / 1e6:.6f}", "--concurrency", "2")
     assert await run(environ, *given) == 1
-    assert "did not suffice" in capsys.readouterr().out
+    assert "was not enough for the rest" in capsys.readouterr().out
     found = await asyncio.to_thread(known, environ, capsys)
     assert 0 < len(found) < 72
     assert sum(one["usd"] for one in found) <= cap

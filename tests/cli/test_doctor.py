@@ -44,7 +44,7 @@ async def test_a_limited_key_is_a_good_one(tmp_path: Path, stub: ProviderStub) -
     stub.always("*", Fail(status=429))
     done = await doctor(tmp_path, stub)
     assert done.status == 0, done.out
-    assert "limits our requests at the moment" in done.out
+    assert "limits requests at the moment" in done.out
 
 
 async def test_a_model_that_cannot_be_so_brief_is_asked_again(tmp_path: Path, stub: ProviderStub) -> None:

@@ -159,9 +159,9 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     monkeypatch.setattr(Sandbox, "standing", lambda _: ("files",))
     (home / "t.jsonl").write_text('{"question": "?", "grader": {"kind": "tests", "tests": "assert True"}}')
     assert baton("--tasks", "t.jsonl", "--arms", "random") == 2
-    assert "does not let its network be cut off" in capsys.readouterr().err
+    assert "does not allow its network to be cut off" in capsys.readouterr().err
     assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
-    assert "does not let its network be cut off" in capsys.readouterr().err
+    assert "does not allow its network to be cut off" in capsys.readouterr().err
     asked = parser().parse_args(["eval", "--tasks", "t.jsonl", "--trust-code"])
     assert len(evaluation._tasks(asked, Sandbox(trusts=True))) == 1
 
@@ -215,7 +215,7 @@ async def test_a_busy_service_is_asked_again() -> None:
     busy = error(429, "rate_limit_exceeded", **{"retry-after": "0"})
     one = await asked(busy, error(503, "overloaded", **{"retry-after": "0"}), ADMITTED)
     assert (one.right, one.outcome, one.usd, one.degraded, one.run) == (1.0, "answered", 0.5, True, "run_1")
-    with pytest.raises(OursError, match=r"takes nothing more \(rate_limit_exceeded\)"):
+    with pytest.raises(OursError, match=r"refuses new work \(rate_limit_exceeded\)"):
         await asked(busy)
 
 

@@ -80,7 +80,7 @@ async def test_a_models_choices_are_weighed_by_their_probabilities(
         words = await told(tmp_path, capsys)
         assert f'baton-ultra, model, plans of the shape [["user"]]: {RUNS} decisions' in words
         assert "rows of that policy, and 100 are needed" in words
-        assert "rated, and of no use: 1, because no answer, or a plan without probabilities" in words
+        assert "rated, but not usable: 1, because no answer, or a plan without probabilities" in words
         assert "always beta" in words or "always gamma" in words
         assert "There are no rated runs" in await told(tmp_path, capsys, "--tier", "baton-mini", status=1)
 
@@ -116,7 +116,7 @@ async def test_what_a_model_decodes_greedily_was_not_drawn(
     async with open_house(tmp_path, pool(stub, 0.0)) as opened:
         await ask(opened, "baton-ultra", 1.0)
         words = await told(tmp_path, capsys, status=1)
-    assert "because the model decodes at another temperature than 1" in words
+    assert "because the model decodes at a temperature other than 1" in words
 
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ def test_rounds_are_explained() -> None:
         "attempts": [{"worker": "a"}],
     }
     assert run_words.proposal(one) == (
-        "round 2, first proposal: a model planned it (a) · it took the previous answer for final"
+        "round 2, first proposal: a model planned it (a) · it accepted the previous answer"
     )
     assert run_words.proposal(one | {"topology": "single", "steps": [3]}).endswith("accepted · single of 1 step")
     run: Mapping[str, Any] = {"proposals": [one], "rounds": 2, "degraded": True, "preview": False, "end": {}}
-    assert run_words.why(run)[1] == "2 rounds: each was shown the answer of the one before"
+    assert run_words.why(run)[1] == "2 rounds: each was shown the previous answer"
     stopped = run_words.why(run | {"end": {"stopped": "run_over_budget"}})
-    assert stopped[2] == "degraded: the last round came to nothing (run_over_budget), so the answer before it stands"
+    assert stopped[2] == "degraded: the last round failed (run_over_budget), so the previous answer is used"

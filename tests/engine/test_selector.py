@@ -199,7 +199,7 @@ async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
     tier = opened.pool.catalog().tiers["baton-ultra"]
     await opened.learner.learn(tier, spec_of(tier))
     shown = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
-    assert "the selector chose by what ratings have taught it" in shown
+    assert "the selector chose by what it has learned from ratings" in shown
     assert "model, with probability 0.333 among 3 arms" in shown
     assert "worker cards alone, before any rating" in shown
 

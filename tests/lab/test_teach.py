@@ -141,7 +141,7 @@ def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None
 @pytest.mark.parametrize("words", [["--warm-start", "journal"], ["--gap", "0.8"], ["--dear"]], ids=" ".join)
 def test_what_a_second_round_does_not_look_at_is_refused(words: list[str]) -> None:
     asked = parser().parse_args(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
-    with pytest.raises(ConfigInvalid, match=f"{words[0]}: is of no use with --rounds 2"):
+    with pytest.raises(ConfigInvalid, match=f"{words[0]}: has no effect with --rounds 2"):
         command.run(asked, {}, lambda: 0.0)
 
 
