@@ -291,6 +291,7 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("gateway/stray.py", "import sqlalchemy", "SQL stays in the store"),
         ("engine/delivery/webhooks.py", "import app.providers.http", "webhooks make plain HTTP calls and nothing else"),
         ("providers/http.py", "import aiohttp", "HTTP connections are made in the network room alone"),
+        ("stepqueue/redis.py", "import tenacity", "retry policies stand in the network room alone"),
         ("network/http_client.py", "import app.providers.http", "imports point down the house"),
     ],
 )

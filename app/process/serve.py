@@ -23,6 +23,7 @@ from app.errors import OursError
 from app.gateway.app import create_app, create_probes
 from app.gateway.http.auth import SCOPES, adopt, mint
 from app.gateway.http.connection import connection
+from app.network import retries
 from app.process import gc_policy
 from app.process.config import Loaded, reload
 from app.process.wiring import DRAIN_SECONDS, House, check_roles, house
@@ -30,7 +31,6 @@ from app.process.wiring import DRAIN_SECONDS, House, check_roles, house
 FIRST_KEY = "first"
 ACCEPTED = 8
 """Connections that are accepted in one turn of the event loop, at most."""
-RETRY_SECONDS = 2.0
 CALIBRATION_SECONDS = 60.0
 """Between two looks for new trials."""
 
@@ -134,7 +134,7 @@ async def _announce(
     announce: Callable[[Started], None],
 ) -> None:
     await server.listening.wait()
-    await asyncio.wait([key], timeout=RETRY_SECONDS)
+    await asyncio.wait([key], timeout=retries.STARTUP_PAUSE)
     made = key.result() if key.done() else None
     url = server.url if roles.gateway else None
     announce(Started(url, loaded.origin, loaded.catalog.rehearsal, made))
@@ -203,18 +203,22 @@ async def _first_key(opened: House, roles: Roles) -> str | None:
     Tried again until the store answers: the service starts without its database and becomes ready when that does.
     """
     gateway, settings = opened.gateway, opened.pool.loaded.settings
-    while True:
-        try:
-            if settings.bootstrap_key is not None:
-                text = settings.bootstrap_key.get_secret_value()
-                row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
-                await gateway.store.add_key(row)
-                return None
-            if not roles.alone or await gateway.store.keys():
-                return None
-            text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+
+    async def once() -> str | None:
+        if settings.bootstrap_key is not None:
+            text = settings.bootstrap_key.get_secret_value()
+            row = adopt(text, gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
             await gateway.store.add_key(row)
-            return text
-        except OursError as error:
-            opened.means.telemetry.log(logging.WARNING, "no key yet: the store is away", error=error.public_code)
-            await asyncio.sleep(RETRY_SECONDS)
+            return None
+        if not roles.alone or await gateway.store.keys():
+            return None
+        text, row = mint(gateway.pepper, tenant="default", name=FIRST_KEY, scopes=SCOPES, now=gateway.now())
+        await gateway.store.add_key(row)
+        return text
+
+    def log_failure(error: BaseException) -> None:
+        code = error.public_code if isinstance(error, OursError) else ""
+        opened.means.telemetry.log(logging.WARNING, "no key yet: the store is away", error=code)
+
+    made: str | None = await retries.startup(faults=(OursError,), log=log_failure)(once)
+    return made

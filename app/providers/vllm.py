@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from app.errors import ConfigInvalid, WorkerMalformed, WorkerTimeout, WorkerUnavailable
+from app.network import retries
 
 SECONDS = 120.0
 """Loading an adapter reads it from disk and copies it to the device."""
@@ -88,8 +89,10 @@ class Management:
             raise WorkerMalformed(f"{url} did not answer in JSON.") from None
 
     def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx.Response:
+        connecting = retries.management(faults=(httpx.ConnectError, httpx.ConnectTimeout))
         try:
-            return self._client.request(method, url, json=body)
+            reply: httpx.Response = connecting(self._client.request, method, url, json=body)
+            return reply
         except httpx.TimeoutException:
             raise WorkerTimeout(f"{url} did not answer within {self._client.timeout.read:g} seconds.") from None
         except httpx.HTTPError as error:

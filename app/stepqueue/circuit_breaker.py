@@ -17,6 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
 from app.errors import QueueUnavailable
+from app.network import retries
 from app.stepqueue.connection_errors import FAULTS
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WATCH_SECONDS: Final = 1.0
-MEND_SECONDS: Final = 0.25
 PROBE_SECONDS: Final = 1.0
 """For one probe; a server that takes longer is as good as dead to a step that waits for it."""
 PULSE_SECONDS: Final = 10
@@ -71,14 +71,18 @@ class Fuse:
     async def watch(self) -> None:
         """Probe until closed. A cancellation alone is not relied upon: the client may lose it to a time-out."""
         while not self._closed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await self._trouble.wait()
             if self.blown:
-                await asyncio.sleep(MEND_SECONDS)
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(WATCH_SECONDS):
-                        await self._trouble.wait()
-            self._trouble.clear()
-            await self.probe()
+                await asyncio.sleep(retries.REDIS_PAUSE)
+            await retries.redis_probe(stopped=lambda: self._closed)(self._probe_once)
+
+    async def _probe_once(self) -> bool:
+        """Return whether calls go through again."""
+        self._trouble.clear()
+        await self.probe()
+        return not self.blown
 
     async def probe(self) -> None:
         """Ask the server whether it takes writes, and know the state from then on."""

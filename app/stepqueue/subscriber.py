@@ -1,12 +1,12 @@
 """One hearer of one address: a subscribed connection that comes back by itself, and the loop that reads it."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from app.network import retries
 from app.stepqueue.codec import Forged, Undecodable, unpack_live, unsealed
 from app.stepqueue.connection_errors import FAULTS
 from app.stepqueue.protocol import Live
@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 
 PROBE_SECONDS: Final = 1.0
 """After this much silence we ask whether the server is there; after as much again we connect anew."""
-PAUSE_SECONDS: Final = 0.25
-"""Between two attempts to come back."""
 
 
 class Losses(Protocol):
@@ -58,16 +56,19 @@ class Ear:
             raise
 
     async def listen(self) -> None:
-        """Call the sink for every message until told to stop. A cancellation alone may get lost in the client."""
-        while not self._stopping:
-            try:
-                if self._connection is None:
-                    await self.open()
-                await self._read()
-            except FAULTS as fault:
-                log.debug("hearing was interrupted by %s", type(fault).__name__)
-                await self.close()
-                await asyncio.sleep(PAUSE_SECONDS)
+        """Call the sink for every message until stopped. A cancellation alone may get lost in the client."""
+        await retries.redis_subscription(faults=FAULTS, stopped=lambda: self._stopping)(self._listen_once)
+
+    async def _listen_once(self) -> None:
+        """Subscribe and read until stopped; raises what interrupts it, after the connection is closed."""
+        try:
+            if self._connection is None:
+                await self.open()
+            await self._read()
+        except FAULTS as fault:
+            log.debug("the subscription was interrupted by %s", type(fault).__name__)
+            await self.close()
+            raise
 
     def stop(self) -> None:
         """Let `listen` return, within two time-outs."""

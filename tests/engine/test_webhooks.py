@@ -303,8 +303,8 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
         async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
             await run_of(opened)
             await receiver.wait_for(1)
+            assert await opened.means.store.pending_notices(9) == 1
     async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
-        assert await opened.means.store.pending_notices(9) == 1
         await receiver.wait_for(2)
         await none_left(opened)
     assert len(set(receiver.ids())) == 1
@@ -379,3 +379,22 @@ async def test_proxies_of_the_environment_are_not_used(
 
 def test_a_notice_and_the_response_agree_on_what_is_incomplete() -> None:
     assert set(reply.INCOMPLETE) == notices.CUT_SHORT
+
+
+async def test_a_result_that_the_database_does_not_take_at_once_is_no_second_delivery(
+    stub: ProviderStub, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, refused = SqlStore.close_notice, list[notices.Notice]()
+
+    async def unwilling(self: SqlStore, notice: notices.Notice) -> bool:
+        if len(refused) < 2:
+            refused.append(notice)
+            raise StoreUnavailable
+        return await close(self, notice)
+
+    monkeypatch.setattr(SqlStore, "close_notice", unwilling)
+    async with opened_house(stub, receiver, tmp_path) as opened:
+        await run_of(opened)
+        await none_left(opened)
+        await until(lambda: outcomes(opened)[0] == 1)
+        assert (len(receiver.came), len(refused)) == (1, 2)

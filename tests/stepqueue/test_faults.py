@@ -17,13 +17,14 @@ from redis.asyncio.connection import AbstractConnection
 
 from app.core.run.events import Event, Kind
 from app.errors import QueueUnavailable
+from app.network.retries import REDIS_PAUSE
 from app.stepqueue.circuit_breaker import WATCH_SECONDS
 from app.stepqueue.codec import pack_live, sealed
 from app.stepqueue.keys import GROUP, Keys
 from app.stepqueue.protocol import Committed, Delta, Live, Stop, Ticket
 from app.stepqueue.publisher import BREATH
 from app.stepqueue.redis import SOCKET_SECONDS, RedisQueue
-from app.stepqueue.subscriber import PAUSE_SECONDS, PROBE_SECONDS
+from app.stepqueue.subscriber import PROBE_SECONDS
 from tests.harness import servers
 from tests.harness.waiting import Stopwatch
 
@@ -327,7 +328,7 @@ async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing
             broken.setattr(AbstractConnection, "send_packed_command", closed)
             with pytest.raises(QueueUnavailable):
                 await queue.ring([ticket(1)])
-            await asyncio.sleep(2 * PAUSE_SECONDS)
+            await asyncio.sleep(2 * REDIS_PAUSE)
         await _again(partial(queue.ring, [ticket(2)]))
         await _tell_until_heard(queue, heard)
 

@@ -12,30 +12,26 @@ from typing import TypeVar
 import orjson
 
 from app.core.run.events import Draft, Event
-from app.errors import StoreUnavailable
+from app.network import retries
+from app.network.retries import Left, retried
 from app.store.protocol import Appended, Entry, Journal, Store
 
 T = TypeVar("T")
-Left = Callable[[], float]
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two tries while the database is there but does not do what it is asked."""
 
 
 async def patiently(store: Store, call: Callable[[], Awaitable[T]], left: Left) -> T:
-    """What `call` returns once the database lets it; raises `StoreUnavailable` when no seconds are `left`."""
-    pause = FIRST_PAUSE
-    while True:
-        try:
-            return await call()
-        except StoreUnavailable:
-            if (seconds := left()) <= 0:
-                raise
+    """Return what `call` returns once the database takes it; raises `StoreUnavailable` when no seconds are `left`.
+
+    While the database is away, callers are woken in the order in which they came.
+    """
+
+    async def sleep(pause: float) -> None:
         if store.healthy:
-            await asyncio.sleep(min(pause, seconds))
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(min(pause, left()))
         else:
-            await store.wait_until_healthy(min(LONGEST_PAUSE, seconds))
+            await store.wait_until_healthy(min(retries.DATABASE_LONGEST, left()))
+
+    return await retried(call, lambda: retries.database(left=left, sleep=sleep))
 
 
 class Patient:

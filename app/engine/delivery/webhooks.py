@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx
 
@@ -20,7 +21,9 @@ from app.core.run import notices
 from app.core.run.notices import Notice
 from app.engine.context import Means
 from app.errors import StoreUnavailable
+from app.network import retries
 from app.network.http_client import async_client
+from app.network.retries import retried
 
 SLOTS = 16
 """Deliveries on the wire at a time, in one process."""
@@ -119,10 +122,15 @@ class Webhooks:
             await _until(stopping, pause)
 
     async def _deliver(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> None:
-        """Try one notice once. No error leaves this method, so that none ends the other deliveries."""
+        """Try one notice once. No error leaves this method, so that none ends the other deliveries.
+
+        The result is written as often as it takes while the claim lasts: a lost result means a second delivery.
+        """
+        until = self._means.tick() + CLAIM
+        policy = partial(retries.database, left=lambda: until - self._means.tick())
         try:
             result = await self._post(client, target, notice)
-            await self._settle(notice, result)
+            await retried(partial(self._settle, notice, result), policy)
         except StoreUnavailable:
             self._log(logging.WARNING, "the result of a webhook could not be stored; it is tried again", notice)
         except Exception as error:

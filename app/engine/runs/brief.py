@@ -14,7 +14,8 @@ from app.core.run.commands import Propose
 from app.core.run.nesting import may_nest
 from app.core.run.state import RunState
 from app.engine.calls.step_request import look, texts_of
-from app.engine.commit.retry import Left, patiently
+from app.engine.commit.retry import patiently
+from app.network.retries import Left
 from app.store.protocol import Store
 from app.store.rows.content import address
 

@@ -8,15 +8,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
 
 from app.errors import BatonError
+from app.network import retries
 
 log = logging.getLogger(__name__)
-
-FIRST_PAUSE: Final = 0.1
-LONGEST_PAUSE: Final = 0.5
-"""Seconds between two probes."""
 
 
 class DatabaseAvailability:
@@ -70,27 +66,30 @@ class DatabaseAvailability:
         while not self._closing.is_set():
             await self._trouble.wait()
             self._trouble.clear()
-            pause = FIRST_PAUSE
-            while not (self.healthy or await self._closes_within(pause)):
-                await self._try()
-                pause = min(2 * pause, LONGEST_PAUSE)
+            if not self.healthy:
+                await self._sleep(retries.DATABASE_PROBE_FIRST)
+                await retries.database_probe(stopped=self._closing.is_set, sleep=self._sleep)(self._try)
         self.finished.set()
 
-    async def _closes_within(self, seconds: float) -> bool:
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, or return at once when this is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
-        return self._closing.is_set()
 
-    async def _try(self) -> None:
+    async def _try(self) -> bool:
+        """Probe once, unless a call has succeeded since; return whether the database is healthy."""
+        if self.healthy or self._closing.is_set():
+            return True
         try:
             await self._probe()
         except BatonError:
-            return
-        except Exception as error:  # whatever a driver makes of a broken database: the next probe may get through
+            return False
+        except Exception as error:  # whatever a driver makes of a broken database: the next probe may succeed
             log.debug("a probe failed with %s", type(error).__name__)
-            return
+            return False
         self.there()
+        return True
 
     def close(self) -> None:
         """Let `keep` return, after which it is `finished`."""

