@@ -1,5 +1,10 @@
 """${message}
 
+Migrations expand before they contract: processes of the release before share the database with this one during an
+upgrade, and must be able to read and write every table. So add tables, indexes, and columns that may be NULL or have a
+default on the server; remove, rename or tighten what the last release still uses only in the release after the next.
+See deploy/docs/decisions.md. (Replace this paragraph by what the version does, and what it expands or contracts.)
+
 Revision ID: ${up_revision}
 Revises: ${down_revision | comma,n}
 """

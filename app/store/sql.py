@@ -127,20 +127,20 @@ class SqlStore:
         kept, known = self._journals.journal(run, after)
         read, rows = await self._read(runs.step_input(self._statements, run, max(after, known)))
         if rows is not None and self._row_cache is not None:
-            self._row_cache.keep({run: rows})
+            self._row_cache.update({run: rows})
         if not read.salt:
             self._journals.forget(run)
         self._journals.extend(run, read.events)
         return StepInput(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
 
     def known_rows(self, run: str) -> Sequence[object]:
-        return self._row_cache.told(run) if self._row_cache is not None else ()
+        return self._row_cache.to_json(run) if self._row_cache is not None else ()
 
     def accept_rows(self, run: str, rows: Sequence[object]) -> None:
         if self._row_cache is not None and rows:
-            self._row_cache.heard(run, rows)
+            self._row_cache.accept_json(run, rows)
         elif self._row_cache is not None:  # mostly since the run has ended, and nothing of it will be asked for again
-            self._row_cache.keep({run: None})
+            self._row_cache.update({run: None})
             self._journals.forget(run)
 
     async def contents(self, run: str, refs: Sequence[str]) -> Mapping[str, bytes]:

@@ -96,6 +96,7 @@ class SimRunner:
         self._witness = witness
         self._seam = seam
         self.dialect = database.conn.engine.dialect
+        self.losses = 0
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         """Run work that writes nothing."""

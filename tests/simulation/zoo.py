@@ -124,10 +124,10 @@ def repeat_an_unanswered_commit(patch: Patch) -> None:
 
 def believe_a_guess(patch: Patch) -> None:
     def believed(statements: Statements, conn: Connection, *given: Any) -> bool:
-        statements.write(conn, *given[3:])
+        statements.write(conn, *given[1:])
         return True
 
-    patch.setattr(Statements, "write_if", believed)
+    patch.setattr(Statements, "write_if_current", believed)
 
 
 def write_ahead_of_nobody(patch: Patch) -> None:

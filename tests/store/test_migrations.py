@@ -1,6 +1,9 @@
-"""The migrations and `app/store/sqlkit/tables.py` agree, both ways, on both databases."""
+"""The migrations make what `app/store/sqlkit/tables.py` says, on both databases, and 0.1.0 works on the result."""
 
 import asyncio
+import io
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -94,6 +97,65 @@ def test_every_version_goes_up_and_down(database: str) -> None:
     assert ask(database, tables) == set()
     migrate(database)
     assert ask(database, differences) == []
+
+
+RELEASED = "0011"
+"""Head of the migrations of release 0.1.0."""
+STATEMENTS = json.loads((Path(__file__).parent / "statements_of_0_1_0.json").read_text())
+"""The statements of 0.1.0 that read and write rows, for each dialect, as its tests of the store had them sent."""
+CONTRACTS = re.compile(
+    r"\b(DROP|RENAME|TYPE|SET NOT NULL|ADD CONSTRAINT|CREATE UNIQUE)\b|ADD COLUMN(?!.*DEFAULT).*NOT NULL"
+)
+"""Parts of DDL statements that may break a process of the release before."""
+
+
+def test_every_statement_of_the_release_before_still_works(database: str) -> None:
+    """During a rolling upgrade processes of both releases share the database (deploy/docs/decisions.md)."""
+    migrate(database)
+
+    def prepare(conn: Connection) -> None:
+        for number, statement in enumerate(STATEMENTS[conn.dialect.name]):
+            if conn.dialect.name == "postgresql":
+                conn.exec_driver_sql(f"PREPARE released_{number} AS {statement}")
+            else:
+                conn.exec_driver_sql(f"EXPLAIN {statement}", (None,) * statement.count("?"))
+
+    ask(database, prepare)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_versions_since_the_last_release_only_expand(dialect: str) -> None:
+    """What removes, renames or tightens something has to wait for the next release but one."""
+    config = alembic_config("postgresql://nobody@nowhere/none" if dialect == "postgresql" else "sqlite:///none.db")
+    config.output_buffer = written = io.StringIO()
+    command.upgrade(config, f"{RELEASED}:head", sql=True)
+    changes = [line for line in written.getvalue().splitlines() if re.match(r"\s*(ALTER|CREATE|DROP)\b", line)]
+    assert changes
+    created = re.compile(r"CREATE TABLE")
+    assert [line for line in changes if CONTRACTS.search(line) and not created.match(line)] == []
+
+
+@pytest.mark.parametrize("change", ["ALTER TABLE runs DROP COLUMN key", "ALTER TABLE runs ADD COLUMN a INT NOT NULL"])
+def test_a_version_that_contracts_would_be_noticed(change: str) -> None:
+    assert CONTRACTS.search(change)
+
+
+def test_an_update_by_the_release_before_raises_the_revision(database: str) -> None:
+    """It does not do so itself: a trigger does, until 0.3. A renewal of a lease raises nothing."""
+    migrate(database)
+
+    def changed(conn: Connection) -> list[int]:
+        names = [column.name for column in METADATA.tables["runs"].columns if column.name != "revision"]
+        values = ", ".join("NULL" if METADATA.tables["runs"].c[name].nullable else "'0'" for name in names)
+        quoted = ", ".join(f'"{name}"' for name in names)
+        conn.exec_driver_sql(f"INSERT INTO runs ({quoted}) VALUES ({values})")
+        found = []
+        for assigned in ("lease_until = 9", "seq = 1, state = 'running'", "salt = NULL", "seq = 2, revision = 7"):
+            conn.exec_driver_sql(f"UPDATE runs SET {assigned}")
+            found.append(conn.exec_driver_sql("SELECT revision FROM runs").scalar_one())
+        return found
+
+    assert ask(database, changed) == [0, 1, 2, 7]
 
 
 def test_migrating_twice_changes_nothing(database: str) -> None:

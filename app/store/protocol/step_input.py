@@ -41,6 +41,7 @@ class StepInputs(Protocol):
     def accept_rows(self, run: str, rows: Sequence[object]) -> None:
         """Take over what another process sent from `known_rows`; an empty sequence forgets what is known of the run.
 
-        The rows may be old or wrong: they are compared with the database in the write that uses them. No I/O.
+        The rows may be old: the write that uses them compares their revision with the database. Malformed rows are
+        ignored. No I/O.
         """
         ...

@@ -32,7 +32,8 @@ def _bodies(rows: Sequence[Row]) -> dict[str, bytes]:
 
 def erase(conn: Connection, run: str) -> bool:
     """Forget all content of a run, its salt and the comments on it; False if there is no such run."""
-    known = conn.execute(update(RUNS).where(RUNS.c.id == run).values(salt=None)).rowcount
+    erased = update(RUNS).where(RUNS.c.id == run).values(salt=None, revision=RUNS.c.revision + 1)
+    known = conn.execute(erased).rowcount
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
     feedback.silence(conn, run)
     return bool(known)

@@ -1,11 +1,13 @@
-"""What a run's row and its tickets are taken to be, so that a commit need not ask for them first.
+"""Optimistic row cache for compare-and-write commits.
 
-Whoever wrote them last knows them: this process, or another one that told of its commit. On a guess an entry is checked
-and applied as it would be on rows under lock, and written by one statement that locks those rows, compares them and
-writes nothing at all unless each is as it was taken to be. So a guess may be as old or as wrong as it likes: it costs
-one way to the server, and then the rows are asked for.
+A process remembers the row and the tickets of the runs that it wrote last, or that another process sent after its
+commit. An entry is checked and applied on the cached rows in the same way as on locked rows, and then written by one
+statement: it locks the run's row, compares its `revision` with the cached one, and writes nothing at all if they
+differ. Every change of a run's row or tickets raises the revision (renewals of leases and claims do not: nothing is
+decided by those), so cached rows may be as old as they like. If they are, they cost one round trip, and the rows are
+read from the database.
 
-Without it a commit is four ways to the server and back, one after the other: BEGIN, the rows, what is written, COMMIT.
+Without the cache a commit takes four round trips, one after the other: BEGIN, the rows, the writes, COMMIT.
 """
 
 from collections import OrderedDict
@@ -15,86 +17,108 @@ from typing import Any
 
 from app.core.records import record
 from app.store.sqlkit.prepared import Row
-from app.store.sqlkit.statements import SEEN, TICKET
+from app.store.sqlkit.statements import SEEN, TICKET, KnownRun
 from app.store.sqlkit.tables import RUNS, TICKETS
 
-RUNS_KEPT = 8192
-LARGEST = 2**63
-KINDS: dict[type, tuple[type, ...]] = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
+MOST_RUNS = 8192
+_LARGEST = 2**63
+_TYPES: dict[type, tuple[type, ...]] = {str: (str,), int: (int,), bool: (bool,), float: (float, int)}
+_ID, _REVISION = SEEN.index("id"), SEEN.index("revision")
 
 
 @record(frozen=True, slots=True)
 class CachedRows:
-    """The columns `SEEN` of a run's row, and `TICKET` of each of its tickets; None if those are not known."""
+    """The columns `SEEN` of a run's row, and `TICKET` of each of its tickets; None if the tickets are not known."""
 
     run: Row
     tickets: tuple[Row, ...] | None
 
     @property
-    def seq(self) -> int:
-        """Of the run's last event."""
-        return int(self.run[SEEN.index("seq")])
+    def revision(self) -> int:
+        """Revision of the run's row."""
+        return int(self.run[_REVISION])
+
+    @property
+    def known(self) -> KnownRun:
+        """The run's id and revision, to be compared with the row."""
+        return self.run[_ID], self.run[_REVISION]
 
 
 class RowCache:
-    """A bounded memory of them. The run that was longest not written to goes first."""
+    """A bounded cache. It evicts the run that was not written to for longest."""
 
-    def __init__(self, most: int = RUNS_KEPT) -> None:
-        self._kept: OrderedDict[str, CachedRows] = OrderedDict()
+    def __init__(self, most: int = MOST_RUNS) -> None:
+        self._runs: OrderedDict[str, CachedRows] = OrderedDict()
         self._most = most
 
-    def of(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
-        """A guess for each of these runs, with the tickets of those that are `moving`; None if one is missing."""
-        found = {run: guess for run in runs if (guess := self._kept.get(run)) is not None}
-        if not all(run in found for run in runs) or any(found[run].tickets is None for run in moving):
+    def find(self, runs: Iterable[str], moving: Iterable[str]) -> dict[str, CachedRows] | None:
+        """The rows of all these runs, with the tickets of those that are `moving`; None if any of them is missing."""
+        found = {}
+        for run in runs:
+            cached = self._runs.get(run)
+            if cached is None:
+                return None
+            found[run] = cached
+        if any(found[run].tickets is None for run in moving):
             return None
         return found
 
-    def keep(self, left: Mapping[str, CachedRows | None]) -> None:
-        """What commits have left behind; of a run that is None there is no more to be written."""
-        for run, guess in left.items():
-            self._kept.pop(run, None)
-            if guess is not None:
-                self._kept[run] = guess
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+    def update(self, rows: Mapping[str, CachedRows | None]) -> None:
+        """Cache the rows that a commit has written or that were read; forget the runs that have None."""
+        for run, cached in rows.items():
+            self._runs.pop(run, None)
+            if cached is not None:
+                self._runs[run] = cached
+        while len(self._runs) > self._most:
+            self._runs.popitem(last=False)
 
-    def told(self, run: str) -> Sequence[object]:
-        """The guess for another process, as JSON has it; empty if there is none."""
-        guess = self._kept.get(run)
-        return () if guess is None else (guess.run, guess.tickets)
+    def clear(self) -> None:
+        """Forget everything. After a lost connection the database may be an older copy that counts revisions anew."""
+        self._runs.clear()
 
-    def heard(self, run: str, told: Sequence[Any]) -> None:
-        """What another process says of its commit (see `told`); what is no such thing, or is old, is left alone."""
-        guess, known = _parsed(run, told), self._kept.get(run)
-        if guess is not None and (known is None or known.seq < guess.seq):
-            self.keep({run: guess})
+    def to_json(self, run: str) -> Sequence[object]:
+        """The rows of a run as JSON values for another process; empty if they are not known."""
+        cached = self._runs.get(run)
+        return () if cached is None else (cached.run, cached.tickets)
+
+    def accept_json(self, run: str, sent: Sequence[Any]) -> None:
+        """Cache rows from another process's `to_json`, unless they are malformed or not newer than the cached ones."""
+        cached, known = _parsed(run, sent), self._runs.get(run)
+        if cached is not None and (known is None or known.revision < cached.revision):
+            self.update({run: cached})
 
 
-def _parsed(run: str, said: Sequence[Any]) -> CachedRows | None:
-    """What `told` made, of that run; None for anything else. Values of other types would not get to the server."""
-    match said:
-        case [row, None] if _fits(row, _RUN_KINDS) and row[0] == run:
+def _parsed(run: str, sent: Sequence[Any]) -> CachedRows | None:
+    """The rows in another process's message; None for anything else, such as the rows of another version's schema."""
+    match sent:
+        case [row, None] if _fits(row, _RUN_TYPES) and row[_ID] == run:
             return CachedRows(tuple(row), None)
-        case [row, [*tickets]] if _fits(row, _RUN_KINDS) and row[0] == run:
-            if all(_fits(one, _TICKET_KINDS) and one[0] == run for one in tickets):
+        case [row, [*tickets]] if _fits(row, _RUN_TYPES) and row[_ID] == run:
+            if all(_fits(one, _TICKET_TYPES) and one[0] == run for one in tickets):
                 return CachedRows(tuple(row), tuple([tuple(one) for one in tickets]))
     return None
 
 
-def _kinds(columns: Iterable[Any]) -> tuple[tuple[type, ...], ...]:
-    kinds = [(KINDS[column.type.python_type], column.nullable) for column in columns]
-    return tuple([(*kind, NoneType) if nullable else kind for kind, nullable in kinds])
+def _types_of(columns: Iterable[Any]) -> tuple[tuple[type, ...], ...]:
+    """The types of the values of each of these columns."""
+    found = []
+    for column in columns:
+        types = _TYPES[column.type.python_type]
+        found.append((*types, NoneType) if column.nullable else types)
+    return tuple(found)
 
 
-_RUN_KINDS = _kinds(RUNS.c[name] for name in SEEN)
-_TICKET_KINDS = _kinds(TICKETS.c[name] for name in TICKET)
+_RUN_TYPES = _types_of(RUNS.c[name] for name in SEEN)
+_TICKET_TYPES = _types_of(TICKETS.c[name] for name in TICKET)
 
 
-def _fits(row: Any, kinds: Sequence[tuple[type, ...]]) -> bool:
-    if not isinstance(row, list | tuple) or len(row) != len(kinds):
+def _fits(row: Any, types: Sequence[tuple[type, ...]]) -> bool:
+    """True if a row has values that the columns can hold. The driver could not send others."""
+    if not isinstance(row, list | tuple) or len(row) != len(types):
         return False
-    return all(
-        type(value) in kind and (type(value) is not int or -LARGEST <= value < LARGEST)
-        for value, kind in zip(row, kinds, strict=True)
-    )
+    pairs = zip(row, types, strict=True)
+    return all(type(value) in wanted and (type(value) is not int or _is_bigint(value)) for value, wanted in pairs)
+
+
+def _is_bigint(value: int) -> bool:
+    return -_LARGEST <= value < _LARGEST

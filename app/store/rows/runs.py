@@ -143,7 +143,8 @@ def adopt(
         return ()
     conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver))
     theirs = RUNS.c.id.in_(names)
-    conn.execute(update(RUNS).where(theirs).values(epoch=RUNS.c.epoch + 1, driver=driver, lease_until=until))
+    changed = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
+    conn.execute(update(RUNS).where(theirs).values(driver=driver, lease_until=until, **changed))
     return tuple([_run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
 
 

@@ -91,6 +91,14 @@ class Connections:
         """One was found broken: then the others are dead, too, or will not take writes any more."""
         self._losses += 1
 
+    @property
+    def losses(self) -> int:
+        """The number of losses so far, after a look at the connections at hand."""
+        current = [kept.connection for kept in self._kept if kept.connection.losses == self._losses]
+        if not all(connection.lives for connection in current):
+            self.lost()
+        return self._losses
+
     async def take(self, limit: float) -> Checkout:
         """One for a statement that stands alone; `TimeoutError` when the loop's clock passes `limit`."""
         if self._kept:

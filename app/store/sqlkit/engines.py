@@ -83,6 +83,12 @@ class Runner(Protocol):
 
     dialect: Dialect
 
+    @property
+    def losses(self) -> int:
+        """The number of times that connections to the server were lost. Each time it may have been replaced by an older
+        copy of itself."""
+        ...
+
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         """Run work that writes nothing; each of its statements sees what was committed before it. `brief` says that it
         looks up one row by its key."""
@@ -150,6 +156,10 @@ class Postgres:
             asyncpg.InternalClientError,
             self.dialect.loaded_dbapi.Error,
         )
+
+    @property
+    def losses(self) -> int:
+        return self._connections.losses
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         if isinstance(work, SingleStatement):
@@ -273,6 +283,7 @@ class Sqlite:
         self._kept: Connection | None = None
         self._unchecked = 0
         self.dialect = self._writing.dialect
+        self.losses = 0
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         if brief:

@@ -56,6 +56,9 @@ RUNS = Table(
     Column("ended_at", Double),  # set by the store with the terminal event: NULL means "not ended"
     Column("error", Text),
     Column("notify_turn", BigInteger),  # the turn whose end is to become a notice; NULL where none is
+    # Counts the changes of this row and of the run's tickets, apart from renewals (`lease_until`, `until`): a writer
+    # that knows the row at some revision may write if it still has it. A trigger counts for processes of 0.1.
+    Column("revision", BigInteger, nullable=False, server_default=text("0")),
     sqlite_with_rowid=False,
     postgresql_with={"fillfactor": 70},
 )

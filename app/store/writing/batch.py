@@ -73,6 +73,7 @@ class _Run:
     ended_at: float | None = None
     error: str | None = None
     notify_turn: int | None = None
+    revision: int = 0
     salt: bytes | None = b""
     """None once its content was erased."""
     stored_epoch: int = field(init=False)
@@ -122,7 +123,7 @@ class RowBatch:
         self._ticketed = set(moving)
         """Runs whose tickets are all here."""
         self._claims = claims
-        self._born: dict[str, tuple[Any, ...]] = {}
+        self._born: dict[str, tuple[NewRun, float]] = {}
         self._changed: set[str] = set()
         self._touched: set[tuple[str, int]] = set()
         self._events: list[tuple[Any, ...]] = []
@@ -145,9 +146,10 @@ class RowBatch:
         if entry.new is not None:
             self._runs[run.id] = run
             self._ticketed.add(run.id)
-            self._born[run.id] = _born(run, entry.new, entry.at)
-        else:
+            self._born[run.id] = (entry.new, entry.at)
+        elif run.id not in self._changed:
             self._changed.add(run.id)
+            run.revision += 1
         run.held_usd, run.held_tokens, run.spent_usd, run.spent_tokens = money
         if entry.move and ticket:
             self._move(run, ticket, entry.move)
@@ -167,7 +169,7 @@ class RowBatch:
         runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
         handed = [run for run in runs if run.lease is not None]
         return [
-            (statements.new_run, [born + _LIVE_OF(self._runs[name]) for name, born in self._born.items()]),
+            (statements.new_run, [_born(self._runs[name], *admitted) for name, admitted in self._born.items()]),
             (statements.change_run, [_CHANGE_OF(run) for run in runs if run.lease is None and run.ended_at is None]),
             (statements.end_run, [_END_OF(run) for run in runs if run.lease is None and run.ended_at is not None]),
             (statements.hand_run, [_lease(run) + _CHANGE_OF(run) for run in handed if run.ended_at is None]),
@@ -197,10 +199,8 @@ class RowBatch:
         return left
 
     def write_later(self, conn: Connection, statements: Statements) -> None:
-        """What changes rows that were just written. A wish comes after a change of hands: it must not be slept over."""
+        """Write again to runs that got a wish and have no driver, after a change of hands: they are due at once."""
         runs = [self._runs[name] for name in sorted(self._changed)]
-        handed = [run for run in runs if run.id in self._born and run.lease is not None]
-        statements.write(conn, (statements.hand_ended, [_lease(run) + _END_OF(run) for run in handed]))
         statements.hasten.each(conn, [(run.wished_at, run.id) for run in runs if run.wished_at is not None])
 
     def _run(self, entry: Entry) -> _Run:
@@ -346,9 +346,10 @@ def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
 
 
 def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
-    """The values of `statements.BORN`."""
-    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at, new.deadline)
-    return (*described, run.epoch, new.driver, new.lease_until, run.cap_usd, run.cap_tokens)
+    """All columns of a new run, in table order. A later entry of the batch may have changed its lease."""
+    described = (run.id, new.tenant, new.key, new.tier, new.model, new.code, new.salt, at)
+    lease = (new.deadline, run.epoch, new.driver, new.lease_until) if run.lease is None else _lease(run)
+    return (*described, *lease, run.cap_usd, run.cap_tokens, *_LIVE_OF(run))
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from app.core.records import record
 from app.store.protocol import Appended, Entry
 from app.store.rows.idempotency import Claims
 from app.store.rows.optimistic import CachedRows, RowCache
+from app.store.sqlkit.prepared import SingleStatement
 from app.store.sqlkit.statements import TICKET, Statements
 from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing.batch import EncodedEntry, Outcome, RowBatch, fenced
@@ -70,7 +71,7 @@ def settle(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | 
     That a claim of somebody else's has lapsed is only to be seen on the row itself: it may have been prolonged since.
     """
     runs, moving = touched([encoded for encoded in batch if encoded.entry.new is None])
-    known = row_cache.of(runs, moving)
+    known = row_cache.find(runs, moving)
     if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
         return None
     ticketed = {run: cached.tickets for run, cached in known.items() if cached.tickets is not None}
@@ -81,7 +82,7 @@ def settle(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | 
 
 
 def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
-    if entry.once is not None or not fenced(entry) or (entry.new is not None and entry.lease is not None):
+    if entry.once is not None or not fenced(entry):
         return True
     if entry.move is None or entry.move.verb != "take":
         return False
@@ -89,15 +90,16 @@ def _needs_rows(entry: Entry, known: Mapping[str, CachedRows]) -> bool:
     return any(ticket[_STEP] == entry.move.step and ticket[_HOLDER] is not None for ticket in tickets)
 
 
-def conditional_write(statements: Statements, settled: Speculative) -> Callable[[Connection], Applied | None]:
-    """What writes the batch unless a row is not what it was taken to be, and comes to None then: on a server, one
-    statement."""
-    runs, moving = [cached.run for cached in settled.cached], settled.moving
-    tickets = [row for cached in settled.cached if cached.run[0] in moving for row in cached.tickets or ()]
-    look, done, wanted = (runs, tickets, moving), settled.done, settled.rows.writes(statements)
+def conditional_write(
+    statements: Statements, speculative: Speculative
+) -> Callable[[Connection], Applied | None] | SingleStatement[Applied | None]:
+    """Work that writes the batch, or writes nothing and returns None if a run's row has another revision than was
+    cached. On Postgres it is one statement."""
+    known = [cached.known for cached in speculative.cached]
+    applied, wanted = speculative.done, speculative.rows.writes(statements)
     if statements.arrays:
-        return statements.asked_if(*look, done, *wanted)
-    return lambda conn: done if statements.write_if(conn, *look, *wanted) else None
+        return statements.current_or_nothing(known, speculative.moving, applied, *wanted)
+    return lambda conn: applied if statements.write_if_current(conn, known, *wanted) else None
 
 
 def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:

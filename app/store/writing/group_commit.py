@@ -63,6 +63,7 @@ class GroupCommit:
         `row_cache` a first try does not ask for rows that they know."""
         self._availability = availability
         self._row_cache = row_cache
+        self._losses = runner.losses
         self._runner = runner
         self._statements = statements
         self._committed = committed
@@ -140,7 +141,7 @@ class GroupCommit:
         unanswered: list[Outcome] = []
         for attempt in range(TRIES):
             try:
-                outcomes = await self._transact(batch, asks=attempt > 0)
+                outcomes = await self._transact(batch, locks=attempt > 0)
                 return unanswered if _came_late(unanswered, outcomes) else outcomes
             except Fault as fault:
                 if fault.reason == "refused" and len(batch) > 1:
@@ -160,18 +161,31 @@ class GroupCommit:
             await asyncio.sleep(random.random() * 0.01 * 2**attempt)
         raise Fault("contended")
 
-    async def _transact(self, batch: list[EncodedEntry], *, asks: bool) -> list[Outcome]:
-        """One transaction; on row_cache, unless it `asks` for the rows or one of them turns out to be wrong."""
-        row_cache = self._row_cache
-        settled = settle(batch, row_cache) if row_cache is not None and not asks else None
-        done: Applied | None = None
-        if settled is not None:
-            done = await self._runner.write(conditional_write(self._statements, settled), meant=settled.done)
-        if done is None:
-            done = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
-        if row_cache is not None:
-            row_cache.keep(done.left)
-        return done.outcomes
+    async def _transact(self, batch: list[EncodedEntry], *, locks: bool) -> list[Outcome]:
+        """Commit a batch in one transaction: on cached rows, unless `locks` or one of them is missing or outdated."""
+        try:
+            applied = None if locks else await self._write_on_cached_rows(batch)
+            if applied is None:
+                applied = await self._runner.write(partial(commit, statements=self._statements, batch=batch))
+        except Fault as fault:
+            if fault.reason in AWAY and self._row_cache is not None:
+                self._row_cache.clear()
+            raise
+        if self._row_cache is not None:
+            self._row_cache.update(applied.left)
+        return applied.outcomes
+
+    async def _write_on_cached_rows(self, batch: list[EncodedEntry]) -> Applied | None:
+        """None, and nothing is written, if the rows have to be read first."""
+        if self._row_cache is None:
+            return None
+        if self._losses != self._runner.losses:
+            self._losses = self._runner.losses
+            self._row_cache.clear()
+        speculative = settle(batch, self._row_cache)
+        if speculative is None:
+            return None
+        return await self._runner.write(conditional_write(self._statements, speculative), meant=speculative.done)
 
     async def _one_by_one(self, batch: list[EncodedEntry]) -> list[Outcome]:
         """The database did not take something in a batch: only the entry at fault is to suffer."""

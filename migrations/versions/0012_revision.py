@@ -1,0 +1,73 @@
+"""Every run's row counts its changes, so that a writer can tell whether it knows the latest.
+
+This version expands: a column with a default, and a trigger on the table. Processes of 0.1 neither read the column nor
+raise it; the trigger raises it for every update of theirs that a writer has to know of, which is every one but the
+renewal of a lease. Whoever raises it himself, as 0.2 does, is left alone. 0.3 may drop the trigger and its function:
+no process of 0.1 shares a database with one of 0.3.
+
+Revision ID: 0012
+Revises: 0011
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0012"
+down_revision = "0011"
+branch_labels = None
+depends_on = None
+
+COUNTED = (
+    "salt, deadline, epoch, driver, cap_usd, cap_tokens, seq, claims, held_usd, held_tokens, spent_usd, spent_tokens, "
+    "state, topology, degraded, steps, ended_at, error, notify_turn"
+)
+"""Every column that an update changes, apart from `lease_until`: renewals change that one alone."""
+
+POSTGRES = (
+    """
+    CREATE FUNCTION raise_run_revision() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        NEW.revision := OLD.revision + 1;
+        RETURN NEW;
+    END
+    $$
+    """,
+    f"""
+    CREATE TRIGGER runs_revision BEFORE UPDATE OF {COUNTED} ON runs FOR EACH ROW
+    WHEN (NEW.revision = OLD.revision) EXECUTE FUNCTION raise_run_revision()
+    """,
+)
+SQLITE = f"""
+    CREATE TRIGGER runs_revision AFTER UPDATE OF {COUNTED} ON runs FOR EACH ROW
+    WHEN NEW.revision = OLD.revision
+    BEGIN
+        UPDATE runs SET revision = OLD.revision + 1 WHERE id = NEW.id;
+    END
+"""
+
+
+def upgrade() -> None:
+    wait_briefly_for_locks()
+    op.add_column("runs", sa.Column("revision", sa.BigInteger(), nullable=False, server_default=sa.text("0")))
+    for statement in POSTGRES if is_postgres() else (SQLITE,):
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    wait_briefly_for_locks()
+    if is_postgres():
+        op.execute("DROP TRIGGER runs_revision ON runs")
+        op.execute("DROP FUNCTION raise_run_revision()")
+    else:
+        op.execute("DROP TRIGGER runs_revision")
+    op.drop_column("runs", "revision")
+
+
+def is_postgres() -> bool:
+    return op.get_context().dialect.name == "postgresql"
+
+
+def wait_briefly_for_locks() -> None:
+    """A migration that waits for a table lock makes every later statement wait behind it. Fail instead."""
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("SET LOCAL lock_timeout = '3s'")
