@@ -1,0 +1,138 @@
+"""Several gateways and dispatchers over one Postgres and one Redis, each of the present release or of an earlier one.
+
+Unlike a `scene` they are run as an operator runs them, without anything wrapped around their seams, so that the tests
+over them hold for any release.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.faults.mixed_load import Client, all_runs, script
+from tests.harness import servers
+from tests.harness.processes import ROOT, Process, command
+from tests.harness.waiting import wait_until
+from tests.integration.installation import settings
+from tests.stubs.control import StubControl, stub_process
+
+VERBS: Final = ("gateway", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The code of one release, in a folder of its own. None is the present one."""
+
+    root: Path | None = None
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """That environment, in which this release is imported. Its byte code is kept, for its next process."""
+        if self.root is None:
+            return dict(environ)
+        return {**environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": ""}
+
+    def process(self, verb: str, folder: Path, environ: Mapping[str, str], **more: Any) -> Process:
+        """A role of this release, which is not started yet."""
+        return Process(verb, folder, self.environ(environ), forked=self.root is None, **more)
+
+    def migrate(self, folder: Path, environ: Mapping[str, str]) -> None:
+        """Apply this release's schema."""
+        done = command(folder, self.environ(environ), "migrate")
+        assert done.returncode == 0, done.stderr
+
+
+PRESENT: Final = Release()
+
+
+def unpacked(commit: str, folder: Path) -> Release | None:
+    """The release of that commit, unpacked there; None where the clone does not have it."""
+    archive = subprocess.run(
+        ["git", "archive", commit, "app", "migrations"], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data") if sys.version_info >= (3, 12) else files.extractall(folder)
+    return Release(folder)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All processes of one installation, and what they share."""
+
+    folder: Path
+    stub: StubControl
+    environ: Mapping[str, str]
+    processes: dict[str, list[Process]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+
+    @property
+    def urls(self) -> list[str]:
+        """Where the gateways listen; a gateway that is replaced keeps its address."""
+        return [gateway.url for gateway in self.processes["gateway"]]
+
+    def add(self, release: Release, verb: str, count: int) -> None:
+        """Start so many more, without waiting for them."""
+        for _ in range(count):
+            process = release.process(verb, self.folder, self.environ)
+            self.processes[verb].append(process)
+            process.start(wait=False)
+
+    def replace(self, release: Release, verb: str, place: int) -> None:
+        """Stop one as a deployment does, and start one of that release at its address."""
+        before = self.processes[verb][place]
+        assert before.stop() == 0, before.logged
+        after = release.process(verb, self.folder, self.environ, port=before.port)
+        self.processes[verb][place] = after
+        after.start()
+        self.wait()
+
+    def kill(self) -> None:
+        """End all of them."""
+        for processes in self.processes.values():
+            for process in processes:
+                process.kill()
+
+    def wait(self) -> None:
+        """Wait until all have announced themselves, and the gateways are ready."""
+        for processes in self.processes.values():
+            for process in processes:
+                process.wait_until_announced()
+        for gateway in self.processes["gateway"]:
+            wait_until(gateway.ready, what="the gateway is ready")
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run, as a gateway shows it, once all have ended."""
+        client = Client(self.urls)
+
+        def all_ended() -> list[dict[str, Any]] | None:
+            runs = all_runs(client)
+            return runs if all(run["ended_at"] for run in runs) else None
+
+        runs: list[dict[str, Any]] = wait_until(all_ended, what="every run ends")
+        return runs
+
+    def violations(self) -> list[str]:
+        """What the auditor of the present release finds wrong."""
+        done = command(self.folder, self.environ, "audit", "check", "--json")
+        assert done.stdout, done.stderr
+        found: list[str] = json.loads(done.stdout)["violations"]
+        return found
+
+
+@contextmanager
+def fleet(folder: Path) -> Iterator[Fleet]:
+    """An installation without any process yet, and without a schema. All that it starts ends with the block."""
+    with ExitStack() as stack:
+        stub = stack.enter_context(stub_process())
+        database = stack.enter_context(servers.postgres())
+        redis = stack.enter_context(servers.redis())
+        script(stub)
+        made = Fleet(folder, stub, settings(folder, stub, database.url, redis.url))
+        stack.callback(made.kill)
+        yield made

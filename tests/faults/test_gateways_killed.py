@@ -1,0 +1,55 @@
+"""F-07: every gateway is killed in turn while callers of every kind go on asking.
+
+No run is lost, and whoever asks again with an `Idempotency-Key` gets the same from any other gateway.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fleet import PRESENT, fleet
+from tests.faults.mixed_load import Answered, Client, mixed_load
+from tests.faults.points import at
+
+pytestmark = pytest.mark.timeout(300)
+GATEWAYS = 3
+
+
+@at("F-07", "every gateway killed in turn under load", "0 lost; the same answer from any other gateway", ci=True)
+def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    with fleet(tmp_path) as house:
+        PRESENT.migrate(tmp_path, house.environ)
+        house.add(PRESENT, "gateway", GATEWAYS)
+        house.add(PRESENT, "dispatcher", 2)
+        house.wait()
+        with mixed_load(house.urls) as load:
+            load.go_on()
+            for gateway in house.processes["gateway"]:
+                load.wait_for_a_request_at(gateway.url)
+                gateway.kill()
+                load.go_on()
+                gateway.start()
+                house.wait()
+        load.check()
+        runs = house.runs()
+        states = [run["state"] for run in runs]
+        assert states == ["succeeded"] * load.conversations, "one run for each conversation"
+        for gateway in house.processes["gateway"]:
+            again = Client([gateway.url])
+            differing = [one for one in load.answers if asked_again(again, one) != one.seen]
+            assert differing == []
+        assert house.runs() == runs, "nothing was begun anew"
+        assert house.violations() == []
+    cut_off = load.broken["RemoteProtocolError"] + load.broken["ReadError"]
+    assert cut_off > 0, "requests were under way at the gateways that were killed"
+    measured = f"{len(runs)} runs, {cut_off} replies cut off, slowest {load.slowest:.1f} s"
+    record_property("measured", measured)
+
+
+def asked_again(client: Client, answer: Answered) -> object:
+    """What the same request with the same key brings."""
+    client.post(answer.path, answer.body, answer.key)
+    return client.answers[-1].seen

@@ -1,0 +1,70 @@
+"""F-31: an installation is upgraded from release 0.1.0 to the present one, and back, one process at a time under load.
+
+The schema is migrated first, while all processes are still of the earlier release; it stays when they come back. At any
+time processes of both releases share one database and one Redis, and answer each other's runs.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.fleet import PRESENT, VERBS, Fleet, Release, fleet, unpacked
+from tests.faults.mixed_load import MixedLoad, mixed_load
+from tests.faults.points import case
+from tests.harness.processes import environment
+
+pytestmark = pytest.mark.timeout(600)
+RELEASE_0_1_0 = "7090575c3f742f0e7a0399a836bf9378e3cdc6cd"
+COUNT = 2
+"""Processes of each role."""
+
+
+def order(*verbs: str, ci: bool = False) -> object:
+    place = f"all processes replaced by another release under load, {verbs[0]}s first"
+    return case(verbs, family="F-31", place=place, expectation="0 failed runs", ci=ci, name=f"{verbs[0]}s first")
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    """Release 0.1.0."""
+    found = unpacked(RELEASE_0_1_0, tmp_path_factory.mktemp("release"))
+    if found is None:
+        pytest.skip(f"this clone does not have the commit of release 0.1.0, {RELEASE_0_1_0}")
+    where = tmp_path_factory.mktemp("elsewhere")
+    asked = [sys.executable, "-c", "import app; print(app.__file__)"]
+    imported = subprocess.run(asked, cwd=where, env=found.environ(environment(where)), capture_output=True, text=True)
+    assert imported.stdout.strip() == str(found.root / "app" / "__init__.py"), "it runs its own code"
+    return found
+
+
+@pytest.mark.parametrize("verbs", [order("dispatcher", "gateway", ci=True), order("gateway", "dispatcher")])
+def test_an_upgrade_and_its_way_back_fail_no_run(
+    tmp_path: Path, earlier: Release, verbs: tuple[str, ...], record_property: Callable[[str, object], None]
+) -> None:
+    with fleet(tmp_path) as house:
+        earlier.migrate(tmp_path, house.environ)
+        for verb in VERBS:
+            house.add(earlier, verb, COUNT)
+        house.wait()
+        with mixed_load(house.urls) as load:
+            load.go_on()
+            PRESENT.migrate(tmp_path, house.environ)
+            load.go_on()
+            roll(house, PRESENT, verbs, load)
+            roll(house, earlier, verbs, load)
+        load.check()
+        states = [run["state"] for run in house.runs()]
+        assert states == ["succeeded"] * load.conversations, "one run for each conversation"
+        assert house.violations() == []
+    record_property("measured", f"{load.conversations} conversations, the slowest took {load.slowest:.1f} s")
+
+
+def roll(house: Fleet, release: Release, verbs: tuple[str, ...], load: MixedLoad) -> None:
+    """Replace every process by one of that release; after each, every caller is answered."""
+    for verb in verbs:
+        for place in range(COUNT):
+            house.replace(release, verb, place)
+            load.go_on()
