@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 
 from rich.table import Table
 from rich.text import Text
 
-from app.cli import deployment, event_loop, shadow, storage, terminal
+from app.cli import deployment, event_loop, shadow, storage, terminal, train
 from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
 from app.lab import manifest
@@ -56,12 +55,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 
 
 def _export(asked: argparse.Namespace) -> int:
-    try:
-        export = resolve_name("app.lab.export")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ConfigInvalid(["torch is not installed; `make learn` sets up an environment that has it"]) from None
+    export = train.found("app.lab.export")
     source, out = export.trained(Path(asked.trained)), Path(asked.out)
     if asked.adapter_of is None:
         made = export.export(source, out, asked.title)

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.errors import ConfigInvalid
 
-EXTRAS = frozenset({"torch", "transformers", "trl", "peft", "datasets"})
+EXTRAS = frozenset({"torch", "transformers", "tokenizers", "safetensors", "trl", "peft", "datasets"})
 ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 """Options of the builtin training that do not apply to second rounds."""
 
@@ -15,20 +15,20 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Train. Returns 1 if `--gap` asks for more than was reached."""
     if asked.backend != "builtin":
-        _found("app.cli.teach:run")(asked, environ, _found("app.lab.train_grpo"), _say)
+        found("app.cli.teach:run")(asked, environ, found("app.lab.train_grpo"), _say)
         return 0
     if asked.rounds > 1:
         if idle := [name for name in ONE_ROUND if getattr(asked, name) not in (None, False)]:
             raise ConfigInvalid(
                 [f"--{name.replace('_', '-')}: has no effect with --rounds 2; remove it" for name in idle]
             )
-        _found("app.lab.train_rounds:run")(asked, _say)
+        found("app.lab.train_rounds:run")(asked, _say)
         return 0
-    rollouts = _found("app.cli.teach:imitated")(asked, environ) if asked.warm_start else ()
-    return 0 if _found("app.lab.train:run")(asked, _say, rollouts) else 1
+    rollouts = found("app.cli.teach:imitated")(asked, environ) if asked.warm_start else ()
+    return 0 if found("app.lab.train:run")(asked, _say, rollouts) else 1
 
 
-def _found(name: str) -> Any:
+def found(name: str) -> Any:
     """Import an object by its name. Raises `ConfigInvalid` if that needs an extra that is not installed."""
     try:
         return resolve_name(name)

@@ -1,18 +1,20 @@
-"""Learning: rehearsal worlds, what a plan is worth in them, honest baselines, and the training of a conductor.
+"""The lab: what trains, simulates and evaluates. The service imports nothing of it; the command line does.
 
-families ... checkable tasks in plain language, written and read back by the same templates
-world ...... workers with hidden skill, price and pace; pools drawn at random
-plans ...... the grammar of plans, as tokens, as JSON and as a core workflow; plans without what cannot help
-outcome .... the exact expectation of a plan, and what it costs
-actors ..... the same workers as they answer messages, for the real executor
-provider ... those workers behind the provider seam, for the whole service
-search ..... every plan that could be best; baselines ... what a trained conductor is held against
-reward ..... malformed < wrong < right, with cost gated on being right
-offpolicy .. what another policy would have earned, from decisions logged with their probabilities
-decisions .. what a journal tells of decisions that were left to chance
-rollouts ... journaled runs in the shape that training reads (journaled makes them of the journal)
-questions .. what a chat model is asked, before which pool
-carried .... its plans, carried out by a running Baton; scoring ... their reward
-record ..... curve and card of a training run
-train_* .... with export and tensors, the only modules that import torch
+The simulated world
+    task_families      checkable tasks in plain language, written and read back by the same templates
+    world              workers with hidden skill, price and pace; pools drawn at random
+    workers            the answers of these workers to a step's messages
+    provider           these workers behind the provider seam, for the whole service
+    plans              the grammar of plans: as tokens, as JSON, as a core workflow, and without useless steps
+    outcome            the exact expected reward and cost of a plan
+    search, baselines  every plan that could be best, and the plans that a trained conductor is compared with
+    reward             malformed < wrong < right, where only a right answer is worth more for costing less
+Data from journals
+    rollouts           journaled runs in the shape that training reads; `journal_rollouts` reads them from a journal
+    offpolicy          what another policy would have earned, from decisions logged with their probabilities
+Training
+    training_questions the questions that a chat model is trained on, each before a pool
+    plan_execution     the execution of its plans by a running Baton; `plan_rewards` scores them
+    training_record    the curve and the card of a training run
+    train_*            with `export` and `tokenizer` the only modules that import torch and Hugging Face's libraries
 """

@@ -1,8 +1,6 @@
 """A trained conductor as a folder that Hugging Face's libraries and vLLM read, with its manifest.
 
-It is written as a Llama whose attention has biases, the output's being zero: the same sums as Qwen2's. Under its own
-name Hugging Face's library forces Qwen2's tokenizer upon it, whatever the folder says, and the words would be lost.
-What is measured and what the golden plans are comes from the very weights that are written, rounded as they are.
+The evaluation and the golden plans are those of the very weights that are written, which are rounded to bfloat16.
 """
 
 import json
@@ -13,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from app.conductor import compact
 from app.errors import ConfigInvalid
-from app.lab import manifest, prompt, reward, tensors, tokenizer, training_record, world
+from app.lab import manifest, prompt, reward, tokenizer, training_record, world
 from app.lab.evaluate import exam
-from app.lab.lessons import SPLITS, Lesson
+from app.lab.lessons import SPLITS, Lesson, Split
 from app.lab.manifest import Golden, Manifest
 from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, Form
 from app.lab.plans import SLOTS, STEPS, Plan
-from app.lab.train_loop import Recipe, greedy, shape_of
-from app.lab.train_model import CONTEXT, NORM, Conductor, Shape, Tensor
+from app.lab.train_loop import Recipe, greedy, untrained
+from app.lab.train_model import CONTEXT, Conductor, Tensor
 from app.lab.world import Setting, Weights
 
 TASKS, TASKS_SEED = 1_000, 2
@@ -60,17 +59,12 @@ def trained(folder: Path) -> Trained:
 def export(source: Trained, folder: Path, title: str) -> Manifest:
     """The whole model in bfloat16; the folder must be new or empty."""
     _empty(folder)
-    shape = shape_of(source.recipe)
-    shipped = {name: tensor.to(torch.bfloat16) for name, tensor in ({**source.weights, **_no_biases(shape)}).items()}
-    place = folder / manifest.WEIGHTS["model"]
-    tensors.write(place, shipped)
+    conductor = untrained(source.recipe)
+    conductor.load(source.weights)
+    conductor.model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.tokenizer(conductor.form, CONTEXT).save_pretrained(folder)
     (folder / "card.json").write_text(source.card)
-    form = FORMS[source.recipe.form]
-    ends = {"eos_token_id": prompt.pad(form), "pad_token_id": prompt.pad(form)}
-    _write(folder, "config.json", _config(shape) | ends)
-    _write(folder, "generation_config.json", ends)
-    _write(folder, "tokenizer.json", tokenizer.tokenizer(form))
-    _write(folder, "tokenizer_config.json", tokenizer.tokenizer_config(CONTEXT))
+    place = folder / manifest.WEIGHTS["model"]
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
     return _described(folder, source, loaded(folder), tokens=folder, kind="model", name=name, base=name)
 
@@ -90,19 +84,20 @@ def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: 
     if card.kind != "model":
         raise ConfigInvalid([f"{base}: is an adapter itself; name the folder of its base"])
     under = loaded(base)
-    if under.shape != shape_of(source.recipe):
+    if not _fits(under, source.weights):
         raise ConfigInvalid([f"{base}: is a model of another size than what was trained"])
     _empty(folder)
     parts, merged = _low_rank(under.weights, source.weights, rank)
     place = folder / manifest.WEIGHTS["adapter"]
-    tensors.write(place, parts)
-    _write(folder, "adapter_config.json", _adapter_config(card.name, rank))
+    save_file(parts, place, metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(_adapter_config(card.name, rank), indent=1) + "\n")
     (folder / "card.json").write_text(source.card)
-    conductor = Conductor(under.shape, {**under.weights, **merged}, under.form)
+    under.load({**under.weights, **merged})
     name = manifest.version(title, manifest.sha256(place.read_bytes()))
-    return _described(folder, source, conductor, tokens=base, kind="adapter", name=name, base=card.name)
+    return _described(folder, source, under, tokens=base, kind="adapter", name=name, base=card.name)
 
 
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def _low_rank(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], rank: int) -> tuple[dict[str, Tensor], Any]:
     """The adapter's two factors for each projection, by peft's names, and the projections under them."""
     parts, merged = {}, {}
@@ -136,32 +131,22 @@ def _adapter_config(base: str, rank: int) -> dict[str, Any]:
 
 
 def loaded(folder: Path) -> Conductor:
-    """The model of an exported folder, in full precision, as the trainer runs it; its form is told by the card."""
+    """The model of an exported folder, in full precision; its card names the form in which it writes."""
     recipe = Recipe(**json.loads((folder / "card.json").read_text())["recipe"])
-    config = json.loads((folder / "config.json").read_text())
-    shape = Shape(
-        config["vocab_size"],
-        config["hidden_size"],
-        config["num_hidden_layers"],
-        config["num_attention_heads"],
-        config["intermediate_size"],
-        config["rope_parameters"]["rope_theta"],
-    )
-    weights = tensors.read(folder / manifest.WEIGHTS["model"])
-    kept = weights.keys() - _no_biases(shape).keys()
-    return Conductor(shape, {name: weights[name].float() for name in sorted(kept)}, FORMS[recipe.form])
+    return Conductor.saved(folder, FORMS[recipe.form])
 
 
-def _no_biases(shape: Shape) -> dict[str, Tensor]:
-    """What a Llama has and Qwen2 has not."""
-    return {f"model.layers.{n}.self_attn.o_proj.bias": torch.zeros(shape.hidden) for n in range(shape.layers)}
+def _fits(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
+    """Whether these are weights of a model of this size."""
+    sizes = {name: parameter.shape for name, parameter in conductor.weights.items()}
+    return sizes == {name: tensor.shape for name, tensor in weights.items()}
 
 
 def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: Path, **facts: Any) -> Manifest:
     """Golden prompts and manifest, beside files that are complete; the tokenizer is in the folder `tokens`."""
     return manifest.write(
         folder,
-        _golden(conductor),
+        golden(conductor),
         tokenizer_sha256=manifest.tokenizer_sha256(tokens),
         prompt=STYLE[source.recipe.form],
         template=compact.TEMPLATE,
@@ -171,13 +156,13 @@ def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: P
         reward=reward.VERSION,
         world=world.VERSION,
         commit=training_record.commit(),
-        evaluation={split: _measured(conductor, split, source.weighing) for split in SPLITS},
+        evaluation={split: measured(conductor, split, source.weighing) for split in SPLITS},
         **facts,
     )
 
 
-def _golden(conductor: Conductor) -> list[Golden]:
-    """Half of them over the standard pool, half over unseen ones; the plans are the likeliest."""
+def golden(conductor: Conductor) -> list[Golden]:
+    """Prompts with this conductor's likeliest plans. Half of them are over the standard pool, half over unseen ones."""
     lessons = exam("held-out tasks", GOLDEN // 2, GOLDEN_SEED) + exam("random pools", GOLDEN // 2, GOLDEN_SEED)
     plans = greedy(conductor, lessons)
     return [
@@ -197,7 +182,8 @@ def _expected(one: Lesson, plan: Plan, form: Form) -> Golden:
     )
 
 
-def _measured(conductor: Conductor, split: Any, weighing: Weights) -> dict[str, float]:
+def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str, float]:
+    """The mean reward, accuracy and dollars a task of its likeliest plans for a split's tasks."""
     lessons = exam(split, TASKS, TASKS_SEED)
     found = [
         outcome(plan, one.problem.kind, Setting(one.pool, weighing))
@@ -207,35 +193,7 @@ def _measured(conductor: Conductor, split: Any, weighing: Weights) -> dict[str, 
     return {"tasks": TASKS, "seed": TASKS_SEED, **{name: round(value, 6) for name, value in means.items()}}
 
 
-def _config(shape: Shape) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": True,
-        "mlp_bias": False,
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.heads,
-        "head_dim": shape.head,
-        "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": NORM,
-        "rope_theta": shape.theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.theta},
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "torch_dtype": "bfloat16",
-    }
-
-
 def _empty(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigInvalid([f"{folder}: is not empty; name a new folder, or clear it"])
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def _write(folder: Path, name: str, value: Any) -> None:
-    (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")

@@ -7,7 +7,6 @@ chosen on validation lessons, which no table uses: half over the standard pool, 
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +30,7 @@ from app.lab.rollouts import Rollout
 from app.lab.task_families import FAMILIES
 from app.lab.train_imitation import Regressor
 from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy
-from app.lab.training_record import write_rows
+from app.lab.training_record import software, write_rows
 from app.lab.world import Setting, Weights, profiles, standard_pool
 
 EVERY = 50
@@ -131,10 +130,7 @@ def _written(place: Path, value: Any) -> None:
 
 def choose(order: Order, trainer: Trainer) -> None:
     """The weights of the best validation."""
-    chosen = torch.load(order.out / "model.pt", weights_only=True)
-    with torch.no_grad():
-        for name, tensor in trainer.averaged.weights.items():
-            tensor.copy_(chosen[name])
+    trainer.averaged.load(torch.load(order.out / "model.pt", weights_only=True))
 
 
 def _examined(
@@ -190,7 +186,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "world": world.VERSION,
         "reward": reward.VERSION,
         "model_sha256": hashlib.sha256(model).hexdigest(),
-        "parameters": sum(tensor.numel() for tensor in trainer.conductor.weights.values()),
+        "parameters": trainer.conductor.model.num_parameters(),
         "vocabulary_sha256": hashlib.sha256("\n".join(prompt.words(trainer.form)).encode()).hexdigest(),
         "tasks_sha256": {
             split: hashlib.sha256(repr(exam(split, order.lessons, 1)).encode()).hexdigest() for split in SPLITS
@@ -200,7 +196,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
         "everyone": [asdict(worker) for worker in profiles().values()],
         "plans_carried_out": trainer.executed,
         "plans_searched": bests(Setting(standard_pool(), order.weights)).tried,
-        "software": {"python": platform.python_version(), "torch": torch.__version__},
+        "software": software(),
         "device": str(torch.empty(0).device),
         "tables": [table.as_json() for table in tables],
     }

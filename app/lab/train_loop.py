@@ -22,7 +22,7 @@ from app.lab.lessons import Lesson, lesson
 from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, WORDS
 from app.lab.plans import Plan, PlanStep
-from app.lab.train_model import Conductor, Shape, Tensor, initial
+from app.lab.train_model import Conductor, Tensor, config
 from app.lab.world import Setting, Weights
 
 
@@ -76,9 +76,10 @@ RECIPES: Mapping[str, Recipe] = {
 """By name: what ships; plans in words at a size for a CPU (0.14 million parameters) and at one for a GPU (26)."""
 
 
-def shape_of(recipe: Recipe) -> Shape:
-    """The sizes of the model that a recipe trains."""
-    return Shape(prompt.size(FORMS[recipe.form]), recipe.hidden, recipe.layers, recipe.heads, 2 * recipe.hidden)
+def untrained(recipe: Recipe) -> Conductor:
+    """The model that a recipe begins with."""
+    form = FORMS[recipe.form]
+    return Conductor.fresh(config(form, recipe.hidden, recipe.layers, recipe.heads), recipe.seed, form)
 
 
 class Group(NamedTuple):
@@ -95,14 +96,12 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, weights: Weights) -> None:
         self.recipe, self.weights, self.form = recipe, weights, FORMS[recipe.form]
-        shape = shape_of(recipe)
-        self.conductor = Conductor(shape, initial(shape, recipe.seed), self.form)
-        self._parameters = list(self.conductor.weights.values())
+        self.conductor = untrained(recipe)
+        self._parameters = list(self.conductor.model.parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01)
         self._random = Random(recipe.seed)
         self._generator = torch.Generator(torch.empty(0).device).manual_seed(recipe.seed)
-        copied = {name: one.detach().clone() for name, one in self.conductor.weights.items()}
-        self.averaged = Conductor(shape, copied, self.form)
+        self.averaged = self.conductor.copied()
         """Under the moving average of the weights."""
         self.step = 0
         self.executed = 0
@@ -130,8 +129,8 @@ class Trainer:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "executed": self.executed,
-            "weights": {name: tensor.detach() for name, tensor in self.conductor.weights.items()},
-            "averaged": dict(self.averaged.weights),
+            "weights": _detached(self.conductor),
+            "averaged": _detached(self.averaged),
             "optimizer": self._optimizer.state_dict(),
             "random": self._random.getstate(),
             "generator": self._generator.get_state(),
@@ -142,10 +141,8 @@ class Trainer:
         if state["recipe"] != asdict(self.recipe):
             raise ValueError("the checkpoint was made by another recipe")
         self.step, self.executed = state["step"], state["executed"]
-        with torch.no_grad():
-            for name, tensor in self.conductor.weights.items():
-                tensor.copy_(state["weights"][name])
-                self.averaged.weights[name].copy_(state["averaged"][name])
+        self.conductor.load(state["weights"])
+        self.averaged.load(state["averaged"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._random.setstate(state["random"])
         self._generator.set_state(state["generator"])
@@ -217,9 +214,7 @@ class Trainer:
         weights = self._ramped()
         workers = torch.tensor([len(one.pool) for one in lessons])
         prompts = self._prompts(lessons, hide=True)
-        with torch.no_grad():
-            read = self.conductor.read(self._prompts(lessons), prompt.pad(self.form))
-            written = self.conductor.write(read, workers, recipe.group, self._generator).tolist()
+        written = self.conductor.write(self._prompts(lessons), workers, recipe.group, self._generator).tolist()
         kept: list[Group] = []
         rewards: list[float] = []
         for one, asked, group in zip(lessons, prompts, written, strict=True):
@@ -261,8 +256,7 @@ class Trainer:
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
         """Of each plan the log-probability, and the entropies of its choices summed: both [prompts, group]."""
-        read = self.conductor.read(prompts, prompt.pad(self.form))
-        scores = self.conductor.scores(read, plans[:, :, :-1], workers)
+        scores = self.conductor.scores(prompts, plans[:, :, :-1], workers)
         asked = plans[:, :, 1:] != 0
         chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
         finite = scores.masked_fill(scores == -math.inf, 0.0)
@@ -278,8 +272,8 @@ class Trainer:
         self._optimizer.step()
         kept = min(self.recipe.average, self.step / (self.step + 10))
         with torch.no_grad():
-            for name, tensor in self.averaged.weights.items():
-                tensor.lerp_(self.conductor.weights[name], 1 - kept)
+            for mean, parameter in zip(self.averaged.model.parameters(), self._parameters, strict=True):
+                mean.lerp_(parameter, 1 - kept)
 
     # Lessons and their rewards.
 
@@ -307,13 +301,15 @@ def greedy(conductor: Conductor, lessons: Sequence[Lesson]) -> list[Plan]:
     for start in range(0, len(lessons), 64):
         some = lessons[start : start + 64]
         workers = torch.tensor([len(one.pool) for one in some])
-        with torch.no_grad():
-            read = conductor.read([one.prompt(form=form) for one in some], prompt.pad(form))
-            written = conductor.write(read, workers, 1, None)[:, 0].tolist()
+        written = conductor.write([one.prompt(form=form) for one in some], workers, 1, None)[:, 0].tolist()
         plans += [
             prompt.placed(form.decode(ended(tokens)), one.order) for one, tokens in zip(some, written, strict=True)
         ]
     return plans
+
+
+def _detached(conductor: Conductor) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in conductor.weights.items()}
 
 
 def ended(tokens: Sequence[int]) -> list[int]:

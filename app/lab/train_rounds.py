@@ -63,11 +63,9 @@ class Rounds(Trainer):
 
     def __init__(self, recipe: Recipe, weights: Weights, checkpoint: Mapping[str, Tensor]) -> None:
         super().__init__(recipe, weights)
-        self.base = Conductor(self.conductor.shape, {name: one.detach().clone() for name, one in checkpoint.items()})
-        with torch.no_grad():
-            for own in (self.conductor, self.averaged):
-                for name, tensor in own.weights.items():
-                    tensor.copy_(checkpoint[name])
+        self.base = self.conductor.copied()
+        for own in (self.base, self.conductor, self.averaged):
+            own.load(checkpoint)
 
     def _warm(self) -> dict[str, float]:
         recipe, lessons = self.recipe, self._draw(self.recipe.warm_lessons)
@@ -157,9 +155,7 @@ class Rounds(Trainer):
         self, lessons: Sequence[Lesson], prompts: Sequence[Sequence[int]], group: int, row: int
     ) -> list[Counter[Tokens]]:
         """Sampled plans for each prompt, counted; `row` is where the masks of this round begin."""
-        with torch.no_grad():
-            read = self.conductor.read(prompts, prompt.pad())
-            found = self.conductor.write(read, _workers(lessons, row), group, self._generator).tolist()
+        found = self.conductor.write(prompts, _workers(lessons, row), group, self._generator).tolist()
         return [Counter(map(tuple, one)) for one in found]
 
 
@@ -188,9 +184,7 @@ def both_rounds(conductor: Conductor, lessons: Sequence[Lesson]) -> list[tuple[P
                 second_round.shown(lessons[n].prompt(), lessons[n], prompt.ordinals(firsts[n], lessons[n].order), sign)
                 for n in some
             ]
-            with torch.no_grad():
-                read = conductor.read(prompts, prompt.pad())
-                written = conductor.write(read, _workers(asked, SLOTS), 1, None)[:, 0].tolist()
+            written = conductor.write(prompts, _workers(asked, SLOTS), 1, None)[:, 0].tolist()
             for n, tokens in zip(some, written, strict=True):
                 seconds[n].append(second_round.placed(second_round.understood(ended(tokens)), lessons[n].order))
     return list(zip(firsts, seconds, strict=True))

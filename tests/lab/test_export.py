@@ -5,21 +5,30 @@ Needs torch, which is no dependency of Baton: `make learn` runs these before it 
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 from app.errors import ConfigInvalid  # noqa: E402
-from app.lab import export, manifest, tensors, train  # noqa: E402
+from app.lab import export, manifest, prompt, train  # noqa: E402
 from app.lab.evaluate import exam  # noqa: E402
+from app.lab.lessons import SPLITS, lesson  # noqa: E402
 from app.lab.manifest import Manifest  # noqa: E402
-from app.lab.plans import to_text, to_tokens  # noqa: E402
+from app.lab.plan_grammar import FORMS, Form  # noqa: E402
+from app.lab.plans import Plan, to_text, to_tokens  # noqa: E402
+from app.lab.tokenizer import tokenizer  # noqa: E402
 from app.lab.train_loop import greedy  # noqa: E402
-from app.lab.train_model import Conductor  # noqa: E402
+from app.lab.world import Weights  # noqa: E402
 from tests.lab.test_train import short  # noqa: E402
 
-pytestmark = pytest.mark.timeout(180)  # the short training ends with a whole search
+TRAINED = Path(__file__).parents[1] / "vllm" / "trained"
+pytestmark = pytest.mark.timeout(600)  # the short training ends with a whole search
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +48,40 @@ def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_weights_come_back_as_they_were_written(tmp_path: Path) -> None:
-    random = torch.Generator().manual_seed(1)
-    weights = {"b": torch.randn(3, 5, generator=random), "a": torch.randn(7, generator=random).to(torch.bfloat16)}
-    tensors.write(tmp_path / "x.safetensors", weights)
-    found = tensors.read(tmp_path / "x.safetensors")
-    assert list(found) == ["a", "b"]
-    assert all(found[name].dtype == weights[name].dtype and torch.equal(found[name], weights[name]) for name in weights)
-    (tmp_path / "y").write_bytes(b"no weights at all")
-    with pytest.raises(ValueError, match="no safetensors"):
-        tensors.read(tmp_path / "y")
+def test_the_shipped_checkpoint_is_read_as_it_was_measured() -> None:
+    """Its golden plans and its figures come out of its weights."""
+    card, golden = manifest.read(TRAINED)
+    conductor = export.loaded(TRAINED)
+    assert export.golden(conductor) == golden
+    assert export.measured(conductor, "random pools", Weights()) == card.evaluation["random pools"]
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_the_tokenizer_makes_the_tokens_of_the_trainer(form: Form, tmp_path: Path) -> None:
+    tokenizer(form).save_pretrained(tmp_path)
+    read = AutoTokenizer.from_pretrained(tmp_path)
+    random = Random(3)
+    for split in (*SPLITS, "train"):
+        for _ in range(20):
+            one = lesson(random, split)
+            asked = [{"role": "user", "content": prompt.as_text(one.problem.text, one.pool, one.order)}]
+            assert read.apply_chat_template(asked, tokenize=True, return_dict=False) == one.prompt(form=form)
+            plan = form.encode(drawn(random, form))
+            assert read.decode(plan) == form.text(plan)
+    assert read.eos_token_id == read.pad_token_id == prompt.pad(form)
+
+
+def drawn(random: Random, form: Form) -> Plan:
+    """Any plan of a form."""
+    tokens, state = [0], form.follow(0, 0)
+    while tokens[-1] != 2:
+        tokens.append(random.choice(list(form.legal(state, 3))))
+        state = form.follow(state, tokens[-1])
+    return form.decode(tokens)
 
 
 def test_the_exported_model_is_the_trained_one_but_for_rounding(run: Path, folder: Path) -> None:
     trained, shipped = export.trained(run), export.loaded(folder)
-    assert shipped.shape == export.shape_of(trained.recipe)
     assert shipped.weights.keys() == trained.weights.keys()
     for name, tensor in shipped.weights.items():
         assert torch.equal(tensor, trained.weights[name].to(torch.bfloat16).float())
@@ -109,6 +137,7 @@ def test_a_folder_that_was_changed_is_refused(
 def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folder: Path, tmp_path: Path) -> None:
     """At full rank nothing of the projections is lost but by rounding, and its golden plans are the merged model's."""
     base, trained = export.loaded(folder), export.trained(run)
+    base.model.requires_grad_(False)
     random = torch.Generator().manual_seed(2)
     changed = {
         name: tensor + (0.05 * torch.randn(tensor.shape, generator=random) if name.endswith("_proj.weight") else 0)
@@ -119,12 +148,14 @@ def test_an_adapter_is_the_base_under_what_training_has_changed(run: Path, folde
     card, golden = manifest.read(tmp_path / "full")
     assert (made, card.kind, card.base) == (card, "adapter", manifest.read(folder)[0].name)
     assert card.tokenizer_sha256 == manifest.tokenizer_sha256(folder)
-    parts = tensors.read(tmp_path / "full" / "adapter_model.safetensors")
+    parts = load_file(tmp_path / "full" / "adapter_model.safetensors")
     name = "model.layers.0.self_attn.q_proj"
     down, up = (parts[f"base_model.model.{name}.lora_{half}.weight"].float() for half in "AB")
-    assert torch.allclose(up @ down, changed[f"{name}.weight"] - base.weights[f"{name}.weight"], atol=2e-2)
+    difference = changed[f"{name}.weight"] - base.weights[f"{name}.weight"]
+    assert torch.allclose(up @ down, difference, atol=2e-2)
     lessons = exam("held-out tasks", 12, export.GOLDEN_SEED)
-    whole = greedy(Conductor(base.shape, changed), lessons)
+    base.load(changed)
+    whole = greedy(base, lessons)
     expected = [to_text(to_tokens(export.prompt.ordinals(p, one.order))) for p, one in zip(whole, lessons, strict=True)]
     assert sum(one.plan == text for one, text in zip(golden, expected, strict=False)) >= 10
     with pytest.raises(ConfigInvalid) as refused:
@@ -142,10 +173,10 @@ def test_the_files_are_those_that_libraries_look_for(folder: Path) -> None:
     assert json.loads((folder / "card.json").read_text())["recipe"]["seed"] == 3
     config = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
-    names = set(tensors.read(folder / "model.safetensors"))
-    assert "model.layers.0.self_attn.o_proj.bias" in names
+    assert load_file(folder / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
     assert Manifest.model_validate_json((folder / "baton.json").read_text()).files.keys() == {
         "card.json",
+        "chat_template.jinja",
         "config.json",
         "generation_config.json",
         "golden.jsonl",

@@ -1,7 +1,6 @@
 """Plans in words: a worker goes by what its subtask says, the grammar is exact, and nothing passes the optimum."""
 
 import math
-import re
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -9,9 +8,9 @@ from random import Random
 import pytest
 
 from app.core.plan import parse as core_plan
-from app.lab import prompt, search, subtask_wording, teacher, tokenizer
+from app.lab import prompt, search, subtask_wording, teacher
 from app.lab.baselines import named
-from app.lab.lessons import Split, lesson, sensible
+from app.lab.lessons import lesson, sensible
 from app.lab.outcome import outcome, right
 from app.lab.plan_grammar import MOST, ROLES, WORDS
 from app.lab.plan_samples import told, valid
@@ -169,18 +168,3 @@ def test_a_state_is_a_place_where_roles_are_tokens() -> None:
 
 
 # What it reads.
-
-
-@pytest.mark.parametrize("split", ["train", "unseen paraphrases", "random pools"])
-def test_a_server_reads_cards_by_the_word_as_the_trainer_does(split: Split) -> None:
-    """By the tokenizer's own rules: split at blanks, then the marks of a card's strengths are left out."""
-    file, random = tokenizer.tokenizer(WORDS), Random(split)
-    assert file["pre_tokenizer"] == tokenizer.BY_WORD
-    ids = file["model"]["vocab"]
-    for _ in range(60):
-        one = lesson(random, split)
-        pieces = prompt.as_text(one.problem.text, one.pool, one.order).split()
-        read = [word for piece in pieces for word in re.split(tokenizer.CARD, piece) if word]
-        assert [ids.get(word, ids[prompt.UNKNOWN]) for word in read] == one.prompt(form=WORDS)
-        assert ids["mathematics"] in ids.values()
-    assert len(ids) == prompt.size(WORDS)

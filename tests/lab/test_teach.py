@@ -152,8 +152,8 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
         given.append((asked.beta, runs))
         return True
 
-    found = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
-    monkeypatch.setattr(command, "_found", found.__getitem__)
+    modules = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
+    monkeypatch.setattr(command, "found", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
         assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0
     assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]

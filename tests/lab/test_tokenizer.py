@@ -1,20 +1,25 @@
 """The small conductor's tokenizer: the very prompt of the trainer comes out of the text that a server is sent.
 
-The files are read here as Hugging Face's library reads them, by the few of its rules that they use; `make test-vllm`
-asks a real server.
+The file of the trained checkpoint is read here as Hugging Face's library reads it, by the few of its rules that it
+uses; `test_export.py` asks the library, and `make test-vllm` a real server.
 """
 
+import json
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from app.lab import prompt, tokenizer
+from app.lab import prompt
 from app.lab.lessons import Split, lesson
+from app.lab.plan_grammar import ROLES
 from app.lab.plans import TOKENS, to_text, to_tokens
 from tests.lab.test_world import any_plan
 
-FILE = tokenizer.tokenizer()
+FILE = json.loads((Path(__file__).parents[1] / "vllm" / "trained" / "tokenizer.json").read_text())
 IDS: dict[str, int] = FILE["model"]["vocab"]
+BLANK = "\u0120"
+"""A blank in the alphabet of byte-level tokenizers."""
 SPLITS: tuple[Split, ...] = ("train", "held-out tasks", "unseen paraphrases", "random pools", "unseen families")
 
 
@@ -32,7 +37,7 @@ def encoded(text: str) -> list[int]:
 def decoded(ids: list[int]) -> str:
     """Tokens joined, from the alphabet of byte-level tokenizers."""
     back = {number: text for text, number in IDS.items()}
-    return "".join(back[number] for number in ids).replace(tokenizer.BLANK, " ")
+    return "".join(back[number] for number in ids).replace(BLANK, " ")
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -79,7 +84,6 @@ def test_every_plan_comes_back_as_its_text() -> None:
 
 
 def test_each_text_is_one_token_and_plain_in_the_byte_alphabet() -> None:
-    assert len(IDS) == len(tokenizer.tokens()) == prompt.size()
+    assert len(IDS) == len(ROLES.tokens) + len(prompt.words()) == prompt.size()
     assert sorted(IDS.values()) == list(range(prompt.size()))
-    assert all("!" <= char <= "~" or char == tokenizer.BLANK for text in IDS for char in text)
-    assert tokenizer.tokenizer_config(256)["eos_token"] == prompt.PAD
+    assert all("!" <= char <= "~" or char == BLANK for text in IDS for char in text)

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from app.cli.parser import parser  # noqa: E402
 from app.core.plan import parse as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
-from app.lab import manifest, prompt, train, train_rounds  # noqa: E402
+from app.lab import manifest, train, train_rounds  # noqa: E402
 from app.lab.baselines import FIXED, OPTIMUM, UNWORDED  # noqa: E402
 from app.lab.evaluate import TRAINED, UNSAID  # noqa: E402
 from app.lab.journal_imitation import remembered  # noqa: E402
@@ -29,8 +30,8 @@ from app.lab.plan_grammar import FORMS, ROLES, Form  # noqa: E402
 from app.lab.plans import PlanStep, to_tokens  # noqa: E402
 from app.lab.rollouts import Rollout  # noqa: E402
 from app.lab.train_imitation import Regressor  # noqa: E402
-from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, shape_of  # noqa: E402
-from app.lab.train_model import Conductor, Shape, initial  # noqa: E402
+from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy, untrained  # noqa: E402
+from app.lab.train_model import Conductor, config  # noqa: E402
 from app.lab.world import Setting, Weights  # noqa: E402
 from tests.lab.test_journal_imitation import rollout  # noqa: E402
 from tests.lab.test_world import any_plan  # noqa: E402
@@ -45,24 +46,21 @@ def _one_thread() -> None:
 
 def conductor(seed: int = 0, form: Form = ROLES) -> Conductor:
     """A small one with fresh weights."""
-    shape = Shape(prompt.size(form), 32, 2, 2, 64)
-    return Conductor(shape, initial(shape, seed), form)
+    return Conductor.fresh(config(form, 32, 2, 2), seed, form)
 
 
-def read(model: Conductor, count: int) -> tuple[Any, Any]:
-    """Prompts of different lengths and pools, as the model has read them, and the sizes of the pools."""
+def asked(count: int, form: Form) -> tuple[list[list[int]], Any]:
+    """Prompts of different lengths and pools, and the sizes of the pools."""
     random = Random(count)
     lessons = [lesson(random, "train", standard=0.3) for _ in range(count)]
-    seen = model.read([one.prompt(form=model.form) for one in lessons], prompt.pad(model.form))
-    return seen, torch.tensor([len(one.pool) for one in lessons])
+    return [one.prompt(form=form) for one in lessons], torch.tensor([len(one.pool) for one in lessons])
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_every_sampled_plan_is_valid_whatever_the_weights(form: Form) -> None:
     model = conductor(form=form)
-    with torch.no_grad():
-        seen, workers = read(model, 12)
-        written = model.write(seen, workers, 20, torch.Generator().manual_seed(1)).tolist()
+    prompts, workers = asked(12, form)
+    written = model.write(prompts, workers, 20, torch.Generator().manual_seed(1)).tolist()
     for group, size in zip(written, workers.tolist(), strict=True):
         for tokens in group:
             plan = form.decode(tokens[: tokens.index(2) + 1])
@@ -73,12 +71,12 @@ def test_every_sampled_plan_is_valid_whatever_the_weights(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout(form: Form) -> None:
     model = conductor(form=form)
+    prompts, workers = asked(6, form)
+    plans = model.write(prompts, workers, 4, torch.Generator().manual_seed(2))
+    likeliest = model.write(prompts, workers, 1, None)
     with torch.no_grad():
-        seen, workers = read(model, 6)
-        plans = model.write(seen, workers, 4, torch.Generator().manual_seed(2))
-        likeliest = model.write(seen, workers, 1, None)
-        scores = model.scores(seen, plans[:, :, :-1], workers)
-        again = model.scores(seen, likeliest[:, :, :-1], workers)
+        scores = model.scores(prompts, plans[:, :, :-1], workers)
+        again = model.scores(prompts, likeliest[:, :, :-1], workers)
     for n, size in enumerate(workers.tolist()):
         for group in range(4):
             state = 0
@@ -92,18 +90,21 @@ def test_the_loss_sees_the_same_mask_and_the_same_odds_as_the_rollout(form: Form
 
 
 def test_padding_and_company_change_nothing() -> None:
-    """A prompt is read the same alone and beside longer ones."""
+    """A prompt is read the same alone and with longer ones, and a plan alone and in a group of others."""
     model, random = conductor(), Random(5)
-    lessons = [lesson(random, "train") for _ in range(5)]
-    plan = torch.tensor([[to_tokens(any_plan(random, 3))]])
+    prompts = [lesson(random, "train").prompt() for _ in range(5)]
+    tokens = [to_tokens(any_plan(random, 3)) for _ in range(3)]
+    longest = max(map(len, tokens))
+    plans = torch.tensor([[*one, *[0] * (longest - len(one))] for one in tokens])
+    sizes = torch.tensor([3] * 5)
     with torch.no_grad():
-        together = model.read([one.prompt() for one in lessons], prompt.pad())
-        sizes = torch.tensor([3] * 5)
-        wide = model.scores(together, plan.expand(5, 1, -1), sizes)
-        for n, one in enumerate(lessons):
-            alone = model.scores(model.read([one.prompt()], prompt.pad()), plan, sizes[:1])
-            finite = torch.isfinite(alone[0])
-            assert torch.allclose(wide[n][finite], alone[0][finite], atol=1e-4)
+        wide = model.scores(prompts, plans.expand(5, 3, -1), sizes)
+        for n, read in enumerate(prompts):
+            for m, plan in enumerate(tokens):
+                alone = model.scores([read], torch.tensor([[plan]]), sizes[:1])[0, 0]
+                together = wide[n, m, : len(plan)]
+                assert torch.equal(torch.isfinite(together), torch.isfinite(alone))
+                assert torch.allclose(together.exp(), alone.exp(), atol=1e-4)
 
 
 def test_a_run_goes_on_where_it_was_interrupted() -> None:
@@ -184,7 +185,7 @@ def short(out: Path) -> Namespace:
     )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)  # it trains, searches and exports twice
 def test_a_whole_run_leaves_curve_card_report_and_model(tmp_path: Path) -> None:
     options = short(tmp_path)
     said: list[str] = []
@@ -228,11 +229,11 @@ def test_plans_in_words_are_trained_examined_and_left_to_be_served_by_the_same_c
 
 
 def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> None:
-    shapes = {name: shape_of(recipe) for name, recipe in RECIPES.items()}
-    counts = {name: sum(tensor.numel() for tensor in initial(shape, 0).values()) for name, shape in shapes.items()}
+    models = {name: untrained(recipe).model for name, recipe in RECIPES.items()}
+    counts = {name: model.num_parameters() for name, model in models.items()}
     assert counts["roles"] < 200_000 > counts["words"]
     assert 25_000_000 < counts["words-large"] < 30_000_000
-    assert shapes["words-large"].head == 64
+    assert models["words-large"].config.head_dim == 64
     assert [parser().parse_args(["train", "--recipe", name]).recipe for name in RECIPES] == list(RECIPES)
 
 

@@ -12,9 +12,10 @@ from random import Random
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
 from app.errors import ConfigInvalid  # noqa: E402
-from app.lab import prompt, second_round, tensors, train_rounds  # noqa: E402
+from app.lab import export, second_round, train_rounds  # noqa: E402
 from app.lab.lessons import lesson  # noqa: E402
 from app.lab.plans import LONGEST, SLOTS, TOKENS, legal_again  # noqa: E402
 from app.lab.second_round import DOUBT, TAKE, TRUST  # noqa: E402
@@ -45,9 +46,7 @@ def test_second_plans_have_a_grammar_of_their_own() -> None:
     lessons = [lesson(random, "train") for _ in range(8)]
     prompts = [second_round.shown(one.prompt(), one, (second_round.BEFORE,), DOUBT) for one in lessons]
     sizes = torch.tensor([len(one.pool) + SLOTS for one in lessons])
-    with torch.no_grad():
-        read = trainer.conductor.read(prompts, prompt.pad())
-        written = trainer.conductor.write(read, sizes, 20, torch.Generator().manual_seed(1)).tolist()
+    written = trainer.conductor.write(prompts, sizes, 20, torch.Generator().manual_seed(1)).tolist()
     plans = [second_round.understood(ended(tokens)) for group in written for tokens in group]
     assert len(set(plans)) > 20
 
@@ -77,8 +76,7 @@ def test_it_learns_to_take_an_answer_that_is_trusted_sooner_than_one_that_is_dou
     """From a checkpoint whose answers are mostly right: of a fresh model nothing is worth taking."""
     kept = Recipe(**json.loads((TRAINED / "card.json").read_text())["recipe"])
     recipe = replace(kept, drill_steps=0, warm_steps=30, steps=0, warm_lessons=32, warm_draws=12, warm_rate=1e-3)
-    weights = {name: one.float() for name, one in tensors.read(TRAINED / "model.safetensors").items()}
-    trainer = Rounds(recipe, Weights(), {name: weights[name] for name in Trainer(recipe, Weights()).conductor.weights})
+    trainer = Rounds(recipe, Weights(), export.loaded(TRAINED).weights)
     while trainer.step < trainer.total:
         trainer.advance()
     lessons = [lesson(Random(n), "held-out tasks") for n in range(80)]
