@@ -5,13 +5,17 @@ counts, and turns what nobody expected into a 500 in OpenAI's shape. Errors are 
 value. Keys are checked by a dependency of each route, so a route without one is open and can be seen to be.
 """
 
+import asyncio
+import copy
 import logging
 import re
 from collections.abc import MutableMapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
+import orjson
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -30,13 +34,21 @@ from app.gateway.http.auth import Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.cross_origin import CrossOrigin
 from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import OnceOnly
-from app.gateway.openapi import description
+from app.gateway.http.idempotency import Idempotency
+from app.gateway.openapi import operations
 from app.gateway.responses import route as responses
 from app.gateway.runs import models
 from app.gateway.runs import route as runs
 from app.gateway.wire import unsupported_routes
+from app.gateway.wire.validation_errors import of_parameters
 
+SCHEMAS: Final[operations.Schemas] = {
+    **chat.SCHEMAS,
+    **completions.SCHEMAS,
+    **messages.SCHEMAS,
+    **responses.SCHEMAS,
+    **runs.SCHEMAS,
+}
 REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 __all__ = ["GatewayContext", "create_app", "create_probes"]
@@ -45,43 +57,73 @@ __all__ = ["GatewayContext", "create_app", "create_probes"]
 def create_app(context: GatewayContext) -> FastAPI:
     """Every public route over the given dependencies, which the caller opens and closes."""
     keys, admission = Keys(context), Admission(context)
-    once = OnceOnly(context, admission)
-    public = (
-        chat.routes(context, keys, once),
-        completions.routes(context, keys, once),
-        messages.routes(context, keys, once),
-        responses.routes(context, keys, once),
+    idempotency = Idempotency(context, admission)
+    return _Application(
+        context,
+        chat.routes(context, keys, idempotency),
+        completions.routes(context, keys, idempotency),
+        messages.routes(context, keys, idempotency),
+        responses.routes(context, keys, idempotency),
         models.routes(context, keys),
-        runs.routes(context, keys, once),
+        runs.routes(context, keys, idempotency),
         health.routes(context),
+        documented=True,
     )
-    return _app(context, *public, description.routes(public, version("baton")))
 
 
 def create_probes(context: GatewayContext) -> FastAPI:
-    """Only probes and metrics: what a dispatcher answers."""
-    return _app(context, health.routes(context))
-
-
-def _app(context: GatewayContext, *routers: APIRouter) -> FastAPI:
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    for route in routes:
-        if route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")
-        if not isinstance(route, Direct):
-            route.app = AsyncExitStackMiddleware(route.app)
-    app = _Application(context, routes)
-    app.router.routes += routes  # as they are: `include_router` would wrap each once more
-    return app
+    """Only probes and metrics: the routes of a process that only executes steps."""
+    return _Application(context, health.routes(context), documented=False)
 
 
 class _Application(FastAPI):
-    """FastAPI with less around its routes: each layer is a coroutine and its closures in every open stream, and time in
-    every request. `Frontdoor` answers for what is refused or breaks, `ingress.py` bounds bodies, and spans are ours."""
+    """FastAPI with fewer layers around its routes: each layer is a coroutine and its closures in every open stream, and
+    time in every request. `Frontdoor` renders errors, `ingress.py` bounds bodies, and spans are the engine's."""
 
-    def __init__(self, context: GatewayContext, routes: Sequence[APIRoute]) -> None:
-        super().__init__(title="Baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    def __init__(self, context: GatewayContext, *routers: APIRouter, documented: bool) -> None:
+        super().__init__(
+            title="Baton",
+            version=version("baton"),
+            description="An orchestration API: one OpenAI-compatible endpoint in front of a conducted pool of models.",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,
+        )
+        if documented:
+            routers = (*routers, self._description())
+        routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+        for route in routes:
+            if not isinstance(route, Direct):
+                route.app = AsyncExitStackMiddleware(route.app)
+        routes += [_head(route) for route in routes if "GET" in (route.methods or ())]
+        self.router.routes += routes  # as they are: `include_router` would wrap each once more
         self._door = Frontdoor(self.router.app, context, routes)
+
+    def _description(self) -> APIRouter:
+        """The route of the API's description, made of the routes when it is first asked for: 100 ms off the loop."""
+        router = APIRouter(tags=["probes"])
+        made: list[bytes] = []
+
+        @router.get(
+            "/openapi.json",
+            operation_id="get_openapi",
+            summary="Describe this API.",
+            responses=operations.replies(),
+        )
+        async def get_openapi() -> Response:
+            """The OpenAPI document."""
+            if not made:
+                made.append(await asyncio.to_thread(lambda: orjson.dumps(self.openapi())))
+            return Response(made[0], media_type="application/json")
+
+        return router
+
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's description of the routes."""
+        if self.openapi_schema is None:
+            self.openapi_schema = operations.complete(super().openapi(), SCHEMAS)
+        return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
         """Called once, with the first request."""
@@ -93,6 +135,14 @@ class _Application(FastAPI):
             self.middleware_stack = self.build_middleware_stack()
         scope["app"] = self
         await self.middleware_stack(scope, receive, send)
+
+
+def _head(route: APIRoute) -> APIRoute:
+    """A GET route for HEAD: the server leaves the body out. It is not described apart."""
+    head = copy.copy(route)
+    head.methods = {"HEAD"}
+    head.include_in_schema = False
+    return head
 
 
 def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
@@ -161,6 +211,8 @@ class Frontdoor:
         """The reply to what is refused on purpose; None for what nobody expected."""
         if isinstance(error, HTTPException):
             return _unrouted(scope, error, self._routes)
+        if isinstance(error, RequestValidationError):
+            error = of_parameters(error.errors())
         if not isinstance(error, BatonError):
             return None
         if _is_anthropics(scope):

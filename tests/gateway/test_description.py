@@ -1,15 +1,17 @@
 """The API's description of itself: complete, without what is not public, and true of real replies."""
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 from jsonschema import Draft202012Validator
 
-from app.gateway.openapi.description import OPERATIONS
-from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS
+from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS, RESPONSES
 from tests.harness.in_process import plan
 from tests.harness.stand_ins import House, api_routes
-from tests.stubs import Fail, ProviderStub, Reply
+from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
 ASK: dict[str, Any] = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
@@ -27,11 +29,54 @@ async def test_every_public_route_is_described(gateway: House) -> None:
         document = await described(client)
     assert document["openapi"] == "3.1.0"
     found = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert found == set(OPERATIONS), "name the operation in app/gateway/openapi/description.py"
     routes = [*api_routes(list(gateway.app.routes))]
     served = {(m, r.path.replace(":path}", "}")) for r in routes for m in r.methods or () if m != "HEAD"}
     assert served == found
+    assert len(found) > 20
     assert not [path for path in document["paths"] if "admin" in path]
+
+
+async def test_every_operation_is_named_explained_and_typed(gateway: House) -> None:
+    async with gateway.client() as client:
+        document = await described(client)
+    named = [*operations(document)]
+    assert len({one["operationId"] for _, one in named}) == len(named)
+    for path, one in named:
+        assert one["tags"], path
+        assert one["summary"].endswith("."), path
+        assert one["description"].endswith("."), path
+        assert all(parameter.get("description") for parameter in one.get("parameters", ())), path
+        assert "422" not in one["responses"], path
+        assert one["responses"]["200"]["headers"]["x-request-id"], path
+        is_public = not path.startswith("/v1/")
+        assert bool(one.get("security")) != is_public, path
+        for medium, content in one["responses"]["200"]["content"].items():
+            if medium == "application/json" and path != "/openapi.json":
+                assert content["schema"], path
+            if medium == "text/event-stream":
+                assert data_of_events(content)["$ref"], path
+
+
+def data_of_events(content: dict[str, Any]) -> dict[str, Any]:
+    """The schema of the JSON that a stream's events bring."""
+    data = content["itemSchema"]["properties"]["data"]
+    schema: dict[str, Any] = data.get("anyOf", [data])[0]["contentSchema"]
+    return schema
+
+
+async def test_scopes_are_described(gateway: House) -> None:
+    async with gateway.client() as client:
+        paths = (await described(client))["paths"]
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"bearer": ["runs:write"]}, {"header": ["runs:write"]}]
+    assert paths["/v1/runs/{run}/steps/{n}"]["get"]["security"][0] == {"bearer": ["runs:read", "audit:read"]}
+    assert paths["/v1/models"]["get"]["security"][0] == {"bearer": []}
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each operation with its path."""
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            yield path, operation
 
 
 async def test_requests_are_described_by_the_tables_of_parameters(gateway: House) -> None:
@@ -39,6 +84,7 @@ async def test_requests_are_described_by_the_tables_of_parameters(gateway: House
         schemas = (await described(client))["components"]["schemas"]
     assert set(schemas["ChatRequest"]["properties"]) == set(PARAMETERS)
     assert set(schemas["CompletionRequest"]["properties"]) == set(COMPLETIONS)
+    assert set(schemas["ResponsesRequest"]["properties"]) == set(RESPONSES)
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
 
@@ -73,12 +119,90 @@ async def test_real_replies_are_as_described(stub: ProviderStub, client: httpx.A
     check(document, await client.post(f"/v1/runs/{run}/cancel"), "/v1/runs/{run}/cancel", "post")
 
 
+async def test_real_responses_are_as_described(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    document = await described(client)
+    path, asked = "/v1/responses", {"model": "baton-mini", "baton": {"plan": CHAIN}}
+    reply = await client.post(path, json=asked | {"input": "What is 2 + 2?"})
+    check(document, reply, path, "post")
+    response = reply.json()["id"]
+    follow = {"model": "baton-mini", "input": "And 3 + 3?", "previous_response_id": response}
+    check(document, await client.post(path, json=follow | {"background": True}), path, "post")
+    check(document, await client.get(f"{path}/{response}"), f"{path}/{{response}}")
+    check(document, await client.get(f"{path}/{response}/input_items"), f"{path}/{{response}}/input_items")
+    check(document, await client.post(f"{path}/{response}/cancel"), f"{path}/{{response}}/cancel", "post")
+    check(document, await client.delete(f"{path}/{response}"), f"{path}/{{response}}", "delete")
+    check(document, await client.get(f"{path}/{response}"), f"{path}/{{response}}")
+
+
+async def test_real_messages_are_as_described(stub: ProviderStub, client: httpx.AsyncClient) -> None:
+    document = await described(client)
+    check(document, await client.post("/v1/messages", json=ASK | {"max_tokens": 64}), "/v1/messages", "post")
+    check(document, await client.post("/v1/messages", json=ASK), "/v1/messages", "post")
+    path = "/v1/messages/count_tokens"
+    check(document, await client.post(path, json=ASK), path, "post")
+    headers = {"anthropic-version": "2023-06-01"}
+    check(document, await client.get("/v1/models", headers=headers), "/v1/models")
+    check(document, await client.get("/v1/models/baton-mini", headers=headers), "/v1/models/{model}")
+
+
+INPUTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": ASK | {"stream_options": {"include_usage": True}},
+    "/v1/completions": {"model": "baton-mini", "prompt": "2 + 2 ="},
+    "/v1/messages": ASK | {"max_tokens": 64},
+    "/v1/responses": {"model": "baton-mini", "input": "What is 2 + 2?"},
+}
+LOOK = {"type": "object", "properties": {"place": {"type": "string"}}}
+TOOLS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"type": "function", "function": {"name": "look", "parameters": LOOK}},
+    "/v1/messages": {"name": "look", "input_schema": LOOK},
+    "/v1/responses": {"type": "function", "name": "look", "parameters": LOOK},
+}
+
+
+@pytest.mark.parametrize("path", INPUTS)
+@pytest.mark.parametrize("end", ["answer", "failure"])
+async def test_the_events_of_real_streams_are_as_described(
+    stub: ProviderStub, client: httpx.AsyncClient, path: str, end: str
+) -> None:
+    document = await described(client)
+    if end == "failure":
+        for worker in ("alpha", "beta", "gamma"):
+            stub.always(worker, Fail(status=400))
+    extension = {"stream_steps": True, **({"plan": CHAIN} if end == "answer" else {})}
+    reply = await client.post(path, json=INPUTS[path] | {"stream": True, "baton": extension})
+    check_events(document, reply, path)
+
+
+@pytest.mark.parametrize("path", TOOLS)
+async def test_the_events_of_streamed_tool_calls_are_as_described(
+    stub: ProviderStub, client: httpx.AsyncClient, path: str
+) -> None:
+    document = await described(client)
+    stub.script("alpha", Reply(chunks=(), tool_calls=(ToolCall("look", '{"place": "here"}'),)))
+    asked = INPUTS[path] | {"stream": True, "tools": [TOOLS[path]], "baton": {"pool": {"pin": "alpha"}}}
+    reply = await client.post(path, json=asked)
+    assert "look" in reply.text
+    check_events(document, reply, path)
+
+
+def check_events(document: dict[str, Any], reply: httpx.Response, path: str) -> None:
+    """Fails unless each event's data has the described type."""
+    assert reply.status_code == 200, reply.text
+    content = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    validator = Draft202012Validator({"components": document["components"], **data_of_events(content)})
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert len(events) > 1
+    for event in events:
+        assert not [error.message[:300] for error in validator.iter_errors(event)], event
+
+
 def check(document: dict[str, Any], reply: httpx.Response, path: str, method: str = "get") -> None:
     """Fails unless the reply's status, medium and body are described."""
     found = document["paths"][path][method]["responses"].get(str(reply.status_code))
     assert found is not None, (path, reply.status_code, reply.text[:300])
     medium = reply.headers["content-type"].partition(";")[0]
-    schema = found["content"][medium]["schema"]
+    schema = found["content"][medium].get("schema", {})
     if medium == "application/json":
         whole = {"components": document["components"], **schema}
         faults = [

@@ -2,8 +2,10 @@
 
 from typing import Annotated
 
+import httpx
 import pytest
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, FastAPI, Security
+from fastapi.security import APIKeyHeader, SecurityScopes
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,3 +45,23 @@ def test_what_a_dependency_would_have_to_be_given_is_refused_at_start_up(depende
 def test_so_is_what_an_endpoint_would(endpoint: object) -> None:
     with pytest.raises(TypeError, match="endpoint"):
         APIRouter(route_class=Direct).add_api_route("/x/{name}", endpoint)  # type: ignore[arg-type]
+
+
+async def test_a_dependency_gets_the_scopes_that_its_route_declares() -> None:
+    scheme = APIKeyHeader(name="x-api-key", auto_error=False)
+
+    async def caller(
+        request: Request, scopes: SecurityScopes, key: Annotated[str | None, Security(scheme)]
+    ) -> tuple[str, ...]:
+        return request.method, *scopes.scopes, str(key)
+
+    async def endpoint(request: Request, found: Annotated[tuple[str], Security(caller, scopes=["write"])]) -> Response:
+        return Response(" ".join(found))
+
+    router = APIRouter(route_class=Direct)
+    router.add_api_route("/x", endpoint)
+    app = FastAPI()
+    app.router.routes += router.routes
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        assert (await client.get("/x", headers={"x-api-key": "bt"})).text == "GET write None"
+    assert app.openapi()["paths"]["/x"]["get"]["security"] == [{"APIKeyHeader": ["write"]}]

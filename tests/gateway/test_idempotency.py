@@ -267,7 +267,7 @@ def posts() -> list[str]:
 
 
 def test_every_post_route_has_an_example() -> None:
-    assert posts() == sorted(EXAMPLES), "a new POST route hands its body to OnceOnly, and gets an example here"
+    assert posts() == sorted(EXAMPLES), "a new POST route hands its body to Idempotency, and gets an example here"
 
 
 @pytest.mark.parametrize("path", posts())

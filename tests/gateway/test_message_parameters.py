@@ -115,7 +115,7 @@ def test_every_field_of_the_official_client_is_decided() -> None:
     assert known <= read | set(ours.REFUSED)
     assert read - known == BEYOND
     assert set(typing.get_type_hints(message_count_tokens_params.MessageCountTokensParams)) <= set(
-        ours.Asked.model_fields
+        ours.TokenCountRequest.model_fields
     )
 
 

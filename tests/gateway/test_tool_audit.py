@@ -11,7 +11,7 @@ from rich.console import Console
 
 from app.cli import run_record, run_tree
 from app.core.run.progress import fold
-from app.gateway.openapi import shapes
+from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
 from app.process.wiring import House
 from tests.harness.conversations import Talk, calling, look
@@ -30,7 +30,7 @@ async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 async def whole(house: House, run: str) -> dict[str, Any]:
     store = house.means.store
     shown = audit.whole(await store.run(run), await store.journal(run))
-    shapes.Turn.model_validate(shown["turns"][-1])
+    run_replies.Turn.model_validate(shown["turns"][-1])
     return json.loads(json.dumps(shown))
 
 

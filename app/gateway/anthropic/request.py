@@ -171,8 +171,8 @@ class Metadata(Wire):
     user_id: Annotated[str, StringConstraints(max_length=512)] | None = None
 
 
-class Asked(Wire):
-    """What counting and creating have in common."""
+class TokenCountRequest(Wire):
+    """The fields of a request to count tokens, which a request for a message has too."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=2_048, fail_fast=True)]
@@ -188,7 +188,7 @@ class Asked(Wire):
     user_profile_id: Annotated[str, StringConstraints(max_length=256)] | None = None
 
 
-class MessagesRequest(Asked):
+class MessagesRequest(TokenCountRequest):
     """The fields that are read."""
 
     max_tokens: Annotated[int, Field(ge=1, le=10_000_000)]
@@ -213,9 +213,9 @@ def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, .
     return request, tuple(sorted(name for name in IGNORED if name in given))
 
 
-def read_count(body: Mapping[str, Any]) -> Asked:
+def read_count(body: Mapping[str, Any]) -> TokenCountRequest:
     """The request of `count_tokens`."""
-    return _checked(Asked, _given(body))
+    return _checked(TokenCountRequest, _given(body))
 
 
 def _given(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
         raise refusal(error, given) from None
 
 
-def task_of(asked: Asked) -> Task:
+def task_of(asked: TokenCountRequest) -> Task:
     """The conversation, the tools and the form of the answer; how to decode is not in it."""
     system = asked.system if isinstance(asked.system, str) else [block.text for block in asked.system or ()]
     first = _spoken("system", (Text(system),) if isinstance(system, str) else tuple(map(Text, system)))
@@ -313,7 +313,7 @@ def _referred(turns: list[Turn]) -> Iterator[tuple[str, str]]:
                 yield from ((one.tool_name, where) for one in block.content if isinstance(one, ToolReferenceBlock))
 
 
-def _form(asked: Asked) -> Form | None:
+def _form(asked: TokenCountRequest) -> Form | None:
     if asked.output_config is None or asked.output_config.format is None:
         return None
     schema = asked.output_config.format.form

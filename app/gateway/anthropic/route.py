@@ -6,34 +6,80 @@ Everything that `chat.py` promises holds here; errors of these routes have Anthr
 from typing import Annotated, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.pool import budget
 from app.engine.runs.request import Order
 from app.gateway.anthropic import reply as reply
-from app.gateway.anthropic.request import effort_of, read_count, read_request, task_of, whole_task
+from app.gateway.anthropic.request import (
+    MessagesRequest,
+    TokenCountRequest,
+    effort_of,
+    read_count,
+    read_request,
+    task_of,
+    whole_task,
+)
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import OnceOnly
-from app.gateway.http.ingress import read_json
+from app.gateway.http.idempotency import Idempotency
+from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream, collect
+from app.gateway.openapi import message_replies, operations
 from app.gateway.wire.baton_options import order_of, resolve_tier
 
 PREFIX: Final = "/v1/messages"
 """Where errors have Anthropic's shape, and replies Anthropic's name for their id."""
+SCHEMAS: Final[operations.Schemas] = {
+    "MessagesRequest": lambda: operations.request_schema(MessagesRequest, "MessagesRequest"),
+    "TokenCountRequest": lambda: operations.request_schema(TokenCountRequest, "TokenCountRequest"),
+    "MessageEvent": lambda: operations.event_schema(message_replies.MessageEvent),
+}
+EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
-def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The routes of the messages wire format."""
-    router = APIRouter(route_class=Direct)
-    writer = keys.needs("runs:write")
+    router = APIRouter(prefix=PREFIX, tags=["messages"])
+    _begins(router, context, keys, idempotency)
 
-    @router.post("/v1/messages", dependencies=[once.room])
-    async def messages(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body = await read_json(request, context.bounds)
+    @router.post(
+        "/count_tokens",
+        operation_id="count_message_tokens",
+        summary="Estimate the tokens of a conversation (Anthropic's format).",
+        response_model=message_replies.TokenCount,
+        responses=operations.replies(*operations.WRITING, error=message_replies.AnthropicError),
+        openapi_extra=operations.body("TokenCountRequest", example=EXAMPLE),
+    )
+    async def count_message_tokens(
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        request: Request,
+    ) -> Response:
+        """The tokens of the input, with its tools; nothing is sent to a worker."""
+
+        async def counted() -> Response:
+            asked = read_count(body)
+            resolve_tier(context.catalog(), caller.key, asked.model)
+            task = task_of(asked)
+            likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
+            return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
+
+        return await idempotency.reply(request, caller, body, counted)
+
+    return router
+
+
+def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    async def create_message(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+    ) -> Response:
+        """Anthropic's message, whole or, with `stream: true`, as server-sent events."""
 
         def order() -> Order:
             asked, ignored = read_request(body)
@@ -49,24 +95,26 @@ def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
                 wire={"format": "messages"},
             )
 
-        begun = await once.begin(request, caller, body, order)
+        begun = await idempotency.begin(request, caller, body, order)
         if begun.driven.state.streams:
             request_id = request.scope["baton.headers"][0][1].decode()
             events = reply.Events(begun.driven.state, request_id, begun.after)
             return EventStream(context, begun.driven, events, begun.permit, begun.seconds)
         return Response(reply.message(await collect(context, begun, request.receive)), media_type="application/json")
 
-    @router.post("/v1/messages/count_tokens")
-    async def count(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body = await read_json(request, context.bounds)
-
-        async def counted() -> Response:
-            asked = read_count(body)
-            resolve_tier(context.catalog(), caller.key, asked.model)
-            task = task_of(asked)
-            likely = budget.estimate(task.messages, "").input + budget.tool_bytes(task.toolbox) // 4
-            return Response(orjson.dumps({"input_tokens": likely}), media_type="application/json")
-
-        return await once.reply(request, caller, body, counted)
-
-    return router
+    router.add_api_route(
+        "",
+        create_message,
+        methods=["POST"],
+        route_class_override=Direct,
+        operation_id="create_message",
+        summary="Answer a conversation (Anthropic's format).",
+        dependencies=[idempotency.capacity],
+        response_model=message_replies.AnthropicMessage,
+        responses=operations.replies(
+            *operations.RUNNING,
+            error=message_replies.AnthropicError,
+            events="MessageEvent",
+        ),
+        openapi_extra=operations.body("MessagesRequest", example={**EXAMPLE, "max_tokens": 1024}),
+    )

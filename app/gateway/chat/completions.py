@@ -1,10 +1,11 @@
 """`POST /v1/completions`, OpenAI's legacy route: the prompt is a user's message, and the rest is as for chat."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,37 +15,65 @@ from app.engine.runs.request import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.reply import Chunks, extension, usage_of
 from app.gateway.chat.request import ChatRequest, read_request, to_order
+from app.gateway.chat.route import TERMINAL
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import OnceOnly
-from app.gateway.http.ingress import read_json
+from app.gateway.http.idempotency import Idempotency
+from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream, collect
+from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier
 from app.gateway.wire.parameters import COMPLETIONS, is_ignored
+from app.gateway.wire.request_schemas import tabled
 from app.gateway.wire.validation_errors import NAME, unknown
 
+SCHEMAS: Final[operations.Schemas] = {
+    "CompletionRequest": lambda: tabled(CompletionRequest, "CompletionRequest", COMPLETIONS, ("model", "prompt")),
+    "TextCompletionEvent": lambda: operations.event_schema(chat_replies.TextCompletionChunk | replies.Error),
+}
 
-def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
+
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """The legacy route."""
-    router = APIRouter(route_class=Direct)
-    writer = keys.needs("runs:write")
+    router = APIRouter(route_class=Direct, tags=["chat"])
 
-    @router.post("/v1/completions", dependencies=[once.room])
-    async def completions(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body = await read_json(request, context.bounds)
+    @router.post(
+        "/v1/completions",
+        operation_id="create_completion",
+        summary="Answer a prompt (legacy).",
+        dependencies=[idempotency.capacity],
+        response_model=chat_replies.TextCompletion,
+        responses=operations.replies(*operations.RUNNING, events="TextCompletionEvent", terminal=TERMINAL),
+        openapi_extra=operations.body(
+            "CompletionRequest",
+            example={"model": "baton-mini", "prompt": "2 + 2 ="},
+        ),
+    )
+    async def create_completion(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+    ) -> Response:
+        """OpenAI's text completion, whole or, with `stream: true`, as server-sent events."""
 
         def order() -> Order:
             asked, ignored = read_prompt(body)
             return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
 
-        begun = await once.begin(request, caller, body, order)
+        begun = await idempotency.begin(request, caller, body, order)
         if begun.driven.state.streams:
             chunks = TextChunks(begun.driven.state, begun.after)
             return EventStream(context, begun.driven, chunks, begun.permit, begun.seconds)
         return Response(text_completion(await collect(context, begun, request.receive)), media_type="application/json")
 
     return router
+
+
+class CompletionRequest(ChatRequest):
+    """The request's fields for the description; `read_prompt` reads them."""
+
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
 
 
 def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:

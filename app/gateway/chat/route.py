@@ -3,38 +3,60 @@
 Nothing costs money before the last check.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.engine.runs.request import Order
 from app.gateway.chat.reply import Chunks, completion
-from app.gateway.chat.request import read_request, to_order
+from app.gateway.chat.request import ChatRequest, read_request, to_order
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
 from app.gateway.http.direct import Direct
-from app.gateway.http.idempotency import Begun, OnceOnly
-from app.gateway.http.ingress import read_json
+from app.gateway.http.idempotency import Begun, Idempotency
+from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream, collect
+from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier
+from app.gateway.wire.parameters import PARAMETERS
+from app.gateway.wire.request_schemas import tabled
+
+TERMINAL: Final = "[DONE]"
+"""The data of the last event of a stream that did not end with an error."""
+SCHEMAS: Final[operations.Schemas] = {
+    "ChatRequest": lambda: tabled(ChatRequest, "ChatRequest", PARAMETERS, ("model", "messages")),
+    "ChatCompletionEvent": lambda: operations.event_schema(chat_replies.ChatCompletionChunk | replies.Error),
+}
+EXAMPLE: Final = {"model": "baton-mini", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
 
 
-def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
-    """The routes of the chat wire format."""
-    router = APIRouter(route_class=Direct)
-    writer = keys.needs("runs:write")
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
+    """The route of the chat wire format."""
+    router = APIRouter(route_class=Direct, tags=["chat"])
 
-    @router.post("/v1/chat/completions", dependencies=[once.room])
-    async def chat(request: Request, caller: Annotated[Caller, Depends(writer)]) -> Response:
-        body = await read_json(request, context.bounds)
+    @router.post(
+        "/v1/chat/completions",
+        operation_id="create_chat_completion",
+        summary="Answer a conversation.",
+        dependencies=[idempotency.capacity],
+        response_model=chat_replies.ChatCompletion,
+        responses=operations.replies(*operations.RUNNING, events="ChatCompletionEvent", terminal=TERMINAL),
+        openapi_extra=operations.body("ChatRequest", example=EXAMPLE),
+    )
+    async def create_chat_completion(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+    ) -> Response:
+        """OpenAI's chat completion, whole or, with `stream: true`, as server-sent events."""
 
         def order() -> Order:
             asked, ignored = read_request(body)
             return to_order(asked, ignored, resolve_tier(context.catalog(), caller.key, asked.model), caller.key)
 
-        begun = await once.begin(request, caller, body, order)
+        begun = await idempotency.begin(request, caller, body, order)
         if begun.driven.state.streams:
             return stream(context, begun)
         return Response(completion(await collect(context, begun, request.receive)), media_type="application/json")

@@ -113,7 +113,7 @@ class Admission:
         self.running += 1
         return Permit(self, counter, runs, tokens)
 
-    async def room(self) -> None:
+    async def capacity(self) -> None:
         """A dependency of routes that begin runs, before anything else is done for a request: with no place left it is
         turned away unread, so that those who keep coming cost those who are in as little as can be."""
         if self.running >= self._context.rates.running:

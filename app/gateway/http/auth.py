@@ -12,9 +12,11 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
 
+from fastapi import Security
+from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from starlette.requests import HTTPConnection, Request
 
 from app.core.records import record
@@ -34,6 +36,20 @@ LOOKUPS = 64
 """Keys that are looked up at the same time: more is a flood of keys, most of which are none."""
 PATIENCE = 3.0
 """Seconds that a key lookup in the store may take."""
+
+
+BEARER: Final = HTTPBearer(
+    scheme_name="bearer",
+    auto_error=False,
+    description="A key as `Authorization: Bearer bt_...`, as OpenAI's clients do.",
+)
+API_KEY: Final = APIKeyHeader(
+    name="x-api-key",
+    scheme_name="header",
+    auto_error=False,
+    description="A key as `x-api-key`, as Anthropic's clients do.",
+)
+"""Both document where a key may stand; `presented` reads it from either."""
 
 
 @record(frozen=True, slots=True)
@@ -115,16 +131,22 @@ class Keys:
         self._asked: dict[bytes, asyncio.Future[Answer]] = {}
         """Lookups under way: whoever comes with the same key waits for the one that there is."""
 
-    def needs(self, *scopes: str) -> Callable[[Request], Awaitable[Caller]]:
-        """A route's dependency: its caller, who has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+    def needs(self, *scopes: str) -> Any:
+        """The declaration of a route's caller: `Annotated[Caller, keys.needs("runs:read")]`."""
+        return Security(self.caller, scopes=scopes)
 
-        async def caller(request: Request) -> Caller:
-            found = Caller(await self._row(presented(request)))
-            if not all(found.may(scope) for scope in scopes):
-                raise Forbidden()
-            return found
-
-        return caller
+    async def caller(
+        self,
+        request: Request,
+        scopes: SecurityScopes,
+        bearer: Annotated[object, Security(BEARER)],
+        header: Annotated[object, Security(API_KEY)],
+    ) -> Caller:
+        """The caller of a request, if its key has every one of `scopes`; raises `Unauthorized` or `Forbidden`."""
+        found = Caller(await self._row(presented(request)))
+        if not all(found.may(scope) for scope in scopes.scopes):
+            raise Forbidden()
+        return found
 
     async def _row(self, key: str | None) -> KeyRow:
         """A key's row, if it may be used now."""

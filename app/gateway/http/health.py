@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from app.errors import BatonError
 from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import operations, replies
 
 PATIENCE = 3.0
 """Seconds for each check; the store and the queue give up by themselves after two."""
@@ -21,14 +22,31 @@ PATIENCE = 3.0
 
 def routes(context: GatewayContext) -> APIRouter:
     """The routes of probes and of Prometheus."""
-    router = APIRouter()
+    router = APIRouter(tags=["probes"])
 
-    @router.api_route("/healthz", methods=["GET", "HEAD"])
-    async def healthz() -> Response:
+    @router.get(
+        "/healthz",
+        operation_id="get_health",
+        summary="Tell whether the process is alive.",
+        response_model=replies.Health,
+        responses=operations.replies(),
+    )
+    async def get_health() -> Response:
+        """Nothing else is asked, so that an outage of the database does not get every gateway restarted."""
         return Response(b'{"status":"ok"}', media_type="application/json")
 
-    @router.api_route("/readyz", methods=["GET", "HEAD"])
-    async def readyz() -> Response:
+    @router.get(
+        "/readyz",
+        operation_id="get_readiness",
+        summary="Tell whether the process can do its work.",
+        response_model=replies.Readiness,
+        responses={
+            **operations.replies(),
+            503: {"model": replies.Readiness, "description": "Not ready.", "headers": operations.HEADERS},
+        },
+    )
+    async def get_readiness() -> Response:
+        """The state of the database, the queue, and the conductors that are models."""
         checks = {"store": context.store.ready, "queue": context.queue.ready}
         results = await asyncio.gather(*(_check(ask) for ask in checks.values()))
         found = dict(zip(checks, results, strict=True))
@@ -40,8 +58,15 @@ def routes(context: GatewayContext) -> APIRouter:
         headers = {} if ready else {"retry-after": "1"}
         return Response(orjson.dumps(body), 200 if ready else 503, headers, "application/json")
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
-    async def metrics() -> Response:
+    @router.get(
+        "/metrics",
+        operation_id="get_metrics",
+        summary="Read the metrics in Prometheus' text format.",
+        response_class=PlainTextResponse,
+        responses=operations.replies(),
+    )
+    async def get_metrics() -> Response:
+        """The metrics of this process."""
         return Response(context.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -50,13 +50,13 @@ class Begun:
     """The event after which a stream goes on; None: from its start."""
 
 
-class OnceOnly:
+class Idempotency:
     """The two verbs, over one gateway's store, drivers and admission."""
 
     def __init__(self, context: GatewayContext, admission: Admission) -> None:
         self._context = context
         self._admission = admission
-        self.room = Depends(admission.room)
+        self.capacity = Depends(admission.capacity)
         """For the routes that begin runs: see there."""
 
     async def begin(
@@ -87,11 +87,11 @@ class OnceOnly:
                     raise
                 found = await self._context.store.find_request_claim(once.id, self._context.now())
         held = _same(once, found)
-        begun = await self.hear(request, caller, held.run, after, once=held.id, at=at)
+        begun = await self.follow(request, caller, held.run, after, once=held.id, at=at)
         request.scope["baton.headers"].append(REPLAYED)
         return begun
 
-    async def hear(
+    async def follow(
         self,
         request: Request,
         caller: Caller,

@@ -12,8 +12,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import field
+from typing import Any
 
 import orjson
+from fastapi import Depends
 from starlette.requests import ClientDisconnect, Request
 
 from app.core.records import record
@@ -104,6 +106,20 @@ async def read_json_if_any(request: Request, bounds: Bounds) -> dict[str, object
     if headers.get("content-length", "0").strip() == "0" and "transfer-encoding" not in headers:
         return {}
     return await read_json(request, bounds)
+
+
+def json_body(bounds: Bounds, *, optional: bool = False) -> Any:
+    """The declaration of a route's body: `Annotated[dict[str, object], json_body(context.bounds)]`.
+
+    It is a dependency, so that a body is read after the key was checked and within its bounds; FastAPI's own body
+    parameters are read first, and whole.
+    """
+    read = read_json_if_any if optional else read_json
+
+    async def body(request: Request) -> dict[str, object]:
+        return await read(request, bounds)
+
+    return Depends(body)
 
 
 async def _give_way(body: bytes) -> None:

@@ -125,6 +125,8 @@ class Frames(Protocol):
 class EventStream(Response):
     """A run as server-sent events."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, context: GatewayContext, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
         """`seconds` is the run's time limit. The stream owns `permit` and gives it back when it is over."""
         self.status_code = 200

@@ -1,1 +1,1 @@
-"""The description of the API that `/openapi.json` serves."""
+"""The API's own description, which FastAPI makes of its routes: models of replies, and declarations of routes."""

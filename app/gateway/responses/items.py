@@ -9,33 +9,25 @@ from app.gateway.responses.history import exchanged
 from app.gateway.responses.reply import Subject
 from app.gateway.responses.tool_search import loaded_by
 from app.gateway.responses.tools import Kind, call_item, kind_of, spelled
-from app.gateway.wire import query
+from app.gateway.wire.query import ItemFilters
 from app.store.protocol import Contents
 
-MOST = 100
 
-
-async def page(store: Contents, of: Subject, params: Mapping[str, str]) -> dict[str, Any]:
+async def page(store: Contents, of: Subject, filters: ItemFilters) -> dict[str, Any]:
     """A list object; newest first unless `order=asc`."""
-    texts = dict.fromkeys(("after", "order", "include", "include[]"), query.text)
-    asked = query.read(params, {"limit": query.limit, **texts})
-    order = asked.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc.", param="order", code="invalid_value")
     given = await _given(store, of)
     box = of.asked.toolbox
     kinds = {call.id: kind_of(box, call.name) for message in given for call in message.calls}
     given = given[1:] if of.state.turn.number else given  # the calls before are the reply's, not the request's
     found = [item for message in enumerate(given) for item in _items(of, *message, kinds)]
-    if order == "desc":
+    if filters.order == "desc":
         found.reverse()
-    after = asked.get("after")
-    if after is not None:
+    if filters.after is not None:
         ids = [item["id"] for item in found]
-        if after not in ids:
+        if filters.after not in ids:
             raise InvalidRequest("after must be the id of an item of this list.", param="after", code="invalid_value")
-        found = found[ids.index(after) + 1 :]
-    shown = found[: min(asked.get("limit", 20), MOST)]
+        found = found[ids.index(filters.after) + 1 :]
+    shown = found[: filters.limit]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(found)}
 

@@ -5,12 +5,11 @@ takes it over. `previous_response_id` goes on with a run that waits for tool res
 conversation is that of the response before and what came of it.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,9 +22,11 @@ from app.engine.runs.request import Order
 from app.errors import CallerError, Conflict, InvalidRequest, NotFound
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.idempotency import Begun, OnceOnly, last_event
-from app.gateway.http.ingress import read_json, read_json_if_any
+from app.gateway.http.direct import Direct
+from app.gateway.http.idempotency import Begun, Idempotency, last_event
+from app.gateway.http.ingress import json_body
 from app.gateway.http.sse import EventStream, collect
+from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import items
 from app.gateway.responses import reply as reply
 from app.gateway.responses.history import Told, conversation, subject
@@ -35,43 +36,120 @@ from app.gateway.responses.tools import found_by
 from app.gateway.runs import cancel
 from app.gateway.wire import query
 from app.gateway.wire.baton_options import order_of, resolve_tier
+from app.gateway.wire.parameters import RESPONSES
+from app.gateway.wire.request_schemas import tabled
 
 GONE = "There is no response of that id, or this key may not see it."
 
 
-def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
-    """Every route under /v1/responses."""
-    router = APIRouter(prefix="/v1/responses")
-    reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
-    writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
+SCHEMAS: Final[operations.Schemas] = {
+    "ResponsesRequest": lambda: tabled(ResponsesRequest, "ResponsesRequest", RESPONSES, ("model", "input")),
+    "ResponseEvent": lambda: operations.event_schema(response_replies.ResponseEvent),
+}
+ResponseId = Annotated[str, Path(alias="response", description="The response's id.", examples=["resp_run_01jd9k2v7c"])]
 
-    @router.post("", dependencies=[once.room])
-    async def create(request: Request, caller: writer) -> Response:
-        body = await read_json(request, context.bounds)
+
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
+    """Every route under /v1/responses."""
+    router = APIRouter(prefix="/v1/responses", tags=["responses"])
+    _begins(router, context, keys, idempotency)
+    _reads(router, context, keys, idempotency)
+    _ends(router, context, keys, idempotency)
+    return router
+
+
+def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    async def create_response(
+        request: Request,
+        caller: Annotated[Caller, keys.needs("runs:write")],
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+    ) -> Response:
+        """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         asked, ignored = read_request(body)
         before = await _before(context, asked, caller)
         asked = await resolved(context.store, asked, lambda response: _told(context, response, caller))
-        begun = await once.begin(
+        begun = await idempotency.begin(
             request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
         )
         return await _begun(context, request, begun, asked)
 
-    @router.get("/{response}")
-    async def retrieve(response: str, request: Request, caller: reader) -> Response:
-        known = query.read(request.query_params, STREAMING)
+    router.add_api_route(
+        "",
+        create_response,
+        methods=["POST"],
+        route_class_override=Direct,
+        operation_id="create_response",
+        summary="Answer input.",
+        dependencies=[idempotency.capacity],
+        response_model=response_replies.ResponseObject,
+        responses=operations.replies(*operations.RUNNING, events="ResponseEvent"),
+        openapi_extra=operations.body(
+            "ResponsesRequest",
+            example={"model": "baton-mini", "input": "What is 2 + 2?"},
+        ),
+    )
+
+
+def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    reader = Annotated[Caller, keys.needs("runs:read")]
+
+    async def stored(response: ResponseId, caller: reader) -> Told:
+        return await _told(context, response, caller)
+
+    @router.get(
+        "/{response}",
+        operation_id="get_response",
+        summary="Retrieve a response, or stream it from behind an event.",
+        response_model=response_replies.ResponseObject,
+        responses=operations.replies(*operations.FOLLOWING, events="ResponseEvent"),
+        openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
+    )
+    async def get_response(
+        response: ResponseId, options: Annotated[query.ResponseOptions, Query()], caller: reader, request: Request
+    ) -> Response:
+        """As it stands, or its whole stream again. `Last-Event-ID` counts before `starting_after`."""
         told = await _told(context, response, caller)
-        if not known.get("stream"):
+        if not options.stream:
             return _json(reply.whole(told.subject, told.ended))
         after = last_event(request)
-        after = known.get("starting_after") if after is None else after
+        after = options.starting_after if after is None else after
         _check(told.subject.state, after)
         state = told.subject.state
-        begun = await once.hear(request, caller, state.run, None, turn=state.turn.number)
+        begun = await idempotency.follow(request, caller, state.run, None, turn=state.turn.number)
         return EventStream(context, begun.driven, reply.Events(told.subject, after), begun.permit, begun.seconds)
 
-    @router.post("/{response}/cancel")
-    async def stop(response: str, request: Request, caller: writer) -> Response:
-        body = await read_json_if_any(request, context.bounds)
+    @router.get(
+        "/{response}/input_items",
+        operation_id="list_response_input_items",
+        summary="List the items that a response's request added.",
+        response_model=response_replies.InputItemList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_response_input_items(
+        told: Annotated[Told, Depends(stored)], filters: Annotated[query.ItemFilters, Query()]
+    ) -> Response:
+        """Newest first, unless `order=asc`."""
+        return _json(orjson.dumps(await items.page(context.store, told.subject, filters)))
+
+
+def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    writer = Annotated[Caller, keys.needs("runs:write")]
+
+    @router.post(
+        "/{response}/cancel",
+        operation_id="cancel_response",
+        summary="Cancel a response.",
+        response_model=response_replies.ResponseObject,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("CancelRequest", required=False),
+    )
+    async def cancel_response(
+        caller: writer,
+        body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
+        response: ResponseId,
+        request: Request,
+    ) -> Response:
+        """Cancel its run and wait a little for the end; a response that is over stays as it is."""
 
         async def stopped() -> Response:
             told = await _told(context, response, caller)
@@ -79,30 +157,22 @@ def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
             await cancel.stop(context, row)
             return _json(await _present(context, response, caller))
 
-        return await once.reply(request, caller, body, stopped)
+        return await idempotency.reply(request, caller, body, stopped)
 
-    @router.delete("/{response}")
-    async def delete(response: str, caller: writer) -> Response:
+    @router.delete(
+        "/{response}",
+        operation_id="delete_response",
+        summary="Delete a response and its content.",
+        response_model=response_replies.DeletedResponse,
+        responses=operations.replies(*operations.READING),
+    )
+    async def delete_response(response: ResponseId, caller: writer) -> Response:
+        """Its run is cancelled if it goes on; the journal keeps what is no content."""
         told = await _told(context, response, caller)
         row = await context.store.run(told.subject.state.run)
         await cancel.stop(context, row)
         await context.store.erase(row.id)
         return _json(orjson.dumps({"id": response, "object": "response", "deleted": True}))
-
-    @router.get("/{response}/input_items")
-    async def inputs(response: str, request: Request, caller: reader) -> Response:
-        told = await _told(context, response, caller)
-        return _json(orjson.dumps(await items.page(context.store, told.subject, request.query_params)))
-
-    return router
-
-
-STREAMING: Mapping[str, query.Reader] = {
-    "stream": query.truth,
-    "starting_after": query.whole,
-    **dict.fromkeys(("include", "include[]"), query.text),
-    "include_obfuscation": query.text,
-}
 
 
 def _json(body: bytes) -> Response:

@@ -1,15 +1,15 @@
 """`GET /v1/models`: tiers and their aliases as OpenAI's model objects, with limits, pool and prices in `baton`.
 
-Who says `anthropic-version` is told of them as Anthropic does.
+A request with the header `anthropic-version` gets them in Anthropic's form.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,31 +17,61 @@ from app.core.plan.arms import listed, tier_for
 from app.core.pool.catalog import MILLION, Catalog, Limits, Tier, Worker
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
+from app.gateway.openapi import message_replies, model_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier
 from app.store.protocol import KeyRow
+
+ANY_ERROR: Final = replies.Error | message_replies.AnthropicError
+ANTHROPIC_VERSION: Final = {
+    "name": "anthropic-version",
+    "in": "header",
+    "required": False,
+    "description": "With this header, replies and errors have Anthropic's form.",
+    "schema": {"type": "string"},
+}
 
 
 def routes(context: GatewayContext, keys: Keys) -> APIRouter:
     """The model routes; any valid key may ask, and sees the tiers that it may use."""
-    router = APIRouter()
-    anybody = keys.needs()
+    router = APIRouter(prefix="/v1/models", tags=["models"])
+    anybody = Annotated[Caller, keys.needs()]
     created = int(context.now())
 
-    @router.get("/v1/models")
-    async def models(request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
-        catalog, told = context.catalog(), _teller(request)
-        data = [told(catalog, name, created) for name in _usable(catalog, caller.key)]
+    @router.get(
+        "",
+        operation_id="list_models",
+        summary="List the models.",
+        response_model=model_replies.ModelList | message_replies.AnthropicModelList,
+        responses=operations.replies(401, 500, 503, error=ANY_ERROR),
+        openapi_extra={"parameters": [ANTHROPIC_VERSION]},
+    )
+    async def list_models(request: Request, caller: anybody) -> Response:
+        """The tiers that the key may use, and their aliases, with limits, pool and prices."""
+        catalog, described = context.catalog(), _description(request)
+        data = [described(catalog, name, created) for name in _usable(catalog, caller.key)]
         whole: dict[str, Any] = {"object": "list", "data": data}
-        if told is describe_to_anthropic:
+        if described is describe_to_anthropic:
             ends = [one["id"] for one in data[:1] + data[-1:]] or [None]
             whole = {"data": data, "first_id": ends[0], "last_id": ends[-1], "has_more": False}
         return Response(orjson.dumps(whole), media_type="application/json")
 
-    @router.get("/v1/models/{model:path}")
-    async def model(model: str, request: Request, caller: Annotated[Caller, Depends(anybody)]) -> Response:
+    @router.get(
+        "/{model:path}",
+        operation_id="get_model",
+        summary="Describe a model.",
+        response_model=model_replies.Model | message_replies.AnthropicModel,
+        responses=operations.replies(401, 404, 500, 503, error=ANY_ERROR),
+        openapi_extra={"parameters": [ANTHROPIC_VERSION]},
+    )
+    async def get_model(
+        model: Annotated[str, Path(description="A tier or an alias of one.", examples=["baton-mini"])],
+        request: Request,
+        caller: anybody,
+    ) -> Response:
+        """One tier with limits, pool and prices."""
         catalog = context.catalog()
         resolve_tier(catalog, caller.key, model)
-        return Response(orjson.dumps(_teller(request)(catalog, model, created)), media_type="application/json")
+        return Response(orjson.dumps(_description(request)(catalog, model, created)), media_type="application/json")
 
     return router
 
@@ -78,14 +108,14 @@ def describe(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
 
 
 def describe_to_anthropic(catalog: Catalog, name: str, created: int) -> dict[str, Any]:
-    """The same as Anthropic's model object."""
+    """A model as Anthropic's model object."""
     model = describe(catalog, name, created)
     at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     named = {"id": name, "type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
     return named | {"baton": model["baton"]}
 
 
-def _teller(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
+def _description(request: Request) -> Callable[[Catalog, str, int], dict[str, Any]]:
     return describe_to_anthropic if "anthropic-version" in request.headers else describe
 
 

@@ -7,96 +7,226 @@ not there (404). Everything is read from the journal, and lists from the rows th
 goes on after the last row that was seen, so that new runs shift nothing.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.core.run.events import RUN_STATES, Event
+from app.core.run.events import Event
 from app.core.run.progress import fold
 from app.errors import Forbidden, NotFound
 from app.gateway.chat import route
 from app.gateway.http.auth import Caller, Keys
 from app.gateway.http.context import GatewayContext
-from app.gateway.http.idempotency import OnceOnly, claim, last_event
-from app.gateway.http.ingress import read_json, read_json_if_any
+from app.gateway.http.idempotency import Idempotency, claim, last_event
+from app.gateway.http.ingress import json_body
+from app.gateway.http.sse import EventStream
+from app.gateway.openapi import operations, run_replies
 from app.gateway.runs import audit, cancel, feedback
 from app.gateway.wire import query
 from app.store.protocol import RunQuery, RunRow
 
-EVENTS_PAGE = 500
+SCHEMAS: Final[operations.Schemas] = {
+    "CancelRequest": lambda: {"type": "object", "description": "Nothing: an empty object, or no body at all."},
+    "FeedbackRequest": lambda: operations.request_schema(feedback.FeedbackRequest, "FeedbackRequest"),
+}
+RunId = Annotated[
+    str, Path(alias="run", description="The run's id, or the id of a reply of it.", examples=["run_01jd9k2v7c"])
+]
+StepNumber = Annotated[
+    str, Path(alias="n", description="The step's number, from 0."), WithJsonSchema({"type": "integer", "minimum": 0})
+]
+"""Read as text: what is no number is a step that there is not (404), not a fault of the request (400)."""
 
 
-def routes(context: GatewayContext, keys: Keys, once: OnceOnly) -> APIRouter:
+def routes(context: GatewayContext, keys: Keys, idempotency: Idempotency) -> APIRouter:
     """Every route under /v1/runs."""
-    router = APIRouter(prefix="/v1/runs")
-    reader = Annotated[Caller, Depends(keys.needs("runs:read"))]
-    auditor = Annotated[Caller, Depends(keys.needs("runs:read", "audit:read"))]
+    router = APIRouter(prefix="/v1/runs", tags=["runs"])
+    _lists(router, context, keys)
+    _reads(router, context, keys)
+    _streams(router, context, keys, idempotency)
+    _acts(router, context, keys, idempotency)
+    return router
 
-    @router.get("")
-    async def runs(request: Request, caller: reader) -> Response:
-        return await _list(context, request.query_params, caller)
 
-    @router.get("/{run}")
-    async def run(run: str, caller: reader) -> Response:
-        row = await _visible(context, run, caller)
+def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    reader = Annotated[Caller, keys.needs("runs:read")]
+
+    @router.get(
+        "",
+        operation_id="list_runs",
+        summary="List runs, newest first.",
+        response_model=run_replies.RunList,
+        responses=operations.replies(*operations.READING),
+    )
+    async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
+        """The runs of the key's tenant; of a key with the scope `admin`, those of all tenants."""
+        rows = await context.store.runs(_run_query(filters, caller.tenant))
+        shown = rows[: filters.limit]
+        has_more = len(rows) > filters.limit
+        following = query.as_cursor(shown[-1].created_at, shown[-1].id) if has_more else None
+        return _json(_page([audit.summary(row) for row in shown], has_more, following))
+
+
+def _reads(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
+    """The audit trail of one run."""
+    audited = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read")))]
+    disclosed = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read", "audit:read")))]
+    declared = operations.replies(*operations.READING)
+
+    @router.get(
+        "/{run}",
+        operation_id="get_run",
+        summary="Explain a run.",
+        response_model=run_replies.WholeRun,
+        responses=declared,
+    )
+    async def get_run(row: audited) -> Response:
+        """The run's plan, calls, money and ratings, without any content."""
         journal = await context.store.journal(row.id)
         return _json(audit.whole(row, journal, await context.store.feedback(row.id)))
 
-    @router.get("/{run}/events")
-    async def events(run: str, request: Request, caller: reader) -> Response:
-        row = await _visible(context, run, caller)
-        asked = query.read(request.query_params, {"after": query.whole, "limit": query.event_limit})
-        limit = asked.get("limit", EVENTS_PAGE)
-        journal = await context.store.journal(row.id, after=asked.get("after", 0))
-        data = [_event(event) for event in journal.events[:limit]]
-        has_more = len(journal.events) > limit
+    @router.get(
+        "/{run}/events",
+        operation_id="list_run_events",
+        summary="Read a run's journal.",
+        response_model=run_replies.EventList,
+        responses=declared,
+    )
+    async def list_run_events(row: audited, filters: Annotated[query.EventFilters, Query()]) -> Response:
+        """The events from which everything else about a run is derived, in order."""
+        journal = await context.store.journal(row.id, after=filters.after)
+        data = [_event(event) for event in journal.events[: filters.limit]]
+        has_more = len(journal.events) > filters.limit
         return _json(_page(data, has_more, str(data[-1]["seq"]) if has_more else None))
 
-    @router.get("/{run}/steps/{n}")
-    async def step(run: str, n: str, caller: auditor) -> Response:
-        row = await _visible(context, run, caller)
+    @router.get(
+        "/{run}/steps/{n}",
+        operation_id="get_run_step",
+        summary="Read the messages that a step's worker got and wrote.",
+        response_model=run_replies.StepInFull,
+        responses=declared,
+    )
+    async def get_run_step(row: disclosed, n: StepNumber) -> Response:
+        """One step with its content, which needs the scope `audit:read`."""
         journal = await context.store.journal(row.id)
         state = fold(journal.events)
         if not n.isdecimal() or len(n) > 6 or int(n) not in state.steps:
             raise NotFound("The run has no step of that number.")
         return _json(await audit.step_in_full(context.store, state, journal.events, int(n)))
 
-    @router.get("/{run}/stream")
-    async def stream(run: str, request: Request, caller: reader) -> Response:
-        row = await _visible(context, run, caller)
+
+def _streams(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    reader = Annotated[Caller, keys.needs("runs:read")]
+    visible = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:read")))]
+
+    async def readable(row: visible, caller: reader) -> RunRow:
+        """The run, if this key may read its answer: the key that began it, or one with `audit:read`."""
         if row.key != caller.key.id and not caller.may("audit:read"):
             raise Forbidden()
-        asked = query.read(request.query_params, {"starting_after": query.whole})
-        if request.method == "HEAD":  # which would wait for the run's end, and for nothing
+        return row
+
+    @router.get(
+        "/{run}/stream",
+        operation_id="stream_run",
+        summary="Stream a run's answer, from its start or from behind an event.",
+        status_code=200,
+        response_class=EventStream,
+        responses=operations.streamed(*operations.FOLLOWING, events="ChatCompletionEvent", terminal=route.TERMINAL),
+        openapi_extra={"parameters": [operations.LAST_EVENT_ID]},
+    )
+    async def stream_run(
+        row: Annotated[RunRow, Depends(readable)],
+        options: Annotated[query.StreamOptions, Query()],
+        caller: reader,
+        request: Request,
+    ) -> Response:
+        """The chunks of a chat completion. `Last-Event-ID` counts before `starting_after`."""
+        if request.method == "HEAD":  # which would wait for the run's end, and for no body
             return Response(media_type="text/event-stream")
         after = last_event(request)
-        begun = await once.hear(request, caller, row.id, asked.get("starting_after") if after is None else after)
+        begun = await idempotency.follow(request, caller, row.id, options.starting_after if after is None else after)
         return route.stream(context, begun)
 
-    _acts(router, context, keys, once)
-    return router
 
+def _acts(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
+    """The routes that change something about a run."""
+    writer = Annotated[Caller, keys.needs("runs:write")]
+    visible = Annotated[RunRow, Depends(_visible(context, keys.needs("runs:write")))]
 
-def _acts(router: APIRouter, context: GatewayContext, keys: Keys, once: OnceOnly) -> None:
-    """The routes that do something to a run."""
-    writer = Annotated[Caller, Depends(keys.needs("runs:write"))]
+    @router.post(
+        "/{run}/cancel",
+        operation_id="cancel_run",
+        summary="Cancel a run.",
+        response_model=run_replies.Run,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("CancelRequest", required=False),
+    )
+    async def cancel_run(
+        caller: writer,
+        body: Annotated[dict[str, object], json_body(context.bounds, optional=True)],
+        row: visible,
+        request: Request,
+    ) -> Response:
+        """Cancel it and wait a little for its end: `state` says what became of it. A run that has ended stays so."""
+        return await idempotency.reply(request, caller, body, lambda: _cancelled(context, row))
 
-    @router.post("/{run}/cancel")
-    async def stop(run: str, request: Request, caller: writer) -> Response:
-        body = await read_json_if_any(request, context.bounds)
-        row = await _visible(context, run, caller)
-        return await once.reply(request, caller, body, lambda: _cancelled(context, row))
-
-    @router.post("/{run}/feedback")
-    async def rate(run: str, request: Request, caller: writer) -> Response:
-        body = await read_json(request, context.bounds)
-        row = await _visible(context, run, caller)
+    @router.post(
+        "/{run}/feedback",
+        operation_id="rate_run",
+        summary="Rate a run's answer.",
+        response_model=run_replies.RunRating,
+        responses=operations.replies(*operations.WRITING),
+        openapi_extra=operations.body("FeedbackRequest", example={"score": 0.9, "label": "correct"}),
+    )
+    async def rate_run(
+        caller: writer,
+        body: Annotated[dict[str, object], json_body(context.bounds)],
+        row: visible,
+        request: Request,
+    ) -> Response:
+        """Store a rating of a run that has ended. With an `Idempotency-Key` the same request stores one rating."""
         made = claim(request, caller, body)
-        return await once.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
+        return await idempotency.reply(request, caller, body, lambda: feedback.take(context, row, caller, body, made))
+
+
+def _visible(context: GatewayContext, needed: Any) -> Callable[..., Awaitable[RunRow]]:
+    """A dependency: the row of the run in the path, if a caller with the `needed` scopes may see it.
+
+    A run of another tenant is as absent as one that never was.
+    """
+
+    async def visible(run: RunId, caller: Annotated[Caller, needed]) -> RunRow:
+        if not query.RUN_ID.fullmatch(run):
+            raise NotFound()
+        row = await context.store.run(query.run_of(run))
+        if caller.tenant not in (None, row.tenant):
+            raise NotFound()
+        return row
+
+    return visible
+
+
+def _run_query(filters: query.RunFilters, tenant: str | None) -> RunQuery:
+    """The store's query for one row more than a page has, which shows whether another page follows."""
+    tags = (("worker", filters.worker), ("label", filters.label))
+    return RunQuery(
+        tenant=tenant,
+        state=filters.state,
+        tier=filters.tier,
+        key=filters.key,
+        since=filters.since,
+        until=filters.until,
+        min_usd=filters.min_cost_usd,
+        degraded=filters.degraded,
+        tags=tuple((name, value) for name, value in tags if value is not None),
+        before=filters.after,
+        limit=filters.limit + 1,
+    )
 
 
 def _json(value: Mapping[str, Any]) -> Response:
@@ -114,52 +244,3 @@ def _event(event: Event) -> dict[str, Any]:
 async def _cancelled(context: GatewayContext, row: RunRow) -> Response:
     """Ask for a run's end, wait for it a little, and show the run as lists do: `state` says what became of it."""
     return _json(audit.summary(await cancel.stop(context, row)))
-
-
-async def _visible(context: GatewayContext, run: str, caller: Caller) -> RunRow:
-    """A run's row if this caller may see it; a run of somebody else is as absent as one that never was."""
-    if not query.RUN_ID.fullmatch(run):
-        raise NotFound()
-    row = await context.store.run(query.run_of(run))
-    if caller.tenant not in (None, row.tenant):
-        raise NotFound()
-    return row
-
-
-FILTERS: Mapping[str, query.Reader] = {
-    "state": query.one_of(RUN_STATES),
-    "tier": query.text,
-    "key": query.text,
-    "worker": query.text,
-    "label": query.text,
-    "since": query.moment,
-    "until": query.moment,
-    "min_cost_usd": query.micro_dollars,
-    "degraded": query.truth,
-    "limit": query.limit,
-    "after": query.cursor,
-}
-
-
-async def _list(context: GatewayContext, params: Mapping[str, str], caller: Caller) -> Response:
-    asked = query.read(params, FILTERS)
-    limit: int = min(asked.get("limit", 20), 100)
-    rows = await context.store.runs(
-        RunQuery(
-            tenant=caller.tenant,
-            state=asked.get("state"),
-            tier=asked.get("tier"),
-            key=asked.get("key"),
-            since=asked.get("since"),
-            until=asked.get("until"),
-            min_usd=asked.get("min_cost_usd"),
-            degraded=asked.get("degraded"),
-            tags=tuple((name, asked[name]) for name in ("worker", "label") if name in asked),
-            before=asked.get("after"),
-            limit=limit + 1,
-        )
-    )
-    has_more = len(rows) > limit
-    shown = rows[:limit]
-    following = query.as_cursor(shown[-1].created_at, shown[-1].id) if has_more else None
-    return _json(_page([audit.summary(row) for row in shown], has_more, following))

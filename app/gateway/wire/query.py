@@ -1,90 +1,54 @@
-"""Query strings of the audit routes: each parameter has one reader.
+"""Query parameters: one model for each route that takes some, and the readers of their texts.
 
-What a reader cannot read is a 400 that names the parameter.
+FastAPI reads a request's query string into these models and describes them. A parameter that is unknown or cannot be
+read is a 400 that names it (`validation_errors.of_parameters`). Texts are read strictly: a whole number has digits
+only, and a truth value is `true`, `false`, `1` or `0`.
 """
 
 import base64
 import binascii
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic_core import PydanticCustomError
 
 from app.core.pool.catalog import MILLION
-from app.errors import InvalidRequest
+from app.gateway.openapi.replies import RunState
 
 REPLY_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(run_[0-9a-z]+)(?:[-_]\d+)?")
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
-PAGE = 100
-EVENT_PAGE = 1_000
-Reader = Callable[[str], Any]
-"""From a parameter's text to its value; raises ValueError with what it wants."""
+PAGE: Final = 100
+"""The most runs or items of a page."""
+EVENT_PAGE: Final = 1_000
+"""The most events of a page."""
+LARGEST: Final = 10**15 - 1
+"""The largest whole number that is read: of fifteen digits."""
+TEXT: Final = 512
+"""Characters that a parameter may have."""
 
 
-def read(params: Mapping[str, str], readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """The values of the given parameters; raises `InvalidRequest` for one that is unknown or cannot be read."""
-    asked: dict[str, Any] = {}
-    for name, value in params.items():
-        if name not in readers:
-            raise InvalidRequest(f"Unknown query parameter; there are {', '.join(readers)}.", code="unknown_parameter")
-        if len(value) > 512 or "\x00" in value or not value.isprintable():
-            raise InvalidRequest(f"Invalid value for '{name}'.", param=name, code="invalid_value")
-        try:
-            asked[name] = readers[name](value)
-        except ValueError as error:
-            raise InvalidRequest(f"Invalid value for '{name}': {error}.", param=name, code="invalid_value") from None
-    return asked
-
-
-def text(value: str) -> str:
-    """Any text."""
-    return value
-
-
-def one_of(known: Iterable[str]) -> Reader:
-    """One of a closed set."""
-    names = tuple(known)
-
-    def choice(value: str) -> str:
-        if value not in names:
-            raise ValueError(f"must be one of {', '.join(names)}")
-        return value
-
-    return choice
-
-
-def truth(value: str) -> bool:
-    """`true` or `false`."""
-    if value not in ("true", "false", "1", "0"):
-        raise ValueError("must be true or false")
-    return value in ("true", "1")
+def _fault(reason: str) -> PydanticCustomError:
+    """An error whose text contains nothing of the value."""
+    return PydanticCustomError("query_parameter", "{reason}", {"reason": reason})
 
 
 def whole(value: str) -> int:
     """A whole number from 0."""
     if not (value.isascii() and value.isdecimal() and len(value) <= 15):
-        raise ValueError("must be a whole number")
+        raise _fault("must be a whole number")
     return int(value)
 
 
-def limit(value: str) -> int:
-    """A page's length."""
-    number = whole(value)
-    if not 1 <= number <= PAGE:
-        raise ValueError(f"must be from 1 to {PAGE}")
-    return number
-
-
-def event_limit(value: str) -> int:
-    """The length of a page of events."""
-    number = whole(value)
-    if not 1 <= number <= EVENT_PAGE:
-        raise ValueError(f"must be from 1 to {EVENT_PAGE}")
-    return number
+def truth(value: str) -> bool:
+    """`true` or `false`, or `1` or `0`."""
+    if value not in ("true", "false", "1", "0"):
+        raise _fault("must be true or false")
+    return value in ("true", "1")
 
 
 def moment(value: str) -> float:
@@ -94,7 +58,7 @@ def moment(value: str) -> float:
     except ValueError:
         seconds = _rfc3339(value)
     if not (math.isfinite(seconds) and 0 <= seconds < 1e11):
-        raise ValueError("must be seconds since 1970 or RFC 3339")
+        raise _fault("must be seconds since 1970 or RFC 3339")
     return seconds
 
 
@@ -103,22 +67,22 @@ def _rfc3339(value: str) -> float:
         at = datetime.fromisoformat(value.replace(" ", "+"))
         return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
-        raise ValueError("must be seconds since 1970 or RFC 3339") from None
+        raise _fault("must be seconds since 1970 or RFC 3339") from None
 
 
 def micro_dollars(value: str) -> int:
-    """Dollars as a decimal number, in micro-dollars, rounded up: what a cost must reach."""
+    """A decimal number of dollars in micro-dollars, rounded up: the least that a cost must be."""
     try:
         amount = Decimal(value)
     except InvalidOperation:
-        raise ValueError("must be a decimal number of dollars") from None
+        raise _fault("must be a decimal number of dollars") from None
     if not amount.is_finite() or not 0 <= amount <= MILLION:
-        raise ValueError("must be a decimal number of dollars")
+        raise _fault("must be a decimal number of dollars from 0 to 1,000,000")
     return int((amount * MILLION).to_integral_value(ROUND_CEILING))
 
 
 def as_cursor(created_at: float, run: str) -> str:
-    """Where the next page begins."""
+    """The place behind a run in a list of runs, as text."""
     return base64.urlsafe_b64encode(orjson.dumps([created_at, run])).decode().rstrip("=")
 
 
@@ -128,13 +92,112 @@ def cursor(value: str) -> tuple[float, str]:
         pair = orjson.loads(base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)))
         created_at, run = pair
     except (ValueError, TypeError, binascii.Error):
-        raise ValueError("is not a cursor of this service") from None
+        raise _fault("is not a cursor of this service") from None
     if not isinstance(created_at, float | int) or not isinstance(run, str) or not RUN_ID.fullmatch(run):
-        raise ValueError("is not a cursor of this service")
+        raise _fault("is not a cursor of this service")
     return float(created_at), run
 
 
 def run_of(name: str) -> str:
-    """The run that a reply's id leads to; a run's own id as it is."""
+    """The run of a reply's id; a run's own id as it is."""
     reply = REPLY_ID.fullmatch(name)
     return reply[1] if reply else name
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+EventNumber = Annotated[Whole, Field(ge=0, le=LARGEST)]
+Truth = Annotated[bool, BeforeValidator(truth)]
+Moment = Annotated[
+    float,
+    BeforeValidator(moment),
+    WithJsonSchema({"type": "string", "description": "Seconds since 1970, or RFC 3339.", "maxLength": TEXT}),
+]
+MicroDollars = Annotated[
+    int, BeforeValidator(micro_dollars), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1_000_000})
+]
+Text = Annotated[str, Field(max_length=TEXT)]
+
+
+class Parameters(BaseModel):
+    """Query parameters of one route; others are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def is_printable(cls, value: object) -> object:
+        """Refuse texts that are too long for any parameter or hold control characters."""
+        if isinstance(value, str) and (len(value) > TEXT or not value.isprintable()):
+            raise _fault("it is too long or holds control characters")
+        return value
+
+
+class RunFilters(Parameters):
+    """Which runs are listed; several parameters must all hold."""
+
+    state: RunState | None = None
+    """Runs in this state."""
+    tier: Text | None = None
+    """Runs of this tier."""
+    key: Text | None = None
+    """Runs that this API key began, by the key's id."""
+    worker: Text | None = None
+    """Runs in which this worker took part."""
+    label: Text | None = None
+    """Runs with this label."""
+    since: Moment | None = None
+    """Runs that began at this time or later: seconds since 1970, or RFC 3339."""
+    until: Moment | None = None
+    """Runs that began before this time: seconds since 1970, or RFC 3339."""
+    min_cost_usd: MicroDollars | None = None
+    """Runs that cost this many dollars or more."""
+    degraded: Truth | None = None
+    """`true`: runs that a fallback planned; `false`: the others."""
+    limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
+    """How many runs a page has."""
+    after: Annotated[Any, BeforeValidator(cursor), WithJsonSchema({"type": "string"})] = None
+    """`next` of the page before."""
+
+
+class EventFilters(Parameters):
+    """Which events of a run's journal are read."""
+
+    after: EventNumber = 0
+    """The number of the last event that is not wanted any more: `next` of the page before."""
+    limit: Annotated[Whole, Field(ge=1, le=EVENT_PAGE)] = 500
+    """How many events a page has."""
+
+
+class StreamOptions(Parameters):
+    """Where a stream begins."""
+
+    starting_after: EventNumber | None = None
+    """The number of the last event that was received: the stream goes on behind it."""
+
+
+class ResponseOptions(StreamOptions):
+    """How a response is retrieved."""
+
+    stream: Truth = False
+    """`true`: as server-sent events, which go on while the response is in progress."""
+    include: Text | None = None
+    """Accepted, and without effect."""
+    include_list: Annotated[Text | None, Field(alias="include[]")] = None
+    """Accepted, and without effect."""
+    include_obfuscation: Text | None = None
+    """Accepted, and without effect."""
+
+
+class ItemFilters(Parameters):
+    """Which of a response's input items are listed."""
+
+    order: Literal["asc", "desc"] = "desc"
+    """`desc`: newest first."""
+    limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
+    """How many items a page has."""
+    after: Text | None = None
+    """The id of the last item of the page before."""
+    include: Text | None = None
+    """Accepted, and without effect."""
+    include_list: Annotated[Text | None, Field(alias="include[]")] = None
+    """Accepted, and without effect."""

@@ -45,6 +45,16 @@ def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
 
 
+def of_parameters(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The first fault that FastAPI found in a request's query parameters, as a 400."""
+    first = errors[0]
+    if first["type"] == "extra_forbidden":
+        said = "Unknown query parameter; GET /openapi.json describes those of this route."
+        return InvalidRequest(said, code="unknown_parameter")
+    name = str(first["loc"][1])
+    return InvalidRequest(f"Invalid value for '{name}': {first['msg']}.", param=name, code="invalid_value")
+
+
 def check_kinds(tools: object, *kinds: str, spared: Callable[[Mapping[str, Any]], bool] = lambda _: False) -> None:
     """`InvalidRequest` for the first tool of another type, unless it is `spared`: the caller's side would not run it.
 

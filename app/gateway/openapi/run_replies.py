@@ -1,0 +1,234 @@
+"""Models of the replies of `/v1/runs`: the audit trail and ratings. They document, as those of `replies.py` do."""
+
+from typing import Any, Literal
+
+from app.gateway.openapi.replies import Reply, RunState, StepSummary, TokenUsage, Usage
+
+
+class Amount(Reply):
+    """Money and tokens."""
+
+    usd: float
+    tokens: int
+
+
+class Run(Reply):
+    """A run as lists show it."""
+
+    id: str
+    object: Literal["run"]
+    tenant: str
+    key: str
+    tier: str
+    model: str
+    state: RunState
+    created_at: float
+    ended_at: float | None
+    deadline: float
+    topology: str | None
+    degraded: bool
+    steps: int
+    spent: Amount
+    held: Amount
+    cap: Amount
+    error: str | None
+
+
+class RunList(Reply):
+    """A page. `next` is the value of `after` for the page that follows."""
+
+    object: Literal["list"]
+    data: list[Run]
+    has_more: bool
+    next: str | None
+
+
+class Turn(Reply):
+    """One of the caller's requests to a run: the first, or one that brought tool results."""
+
+    number: int
+    at: float
+    deadline: float
+    stream: bool
+    ended_at: float | None
+    finish: str | None
+    results_until: float | None
+    usage: Usage
+    cost_usd: float
+
+
+class Rating(Reply):
+    """A rating of a run's answer by a caller, a grader or a rule; `score` is from 0 to 1."""
+
+    id: str
+    at: float
+    kind: Literal["explicit", "grader", "implicit"]
+    source: str
+    version: str | None
+    score: float | None
+    label: str | None
+    commented: bool
+
+
+class RunRating(Rating):
+    """A rating as it was stored."""
+
+    object: Literal["run.feedback"]
+    run: str
+
+
+class Ratings(Reply):
+    """Ratings that callers sent, that graders gave, and that follow from what callers did."""
+
+    explicit: list[Rating]
+    grader: list[Rating]
+    implicit: list[Rating]
+
+
+class Attempt(Reply):
+    """One provider call for a step or a proposal. The fields after `outcome` are there once the call has ended."""
+
+    id: str
+    attempt: int | None
+    worker: str
+    provider: str | None
+    model: str | None
+    version: str | None
+    at: float
+    access: list[int | Literal["user"]]
+    request: str | None
+    """The hash of the request as it was sent to the provider."""
+    held: Amount
+    """What was reserved of the run's budget."""
+    passed_over: list[Any]
+    """Workers that were not called, each with the reason."""
+    despite: Any
+    outcome: str | None
+    error: str | None = None
+    blamed: Any = None
+    retry_after: float | None = None
+    usage: Usage | None = None
+    cost_usd: float | None = None
+    seconds: float | None = None
+    first_delta_seconds: float | None = None
+    finish: str | None = None
+    refused: bool | None = None
+    output: str | None = None
+    """The text that the worker wrote; only in a step that is read in full."""
+
+
+class Exchange(Reply):
+    """One use of the caller's tools by a step. `said` and `results` are only in a step that is read in full."""
+
+    turn: int
+    attempt: str
+    worker: str
+    at: float
+    calls: list[dict[str, Any]]
+    answered_at: float | None
+    said: dict[str, Any] | None = None
+    results: list[dict[str, Any]] | None = None
+
+
+class Proposal(Reply):
+    """A workflow that a conductor proposed, with the calls that it took."""
+
+    number: int
+    mode: Literal["first", "repair", "fallback"]
+    round: int
+    parent: int | None
+    """The step that this is nested in."""
+    conductor: str
+    state: Literal["open", "accepted", "rejected"]
+    outage: Any
+    reasons: list[str]
+    """Why it was rejected."""
+    topology: str | None
+    decision: Any
+    order: list[str] | None
+    """The workers in the order in which the conductor saw them."""
+    steps: list[int]
+    probabilities: dict[str, float | None]
+    attempts: list[Attempt]
+
+
+class AuditedStep(StepSummary):
+    """One step with its plan, its calls and its use of tools, without content."""
+
+    proposal: int
+    round: int
+    planned_worker: str
+    probability: float | None
+    tools: Any
+    error: str | None
+    passed_over: list[Any]
+    chars: int
+    finish: str | None
+    started_at: float | None
+    ended_at: float | None
+    attempts: list[Attempt]
+    exchanges: list[Exchange]
+    detail: str
+    """The path of the step in full."""
+
+
+class WholeRun(Run):
+    """A run with everything that is known of it but its content."""
+
+    erased: bool
+    """True once the content was erased."""
+    seq: int
+    """The number of the latest event."""
+    effort: str | None
+    limits: dict[str, float]
+    """The limits of this run, by the names that `GET /v1/models` uses."""
+    labels: list[str]
+    overrides: dict[str, Any] | None
+    pool: list[str]
+    excluded: dict[str, str]
+    """Workers that may not take part, each with the reason."""
+    catalog: str
+    ignored: list[str]
+    """Parameters of the request that had no effect."""
+    conductor: str | None
+    cancel_asked: bool
+    rounds: int
+    proposals: list[Proposal]
+    steps: list[AuditedStep]  # type: ignore[assignment]
+    """In the place of the number that lists show."""
+    turns: list[Turn]
+    usage: TokenUsage
+    total_usage: Usage
+    cost_usd: float
+    end: dict[str, Any]
+    feedback: Ratings
+
+
+class RunEvent(Reply):
+    """One event of a run's journal."""
+
+    object: Literal["run.event"]
+    seq: int
+    kind: str
+    at: float
+    body: dict[str, Any]
+
+
+class EventList(Reply):
+    """A page. `next` is the value of `after` for the page that follows."""
+
+    object: Literal["list"]
+    data: list[RunEvent]
+    has_more: bool
+    next: str | None
+
+
+class StepInFull(AuditedStep):
+    """A step with the messages that its worker got and wrote. A field is null where its content was erased."""
+
+    object: Literal["run.step"]
+    run: str
+    erased: bool
+    subtask: str | None
+    messages: list[dict[str, Any]] | None
+    output: str | None

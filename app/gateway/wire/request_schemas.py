@@ -1,0 +1,46 @@
+"""JSON schemas of requests for `/openapi.json`, from the request models and the tables of parameters."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.gateway.openapi.operations import request_schema
+from app.gateway.wire.parameters import Parameter
+
+
+def tabled(
+    model: type[BaseModel], name: str, decisions: Mapping[str, Parameter], required: Sequence[str]
+) -> dict[str, Any]:
+    """A request's schema by its table of parameters: each row is a property, described by the row's note.
+
+    `model` describes what is read. What is refused has only its neutral values; whatever may be absent may be null.
+    """
+    read = request_schema(model, name)
+    properties: dict[str, Any] = {}
+    for field, row in decisions.items():
+        schema = {"enum": list(row.neutral)} if row.decision == "refused" else _closed(read["properties"][field])
+        properties[field] = (schema if field in required else _or_null(schema)) | {"description": row.note}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        "$defs": read["$defs"],
+    }
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A map whose keys follow a pattern has no others."""
+    return {**schema, "additionalProperties": False} if "patternProperties" in schema else dict(schema)
+
+
+def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    choices = list(schema.get("anyOf", ()))
+    if {"type": "null"} in choices:
+        return dict(schema)
+    outer = {key: schema[key] for key in ("title", "default") if key in schema}
+    inner = {key: value for key, value in schema.items() if key not in outer}
+    return {**outer, "anyOf": [*(choices or [inner]), {"type": "null"}]}
