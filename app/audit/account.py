@@ -1,5 +1,7 @@
-"""A run's events, sorted: what was admitted, proposed, planned, called and how it ended. No judgement is made here
-beyond an event's own form; the rules read this."""
+"""The account of a run: its events, sorted into admission, proposals, steps, calls and ends.
+
+The rules read it. This module judges nothing but the form of events and their order.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +31,12 @@ class Fact:
 
 @dataclass(slots=True)
 class Call:
-    """One provider call; `step` is None for a planning call. An intent may be missing, outcomes may be too many."""
+    """One provider call; `step` is None for a planning call. A faulty journal may have several outcomes of it."""
 
     id: str
     intent: Fact
     proposal: int
-    """How many proposals had been opened when it was intended, less one."""
+    """The number of the proposal that was open when it was intended."""
     outcomes: list[Fact] = field(default_factory=list)
 
     @property
@@ -50,26 +52,26 @@ class Call:
 
     @property
     def went(self) -> str:
-        """What became of it; empty if nobody knows yet."""
+        """The kind of its outcome; empty if it has none yet."""
         return str(self.outcomes[0].body["outcome"]) if self.outcomes else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A step's use of the caller's tools; `results` is None while it waits for them."""
+    """A step's use of the caller's tools; `results` is None while the step waits for them."""
 
     awaiting: Fact
     results: Fact | None
 
     @property
     def ids(self) -> list[str]:
-        """The ids that the caller knows the calls by."""
+        """The ids by which the caller knows the calls."""
         return [str(one["id"]) for one in self.awaiting.body["calls"]]
 
 
 @dataclass(slots=True)
 class Turn:
-    """What lies between two replies to the caller: it begins with the admission or with tool results."""
+    """The part of a run between two replies to the caller, which begins with the admission or with tool results."""
 
     number: int
     began: Fact
@@ -78,13 +80,13 @@ class Turn:
 
     @property
     def until(self) -> float:
-        """When it is over at the latest; of one that ended with tool calls, when the wait for the results is."""
+        """The time of its deadline, or if it ended with tool calls, the time until which results are awaited."""
         return float(self.awaiting.body["until"] if self.awaiting is not None else self.began.body["deadline"])
 
 
 @dataclass(slots=True)
 class Step:
-    """A planned step and what happened to it, in order."""
+    """A planned step with its events, in order."""
 
     plan: Fact
     facts: list[Fact] = field(default_factory=list)
@@ -96,12 +98,12 @@ class Step:
 
     @property
     def opens(self) -> bool:
-        """Whether it is for the conductor itself, which opens a workflow for it."""
+        """True if it is given to the conductor itself, which opens a workflow for it."""
         return bool(self.plan.body["worker"] == CONDUCTOR)
 
     @property
     def inherits(self) -> bool:
-        """Whether its task is the view of the step that it is nested in."""
+        """True if its task is the view of the step in which it is nested."""
         return bool(self.plan.body.get("inherits"))
 
     @property
@@ -112,10 +114,11 @@ class Step:
     @property
     def settled(self) -> Fact | None:
         """The first fact that settled it, which counts."""
-        return next((fact for fact in self.facts if fact.kind in SETTLING), None)
+        settling = [fact for fact in self.facts if fact.kind in SETTLING]
+        return settling[0] if settling else None
 
     def settled_by(self, seq: int) -> bool:
-        """Whether it was settled before this event."""
+        """Return True if it was settled before this event."""
         settled = self.settled
         return settled is not None and settled.seq < seq
 
@@ -125,21 +128,21 @@ class Step:
         found: list[Exchange] = []
         for fact in self.facts:
             if fact.kind is Kind.STEP_AWAITING:
-                found.append(Exchange(fact, None))
+                found.append(Exchange(fact, results=None))
             elif fact.kind is Kind.STEP_RESULTS and found and found[-1].results is None:
                 found[-1] = Exchange(found[-1].awaiting, fact)
         return found
 
     @property
     def done(self) -> Fact | None:
-        """Its completion, if that is what settled it."""
+        """Its completion, if it was settled by that."""
         settled = self.settled
         return settled if settled is not None and settled.kind is Kind.STEP_DONE else None
 
 
 @dataclass(slots=True)
 class Proposal:
-    """One proposal: its opening, its steps, and what was decided about it."""
+    """One proposal: its opening, its steps, and its verdicts."""
 
     number: int
     opened: Fact
@@ -148,19 +151,19 @@ class Proposal:
 
     @property
     def round(self) -> int:
-        """Which of the run's workflows it is to become."""
+        """The number of the workflow that it proposes."""
         return int(self.opened.body.get("round", 1))
 
     @property
     def parent(self) -> int | None:
-        """The step that it is nested in."""
+        """The step in which it is nested, or None."""
         n: int | None = self.opened.body.get("parent")
         return n
 
     @property
     def answer(self) -> Step | None:
-        """The step whose output is its answer: the last one, or the last that said anything; None if the last one is
-        not done."""
+        """The step whose output is its answer: the last one with an output, or the last one if none has; None if the
+        last one is not done."""
         if self.accepted is None or not self.steps or self.steps[-1].done is None:
             return None
         spoken = [step for step in self.steps if step.done is not None and step.done.body["chars"]]
@@ -179,14 +182,14 @@ class Proposal:
 
 @dataclass(slots=True)
 class Account:
-    """A run as the rules see it."""
+    """A run, as the rules read it."""
 
     run: str
     record: Record
     now: float
     """When the journal was read, in seconds since 1970."""
     patient: bool = True
-    """Whether a call that may be in flight gets time to have its outcome written."""
+    """True if the outcome of a call that may be in flight is not missed yet."""
     facts: list[Fact] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
     steps: dict[int, Step] = field(default_factory=dict)
@@ -195,16 +198,16 @@ class Account:
     turns: list[Turn] = field(default_factory=list)
     """At least one in a run that begins with its admission."""
     flaws: list[Violation] = field(default_factory=list)
-    """What was found while sorting."""
+    """The violations that were found while sorting."""
 
     @property
     def begun(self) -> bool:
-        """Whether the journal begins with the admission; without it, nothing else can be judged."""
+        """True if the journal begins with the admission. Without it no rule can be applied."""
         return bool(self.facts) and self.facts[0].kind is Kind.ADMITTED
 
     @property
     def admitted(self) -> Mapping[str, Any]:
-        """The body of `run.admitted`; only to be asked for in a run that begins with it."""
+        """The body of `run.admitted`. The run must begin with it."""
         return self.facts[0].body
 
     @property
@@ -220,12 +223,12 @@ class Account:
 
     @property
     def unread(self) -> bool:
-        """Whether it was ended, past its deadline, by older code that did not understand its journal: that settles no
-        step and splits no bill."""
+        """True if it was ended, after its deadline, by older code that did not understand its journal. Such an end
+        settles no step and splits no bill."""
         return self.end is not None and self.end.kind is Kind.EXPIRED and self.end.body.get("unread") is True
 
     def tries(self, parent: int | None = None) -> Sequence[Proposal]:
-        """The proposals that are nested in a step; those for the run itself."""
+        """Return the proposals that are nested in a step, or with None those for the run itself."""
         return [one for one in self.proposals if one.parent == parent]
 
     @property
@@ -235,25 +238,28 @@ class Account:
         return [step for step in self.steps.values() if step.n in parents]
 
     def around(self, step: Step) -> Step | None:
-        """The step that one is nested in."""
+        """Return the step in which this one is nested, or None."""
         parent = self.proposals[step.plan.body["proposal"]].parent
         return self.steps.get(parent) if parent is not None and parent < step.n else None
 
     def speaks(self, step: Step) -> bool:
-        """Whether its output is to be the answer of its round: it answers, and so does every step around it."""
+        """Return True if its output is the answer of its round: it answers, and so does every step around it."""
         around = self.around(step)
         return bool(step.plan.body["answers"]) and (around is None or self.speaks(around))
 
     @property
     def planned(self) -> Sequence[Step]:
-        """The steps of every round and of what is nested in it, and of the latest proposals whatever became of them."""
+        """The steps of every round and of the workflows nested in it, and those of the latest proposals."""
         own = self.tries()
         kept = [one for one in own if one is own[-1] or (one.accepted and own[-1].round > 1)]
         kept += [self.tries(step.n)[-1] for step in self.openers]
-        return [step for one in kept for step in one.steps]
+        found: list[Step] = []
+        for one in kept:
+            found += one.steps
+        return found
 
     def before(self, proposal: Proposal) -> Step | None:
-        """The step that gave the answer of the round before a proposal's; none if it is nested."""
+        """Return the step that gave the answer of the previous round; None for a nested proposal."""
         if proposal.parent is not None:
             return None
         found = [one.answer for one in self.tries() if one.round == proposal.round - 1 and one.answer is not None]
@@ -266,24 +272,24 @@ class Account:
 
     @property
     def erased(self) -> bool:
-        """Whether the run's content was erased: its salt goes with it."""
+        """True if the run's content was erased, which erases its salt as well."""
         return self.record.row["salt"] is None
 
     def turn_at(self, seq: int) -> Turn:
-        """The turn in which an event was written."""
+        """Return the turn in which an event was written."""
         return next(turn for turn in reversed(self.turns) if turn.number == 0 or turn.began.seq < seq)
 
     def says(self, rule: str, seq: int, what: str) -> Violation:
-        """A violation of this run."""
+        """Return a violation in this run."""
         return Violation(self.run, seq, rule, what)
 
     def of(self, *kinds: Kind) -> Iterator[Fact]:
-        """The facts of these kinds, in order."""
+        """Yield the facts of these kinds, in order."""
         return (fact for fact in self.facts if fact.kind in kinds)
 
 
 def account(record: Record, now: float, patient: bool = True) -> Account:
-    """Sort one run's events."""
+    """Sort the events of one run."""
     made = Account(str(record.row["id"]), record, now, patient)
     _read(made)
     if not made.begun:
@@ -296,7 +302,7 @@ def account(record: Record, now: float, patient: bool = True) -> Account:
 
 
 def _read(made: Account) -> None:
-    """Facts in the order of their numbers, each number once; what is wrong with the numbers is noted."""
+    """Read the facts in the order of their numbers, each number once, and note faults of the numbers."""
     seen: dict[int, Fact] = {}
     last = 0
     for stored in made.record.events:
@@ -321,7 +327,7 @@ def _read(made: Account) -> None:
 
 
 def _place(made: Account, fact: Fact) -> None:
-    """Put one fact where it belongs; one that belongs nowhere is a flaw."""
+    """Sort in one fact. A fact that has no place is a flaw."""
     kind, body = fact.kind, fact.body
     if kind is Kind.ADMITTED:
         made.flaws.append(made.says("not-admitted", fact.seq, "the run is admitted once more"))
@@ -344,7 +350,7 @@ def _place(made: Account, fact: Fact) -> None:
 
 
 def _place_opening(made: Account, fact: Fact) -> None:
-    """A proposal; if it is nested, it is a fact of the step around it too."""
+    """Add a proposal. If it is nested, its opening is also a fact of the step around it."""
     made.proposals.append(Proposal(len(made.proposals), fact))
     if (parent := fact.body.get("parent")) is not None:
         _place_in_step(made, fact, parent)
@@ -392,7 +398,7 @@ def _place_outcome(made: Account, fact: Fact) -> None:
 
 
 def _place_turn(made: Account, fact: Fact) -> None:
-    """A turn ends with tool calls, the next begins with their results."""
+    """Add the end of a turn by tool calls, or the beginning of the next one by their results."""
     last = made.turns[-1]
     number = last.number + (fact.kind is Kind.RESUMED)
     if (last.awaiting is None) is (fact.kind is Kind.RESUMED) or fact.body["turn"] != number:

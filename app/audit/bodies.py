@@ -1,4 +1,4 @@
-"""What the body of each kind of event must hold: names and types, written down anew for the auditor."""
+"""The fields of each kind of event with their types, defined independently for the auditor."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,7 +18,7 @@ def is_truth(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """A number of things: no fraction, not negative."""
+    """A count: an integer that is not negative."""
     return type(value) is int and value >= 0
 
 
@@ -33,7 +33,7 @@ def is_step(value: object) -> bool:
 
 
 def is_mark(value: object) -> bool:
-    """A truth, or nothing."""
+    """True, or a missing field."""
     return value is None or isinstance(value, bool)
 
 
@@ -43,7 +43,7 @@ def is_texts(value: object) -> bool:
 
 
 def is_access(value: object) -> bool:
-    """`user` and step numbers, each once."""
+    """An access list: `user` and step numbers, each once."""
     if not isinstance(value, list) or not all(entry == "user" or is_whole(entry) for entry in value):
         return False
     return len(set(value)) == len(value)
@@ -64,7 +64,7 @@ def is_limits(value: object) -> bool:
 
 
 def is_calls(value: object) -> bool:
-    """Tool calls: the ids that the caller knows them by, and the tools' names."""
+    """Tool calls: the ids by which the caller knows them, and the names of the tools."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(one, dict) and is_text(one.get("id")) and is_text(one.get("name")) for one in value)
@@ -167,7 +167,7 @@ FIELDS: Mapping[Kind, Mapping[str, Test]] = {
 
 
 def faulty(kind: Kind, body: object) -> str:
-    """The first field that is missing or of the wrong type; empty if there is none."""
+    """Return the first field that is missing or has the wrong type; empty if there is none."""
     if not isinstance(body, dict):
         return "the whole body"
     return next((name for name, test in FIELDS.get(kind, {}).items() if not test(body.get(name))), "")

@@ -1,4 +1,4 @@
-"""Rules about provider calls: intent before, one outcome after, tried again only after a failure that is on record."""
+"""Rules about provider calls: an intent before, one outcome after, and a retry only after a recorded failure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from app.audit.report import Violation
 from app.core.run.events import OUTCOMES
 
 SLOW = 10.0
-"""Seconds between the decision to call, which minds the deadline, and the intent: planning waits for a commit."""
+"""Seconds that may pass between the decision to call, which checks the deadline, and the intent."""
 WRITING = 60.0
 """Seconds that the outcome of a call that was in flight may take to be written after the run's end."""
 
 
 def calls(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     for call in run.calls.values():
         yield from _outcomes(run, call)
         yield from _bounds(run, call)
@@ -26,7 +26,8 @@ def calls(run: Account) -> Iterator[Violation]:
 
 
 def pending(run: Account) -> int:
-    """How many calls of an ended run may still get their outcome: somebody has the ticket, or it is only just over."""
+    """Return the number of calls of an ended run that may still get their outcome: their ticket is held, or the run has
+    ended a short time ago."""
     return sum(_is_pending(run, call) for call in run.calls.values() if not call.outcomes)
 
 
@@ -39,7 +40,9 @@ def _is_pending(run: Account, call: Call) -> bool:
 
 def _outcomes(run: Account, call: Call) -> Iterator[Violation]:
     if run.end is not None and not call.outcomes and not _is_pending(run, call):
-        yield run.says("outcome-missing", call.intent.seq, f"{call.id} has no outcome, and nobody is left to write it")
+        yield run.says(
+            "outcome-missing", call.intent.seq, f"{call.id} has no outcome, and no process is left to write it"
+        )
     for fact in call.outcomes:
         if fact.body["outcome"] not in OUTCOMES or fact.body["n"] != call.step:
             yield run.says("outcome-illegal", fact.seq, f"the outcome of {call.id} is none, or of another step")
@@ -61,8 +64,8 @@ def _bounds(run: Account, call: Call) -> Iterator[Violation]:
 
 
 def _read_for_a_plan(run: Account, call: Call) -> list[str | int]:
-    """What a conductor reads: the conversation, and in a further round the answer before; or what the step may see for
-    which it plans."""
+    """Return the access list of a planning call: the conversation, and in a further round the previous answer; or the
+    access list of the step for which it plans."""
     proposal = run.proposals[call.proposal] if 0 <= call.proposal < len(run.proposals) else None
     if proposal is not None and proposal.parent in run.steps:
         access: list[str | int] = run.steps[proposal.parent].plan.body["access"]
@@ -81,7 +84,7 @@ def _access(run: Account, call: Call, step: Step) -> Iterator[Violation]:
 
 
 def _attempts(run: Account, step: Step) -> Iterator[Violation]:
-    """Numbered from 1; in each turn within the limit, and each after the failure of the one before."""
+    """Attempts are numbered from 1, within the limit in each turn, and each follows the failure of the previous one."""
     most = run.limits["attempts"]
     tried: Counter[int] = Counter()
     before: Call | None = None
@@ -99,7 +102,7 @@ def _attempts(run: Account, step: Step) -> Iterator[Violation]:
 
 
 def _may_follow(step: Step, before: Call, seq: int) -> bool:
-    """Whether a call has failed on record by then, or has called tools whose results have come."""
+    """Return True if a call has failed by then, or has called tools whose results have arrived."""
     if before.outcome is None or before.outcome.seq > seq:
         return False
     came = [one.results for one in step.exchanges if one.awaiting.body["call"] == before.id]

@@ -1,4 +1,4 @@
-"""The audit: run by run, every rule on its account. Memory is bounded by the largest page of runs."""
+"""The audit: applies every rule to the account of each run. Memory is bounded by the largest page of runs."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,33 +27,35 @@ RULES: tuple[Rule, ...] = (lifecycle, plans, steps, tooling, calls, money, row, 
 
 
 class Records(Protocol):
-    """Where runs are read from: a database's archive, or an export."""
+    """A source of runs: the archive of a database, or an export."""
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """Every pool that was in force, by its digest."""
+        """Return every pool that was in force, by its digest."""
         ...
 
     async def changes(self) -> Sequence[Change] | None:
-        """What operators did with conductors' versions; None if the source does not say."""
+        """Return the changes of conductors' versions; None if the source does not have them."""
         ...
 
     def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""
+        """Yield every run, or the one with this id, or those admitted from `since` (seconds since 1970) on."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """What an audit needs to know. `now` is when the journal was read, in seconds since 1970; `adapter` gives what
-    renders a provider's requests. If `patient`, a call of an ended run that somebody still has in hand is only counted
-    as pending."""
+    """Applies all rules to runs.
+
+    `now` is the time at which the journal was read, in seconds since 1970; `adapter` returns the object that renders a
+    provider's requests. With `patient` a call of an ended run that may still be in flight is only counted as pending.
+    """
 
     now: float
     adapter: Callable[[ProviderSpec], Provider]
     patient: bool = True
 
     async def audit(self, source: Records, *, run: str | None = None, since: float | None = None) -> Report:
-        """Check every run that is asked for."""
+        """Check every run that is chosen."""
         report = Report()
         pools, reigns = Pools(self.adapter, await source.catalogs()), Reigns.by(await source.changes())
         async for record in source.records(run=run, since=since):
@@ -61,7 +63,7 @@ class Auditor:
         return report
 
     def check(self, record: Record, pools: Pools, reigns: Reigns, report: Report) -> None:
-        """Check one run and take note of what is found."""
+        """Check one run and add its violations to the report."""
         told = account(record, self.now, self.patient)
         report.runs += 1
         report.events += len(record.events)

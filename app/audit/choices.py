@@ -1,4 +1,4 @@
-"""Rules about a selector's decision: what it says of its probabilities adds up, and the plan is what was drawn."""
+"""Rules about a selector's decision: its probabilities add up, and the plan is the arm that was drawn."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from app.audit.report import Violation
 
 SELECTOR, MODEL = "selector", "model"
 CRUMB = 1e-9
-"""What rounding may leave of a sum of probabilities."""
+"""The error that rounding may leave in a sum of probabilities."""
 
 
 def decided(run: Account, proposal: Proposal) -> Iterator[Violation]:
-    """Each first proposal of a selector has a decision, and no other one has."""
+    """Each first proposal of a selector has a decision, and no other proposal has one."""
     body, seq = proposal.opened.body, proposal.opened.seq
     decision = body.get("decision")
     if (decision is not None) != (body["conductor"] == SELECTOR and body["mode"] == "first"):
@@ -20,7 +20,7 @@ def decided(run: Account, proposal: Proposal) -> Iterator[Violation]:
     if decision is None:
         return
     if not isinstance(decision, dict):
-        yield run.says("decision-wrong", seq, "the decision is none")
+        yield run.says("decision-wrong", seq, "the decision is not an object")
     elif fault := _faulty(decision):
         yield run.says("decision-wrong", seq, fault)
     elif fault := _unfollowed(run, proposal, decision):
@@ -28,28 +28,31 @@ def decided(run: Account, proposal: Proposal) -> Iterator[Violation]:
 
 
 def _faulty(decision: Mapping[str, Any]) -> str:
-    """What is wrong with it in itself."""
+    """Return the fault of a decision, regardless of the run; empty if it has none."""
     texts = ("layer", "policy", "version", "features", "action", "seed")
     candidates, propensity = decision.get("candidates"), decision.get("propensity")
     if any(not isinstance(decision.get(name), str) for name in texts) or not isinstance(candidates, dict):
-        return "the decision lacks what it should say"
+        return "the decision lacks a field"
     if any(not isinstance(one, float) or not 0 <= one <= 1 for one in candidates.values()):
-        return "a candidate's probability is none"
+        return "a candidate's probability is not valid"
     if abs(sum(candidates.values()) - 1) > CRUMB:
         return f"the probabilities add up to {sum(candidates.values()):.6f}"
     if not propensity or candidates.get(decision["action"]) != propensity:
         return "the propensity is not the probability of the action"
     if not decision.get("explore") and propensity != 1:
-        return "a choice without leave to explore was left to chance"
+        return "a choice that must not explore was drawn at random"
     return ""
 
 
 def _unfollowed(run: Account, proposal: Proposal, decision: Mapping[str, Any]) -> str:
-    """Whether it was made as the request allows, and whether the plan is the arm that was drawn."""
+    """Return the fault of a decision that the request forbids, or that the plan does not follow; empty if none."""
     if decision.get("explore") and not run.admitted.get("explore", True):
         return "the request forbids to explore"
     _, *workers = str(decision["action"]).split(" ")
     if decision["action"] != MODEL and [step.plan.body["worker"] for step in proposal.steps] != workers:
         return f"the plan is not {decision['action'][:80]}"
-    outside = {name for arm in decision["candidates"] for name in arm.split(" ")[1:]} - set(run.admitted["pool"])
-    return f"an arm has a worker outside the pool: {sorted(outside)[0]}" if outside else ""
+    pool = set(run.admitted["pool"])
+    for arm in decision["candidates"]:
+        if outside := sorted(set(arm.split(" ")[1:]) - pool):
+            return f"an arm has a worker outside the pool: {outside[0]}"
+    return ""

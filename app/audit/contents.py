@@ -1,4 +1,4 @@
-"""Rules about the texts beside the journal: all that it names, nothing else, and every byte as it was hashed."""
+"""Rules about the texts of a journal: all that it names are stored, no others, and each has its hash."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,11 +8,12 @@ from app.audit.report import Violation
 from app.core.run.events import Kind
 
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer")
-"""Fields that name a content; the request of an intent is a hash of what was sent, and stored nowhere."""
+"""Fields that name a content. The request of an intent is the hash of the bytes that were sent, which are not
+stored."""
 
 
 def contents(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     named = b"".join(stored.body for stored in run.record.events)
     for ref in run.record.contents:
         if ref.encode() not in named:
@@ -31,12 +32,12 @@ def contents(run: Account) -> Iterator[Violation]:
 
 
 def address(salt: bytes, body: bytes) -> str:
-    """The ref that a body must have."""
+    """Return the ref that a body must have."""
     return hashlib.sha256(salt + body).hexdigest()
 
 
 def _named(run: Account) -> Iterator[tuple[int, str]]:
-    """Where the journal names a content."""
+    """Yield every ref of a content in the journal, with the number of its event."""
     for fact in run.facts:
         for name in REFS:
             ref = fact.body.get(name)

@@ -1,15 +1,15 @@
-"""The journal as a file: JSON lines that hold all that an audit needs, and nothing that it could be done with later.
+"""The export of a journal: a file of JSON lines with everything that an audit needs.
 
-    {"baton": "journal", "version": 2, "at": ...}        when it was read, in seconds since 1970
+    {"baton": "journal", "version": 2, "at": ...}        the time at which it was read, in seconds since 1970
     {"catalog": digest, "body": base64}                  every pool that was in force
     {"change": {column: value}}                          every change of a conductor's version; none in version 1
-    {"run": {column: value}}                             a run's row, then what belongs to it:
+    {"run": {column: value}}                             a run's row, followed by:
     {"event": seq, "kind": ..., "at": ..., "body": ...}  its events in order
     {"content": ref, "body": base64}                     its texts, unless they were erased
-    {"ticket": {column: value}}                          what the outbox has of it
+    {"ticket": {column: value}}                          its tickets in the outbox
     {"end": runs}                                        the last line: without it the file was cut off
 
-Bytes are written as base64. There are no keys in it, neither of callers nor of providers; but there are callers' texts.
+Bytes are written as base64. The file contains callers' texts, but no keys, neither of callers nor of providers.
 """
 
 import os
@@ -29,12 +29,12 @@ from app.store.archive import Record, Stored
 
 VERSION = 2
 UNCHANGED = 1
-"""The version before, which did not say what was done with conductors' versions; it can still be audited."""
+"""The previous version, without the changes of conductors' versions; it can still be audited."""
 BYTES = "base64"
 
 
 async def write(source: Records, path: Path, *, now: float, run: str | None = None, since: float | None = None) -> int:
-    """Write an export that only its owner can read, whole or not at all; the number of runs in it.
+    """Write an export that only its owner can read, completely or not at all. Returns the number of runs.
 
     Raises `ConfigInvalid` if it cannot be written there.
     """
@@ -76,7 +76,7 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _body(body: bytes) -> Any:
-    """An event's body as it is; what is no JSON, as its bytes."""
+    """Return an event's body as JSON, or its bytes if it is not JSON."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -86,7 +86,7 @@ def _body(body: bytes) -> Any:
 
 @dataclass(slots=True)
 class _Gathered:
-    """A run while its lines are read."""
+    """The part of a run that was read so far."""
 
     row: dict[str, Any]
     events: list[Stored] = field(default_factory=list)
@@ -94,7 +94,7 @@ class _Gathered:
     tickets: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take one line; raises KeyError, TypeError or ValueError for one that belongs to no run."""
+        """Add one line. Raises `KeyError`, `TypeError` or `ValueError` for a line that is not part of a run."""
         if "event" in line:
             body = line["body"]
             coded = isinstance(body, dict) and body.keys() == {BYTES}
@@ -106,12 +106,12 @@ class _Gathered:
             self.tickets.append(_decoded(line["ticket"]))
 
     def record(self) -> Record:
-        """The run."""
+        """Return the run."""
         return Record(self.row, tuple(self.events), self.contents, tuple(self.tickets))
 
 
 def _unpacked(text: str) -> bytes:
-    """Raises ValueError or TypeError for what is no base64."""
+    """Decode base64. Raises `ValueError` or `TypeError` if it is not valid."""
     return b64decode(text, validate=True)
 
 
@@ -120,14 +120,14 @@ def _decoded(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Export:
-    """A file to audit. Every method raises `ConfigInvalid` for what is no export, or only the beginning of one."""
+    """A file to audit. Every method raises `ConfigInvalid` if the file is not an export, or is cut off."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def at(self) -> float:
-        """When the journal was read."""
+        """The time at which the journal was read, in seconds since 1970."""
         return float(self._head()["at"])
 
     def _head(self) -> dict[str, Any]:
@@ -138,14 +138,14 @@ class Export:
         return head
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """See `check.Records`."""
+        """Implements `check.Records`."""
         found: dict[str, bytes] = {}
         for number, line in self._preamble("catalog"):
             found[line["catalog"]] = self._bytes(number, line)
         return found
 
     async def changes(self) -> Sequence[Change] | None:
-        """See `check.Records`."""
+        """Implements `check.Records`."""
         if self._head()["version"] == UNCHANGED:
             return None
         found: list[Change] = []
@@ -157,7 +157,7 @@ class Export:
         return found
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """See `check.Records`."""
+        """Implements `check.Records`."""
         for record in self._records():
             wanted = run is None or record.row["id"] == run
             if wanted and (since is None or record.row["created_at"] >= since):
@@ -184,7 +184,7 @@ class Export:
             yield gathered.record()
 
     def _preamble(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The lines of a kind that stand before the first run."""
+        """Yield the lines of a kind before the first run."""
         head = takewhile(lambda one: "run" not in one[1], self._lines())
         return (one for one in head if kind in one[1])
 

@@ -1,4 +1,4 @@
-"""Rules about the run as a whole: it begins once, ends once and in time, and goes through its states as drawn."""
+"""Rules about the run as a whole: it begins once, ends once and in time, and follows the arrows between states."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -7,19 +7,19 @@ from app.audit.report import Violation
 from app.core.run.events import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
 
 GRACE = 60.0
-"""Seconds after its deadline in which a run must have ended (N-2)."""
+"""Seconds after its deadline within which a run must have ended (N-2)."""
 ROUNDING = 5.0
 """Seconds that may pass between choosing the deadline and writing the admission."""
 FALLBACK = "fallback"
 SPARED = frozenset({"run_ended", "round_over"})
-"""Why a step is skipped that nobody needs."""
+"""The reasons for which a step that is not needed is skipped."""
 OVER_BUDGET = "run_over_budget"
 NO_TIME = "no_time"
 """The error of a step that could not have ended in time: it ends the run before its deadline."""
 
 
 def lifecycle(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     yield from _ends_once(run)
     yield from _in_time(run)
     yield from _arrows(run)
@@ -55,7 +55,7 @@ def _in_time(run: Account) -> Iterator[Violation]:
 
 
 def _arrows(run: Account) -> Iterator[Violation]:
-    """The run's state, folded; after an illegal arrow it is taken to be where the arrow leads."""
+    """The run's state follows the arrows. After an illegal one it is the state to which that leads."""
     state = "admitted"
     for fact in run.facts[1:]:
         to = _leads_to(run, fact, state)
@@ -67,7 +67,7 @@ def _arrows(run: Account) -> Iterator[Violation]:
 
 
 def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
-    """The state that this fact leads to; None if it leads nowhere else."""
+    """Return the state to which this fact leads; None if it changes none."""
     if fact.kind in TERMINAL:
         return TERMINAL[fact.kind]
     if fact.kind is Kind.PLAN_ACCEPTED:
@@ -85,7 +85,7 @@ def _leads_to(run: Account, fact: Fact, state: str) -> str | None:
 
 
 def state_of(run: Account) -> str:
-    """The run's state as its events have it, for comparing with its row."""
+    """Return the run's state by its events, for the comparison with its row."""
     if run.end is not None:
         return TERMINAL[run.end.kind]
     state = "admitted"
@@ -95,7 +95,7 @@ def state_of(run: Account) -> str:
 
 
 def _founded(run: Account, end: Fact) -> Iterator[Violation]:
-    """What must have happened for a run to end so."""
+    """A run has the events that its kind of end needs."""
     problem = _FOUNDATIONS[end.kind](run, end)
     if problem:
         yield run.says("end-unfounded", end.seq, problem)
@@ -122,7 +122,7 @@ def _failed(run: Account, end: Fact) -> str:
 
 
 def _wasted(run: Account, end: Fact) -> str:
-    """Whatever goes wrong in a further round, the answer of the one before is there."""
+    """Return a fault if an earlier round has answered, because a failure in a later round must not lose the answer."""
     spared = run.erased or run.unread or end.body.get("error") == "tool_results_missing"
     return "a round before the last one has answered" if run.answered[:-1] and not spared else ""
 
@@ -156,7 +156,7 @@ _FOUNDATIONS: Mapping[Kind, Callable[[Account, Fact], str]] = {
 
 
 def _answer(run: Account, end: Fact) -> Iterator[Violation]:
-    """The answering step's output; if that is empty, the last one that is not (I-14)."""
+    """The answer is the answering step's output; if that is empty, the last output that is not (I-14)."""
     if end.kind is not Kind.SUCCEEDED or run.admitted["preview"]:
         if end.body["step"] is not None or end.body.get("answer"):
             yield run.says("answer-wrong", end.seq, "an answer without a success")
@@ -167,17 +167,20 @@ def _answer(run: Account, end: Fact) -> Iterator[Violation]:
     chosen = last.answer
     if chosen is None or chosen.done is None:
         return
-    told = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
+    recorded = (end.body["step"], end.body.get("answer"), end.body.get("finish"), end.body.get("fell_back"))
     said = chosen.done.body
     due = (chosen.n, said["output"], said["finish"], chosen is not last.steps[-1])
-    for name, found, wanted in zip(("step", "output", "finish", "fell_back"), told, due, strict=True):
+    for name, found, wanted in zip(("step", "output", "finish", "fell_back"), recorded, due, strict=True):
         if found != wanted:
             yield run.says("answer-wrong", end.seq, f"{name} is not that of step {chosen.n}")
 
 
 def degraded(run: Account) -> set[bool]:
-    """Whether a fallback decided, a step was lost or the last round came to nothing; both where driver and dispatcher
-    disagree about a step."""
+    """Return the values that `degraded` may have.
+
+    A run is degraded if a fallback decided, a step was lost or the last round failed. Both values are possible if the
+    run's owner and the executor of a step wrote different ends of it.
+    """
     if run.end is not None and run.end.body.get("stopped"):
         return {True}
     latest = [tries[-1] for n in (None, *(step.n for step in run.openers)) if (tries := run.tries(n))]

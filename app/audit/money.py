@@ -1,4 +1,4 @@
-"""Rules about money and tokens: reserved before, settled after, and the same sum wherever it is told (D7, N-7)."""
+"""Rules about money and tokens: reserved before, settled after, and the same sum wherever it is recorded (D7, N-7)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ NOTHING: Mapping[str, Any] = {"input": 0, "cached": 0, "output": 0, "reasoning":
 
 
 def money(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     for call in run.calls.values():
         yield from _reservation(run, call)
         yield from _cost(run, call)
@@ -41,12 +41,13 @@ def _cost(run: Account, call: Call) -> Iterator[Violation]:
 
 
 def tokens(usage: Mapping[str, Any]) -> int:
-    """Input plus output."""
+    """Return input plus output tokens."""
     return int(usage["input"] + usage["output"])
 
 
 def _caps(run: Account) -> Iterator[Violation]:
-    """Held and spent along the journal; only an intent may be refused, so only an intent can pass a cap (I-7)."""
+    """Held and spent stay within the caps along the journal. Only an intent may be refused, so only an intent can
+    exceed a cap (I-7)."""
     caps = (run.limits["usd"], run.limits["tokens"])
     held, spent = [0, 0], [0, 0]
     open_calls: dict[str, tuple[int, int]] = {}
@@ -66,7 +67,7 @@ def _caps(run: Account) -> Iterator[Violation]:
 
 
 def _row(run: Account) -> Iterator[Violation]:
-    """The run's row is the tenant's ledger: what is held for open calls, what was spent on the others."""
+    """The run's row has the amounts that are held for open calls and were spent on the others."""
     row, made = run.record.row, run.calls.values()
     held = [call.intent.body for call in made if call.outcome is None]
     spent = [call.outcome.body for call in made if call.outcome is not None]
@@ -84,7 +85,7 @@ def _row(run: Account) -> Iterator[Violation]:
 
 
 def _bill(run: Account, end: Fact) -> Iterator[Violation]:
-    """What the terminal event tells is the sum over the calls that had ended by then."""
+    """The bill of the terminal event is the sum over the calls that had ended by then."""
     settled, last = _settled(run, end), run.turns[-1]
     latest = [call for call in settled if run.turn_at(call.intent.seq) is last]
     step = run.steps.get(end.body["step"]) if end.body["step"] is not None else None
@@ -93,46 +94,49 @@ def _bill(run: Account, end: Fact) -> Iterator[Violation]:
 
 
 def _turns(run: Account) -> Iterator[Violation]:
-    """A turn that ends with tool calls tells what it alone has used."""
+    """The bill of a turn that ends with tool calls covers this turn alone."""
     for turn in run.turns:
         if turn.awaiting is None:
             continue
         made = [call for call in _settled(run, turn.awaiting) if run.turn_at(call.intent.seq) is turn]
-        asked = {
-            one.awaiting.body["call"]
-            for n in turn.awaiting.body["steps"]
-            for one in (run.steps[n].exchanges if n in run.steps else ())
-            if turn.began.seq < one.awaiting.seq < turn.awaiting.seq
-        }
+        asked: set[str] = set()
+        for n in turn.awaiting.body["steps"]:
+            exchanges = run.steps[n].exchanges if n in run.steps else []
+            times = [one.awaiting for one in exchanges if turn.began.seq < one.awaiting.seq < turn.awaiting.seq]
+            asked |= {str(awaiting.body["call"]) for awaiting in times}
         yield from _compared(run, turn.awaiting, made, _visible(made, asked))
 
 
 def _settled(run: Account, end: Fact) -> list[Call]:
-    """The calls that had their outcome by then."""
+    """Return the calls that had their outcome by then."""
     return [call for call in run.calls.values() if call.outcome is not None and call.outcome.seq < end.seq]
 
 
 def _compared(run: Account, end: Fact, calls: list[Call], visible: Mapping[str, Any]) -> Iterator[Violation]:
-    told, total = end.body, _sum([call.outcomes[0].body["usage"] for call in calls])
+    bill, total = end.body, _sum([call.outcomes[0].body["usage"] for call in calls])
     if run.unread and end is run.end:
         total, visible = {**NOTHING, "input": tokens(total), "estimated": True}, NOTHING
     usd = sum(call.outcomes[0].body["usd"] for call in calls)
-    if told["usd"] != usd:
-        yield run.says("bill-wrong", end.seq, f"{told['usd']} micro-dollars, the calls cost {usd}")
-    if any(told["usage"][name] != total[name] for name in (*COUNTS, "estimated")):
+    if bill["usd"] != usd:
+        yield run.says("bill-wrong", end.seq, f"{bill['usd']} micro-dollars, the calls cost {usd}")
+    if any(bill["usage"][name] != total[name] for name in (*COUNTS, "estimated")):
         yield run.says("bill-wrong", end.seq, "its usage is not the sum over the calls")
-    if any(told["visible"][name] != visible[name] for name in (*COUNTS, "estimated")):
+    if any(bill["visible"][name] != visible[name] for name in (*COUNTS, "estimated")):
         yield run.says("bill-wrong", end.seq, "its visible usage is not that of the first and of the answering call")
 
 
 def _sum(usages: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    whole: dict[str, Any] = {name: sum(usage[name] for usage in usages) for name in COUNTS}
-    return whole | {"estimated": any(usage["estimated"] for usage in usages)}
+    whole: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    for usage in usages:
+        for name in COUNTS:
+            whole[name] += usage[name]
+    whole["estimated"] = any(usage["estimated"] for usage in usages)
+    return whole
 
 
 def _visible(made: list[Call], speakers: set[str]) -> Mapping[str, Any]:
-    """Of the calls of one turn: input of the first successful one that saw the conversation, output of those whose
-    words or tool calls the caller gets."""
+    """Return the visible usage of one turn: the input of the first successful call that saw the conversation, and the
+    output of the calls whose text or tool calls the caller gets."""
     fine = [call for call in made if call.went == "ok"]
     saw = [call for call in fine if call.step is not None and "user" in call.intent.body["access"]] or fine
     first = saw[0].outcomes[0].body["usage"] if saw else NOTHING

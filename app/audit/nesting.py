@@ -1,7 +1,8 @@
-"""Rules about workflows inside steps: opened for a step of the conductor's whose turn has come, within the limits of
-depth and of steps, and seeing nothing that this step may not see (D6)."""
+"""Rules about workflows inside steps: each is opened for a step of the conductor whose inputs are settled, within the
+limits of depth and steps, and sees nothing that this step may not see (D6)."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from app.audit.account import Account, Proposal, Step
 from app.audit.report import Violation
@@ -9,12 +10,12 @@ from app.core.plan.workflow import CONDUCTOR
 
 
 def itself(run: Account, proposal: Proposal) -> list[str]:
-    """The conductor, where a plan may give it a step: where depth is left."""
+    """Return the conductor, if a plan may give it a step because depth is left."""
     return [CONDUCTOR] if _depth(run, proposal) < run.limits.get("depth", 0) else []
 
 
 def _depth(run: Account, proposal: Proposal) -> int:
-    """How many steps a proposal is nested in, one in the other."""
+    """Return the number of steps in which a proposal is nested, one in the other."""
     depth, parent = 0, proposal.parent
     while parent is not None and depth < len(run.proposals):
         depth += 1
@@ -25,15 +26,19 @@ def _depth(run: Account, proposal: Proposal) -> int:
 
 
 def room(run: Account, proposal: Proposal) -> int:
-    """How many steps a proposal may have. Those nested in a round count to its limit: each step of a worker once, and
-    each step of the conductor until its own workflow is accepted."""
+    """Return the number of steps that a proposal may have.
+
+    Nested steps count towards the limit of their round: each step of a worker once, and each step of the conductor
+    until its own workflow is accepted.
+    """
     most: int = run.limits["steps"]
     if proposal.parent is None:
         return most
     seq = proposal.opened.seq
     standing = [one for one in run.proposals if one.round == proposal.round and _accepted_by(one, seq)]
     replaced = {proposal.parent, *(one.parent for one in standing)}
-    return most - sum(step.n not in replaced for one in standing for step in one.steps)
+    numbers = [step.n for step in chain.from_iterable(one.steps for one in standing)]
+    return most - sum(n not in replaced for n in numbers)
 
 
 def _accepted_by(proposal: Proposal, seq: int) -> bool:
@@ -41,13 +46,13 @@ def _accepted_by(proposal: Proposal, seq: int) -> bool:
 
 
 def own_inputs(run: Account, step: Step) -> Sequence[int]:
-    """The steps on an access list that are not those of the step around it."""
+    """Return the steps on an access list that the step around it does not have."""
     around = run.around(step) if step.inherits else None
     return [n for n in step.inputs if around is None or n not in around.inputs]
 
 
 def nested(run: Account, proposal: Proposal) -> Iterator[Violation]:
-    """All rules of this file; none for a proposal of the run's own."""
+    """Apply all rules of this module. A proposal that is not nested only must not look nested."""
     if proposal.parent is None:
         for step in proposal.steps:
             if step.inherits or step.plan.body.get("parent") is not None:
@@ -67,8 +72,8 @@ def nested(run: Account, proposal: Proposal) -> Iterator[Violation]:
 
 
 def _ready(run: Account, proposal: Proposal, parent: Step) -> bool:
-    """Whether a step is the conductor's and its turn has come: its plan is accepted, its inputs are settled, it is not,
-    and no other plan for it is under way or has been carried out."""
+    """Return True if a step is the conductor's and ready: its plan is accepted, its inputs are settled, it is not
+    settled itself, and no other plan for it is open or accepted."""
     seq, plan = proposal.opened.seq, run.proposals[parent.plan.body["proposal"]]
     if not parent.opens or parent.settled_by(seq) or not _accepted_by(plan, seq):
         return False
@@ -78,7 +83,8 @@ def _ready(run: Account, proposal: Proposal, parent: Step) -> bool:
 
 
 def _widens(step: Step, parent: Step, proposal: Proposal) -> bool:
-    """Whether an access list holds more than the parent's view as a whole, or nothing of it, and steps beside it."""
+    """Return True if an access list has more than the whole view of the parent, or none of it, and steps of its own
+    plan."""
     access, view = step.plan.body["access"], parent.plan.body["access"]
     if step.inherits and access[: len(view)] != view:
         return True

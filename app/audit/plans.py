@@ -1,5 +1,5 @@
-"""Rules about proposals: one at a time, in the right mode, within pool and limits, with access lists that only look
-back. Those about what is nested in a step are in `nesting.py`."""
+"""Rules about proposals: one at a time, in the right mode, within pool and limits, with access lists that name only
+earlier steps. The rules about nested workflows are in `nesting.py`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,13 +12,13 @@ from app.core.run.events import Kind
 
 FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
 UNCONDUCTED = frozenset({"caller", FALLBACK})
-"""The conductors of runs that have one round."""
+"""The conductors whose runs have one round."""
 DRIVER_LOST = ["the driver was lost while the plan was made"]
-"""The reasons of a proposal that is made again in the same mode."""
+"""The reasons for which a proposal is made again in the same mode."""
 
 
 def plans(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     yield from _one_at_a_time(run)
     yield from _modes(run, run.tries(), nested=False)
     for step in run.openers:
@@ -36,7 +36,8 @@ def plans(run: Account) -> Iterator[Violation]:
 
 
 def _one_at_a_time(run: Account) -> Iterator[Violation]:
-    """Opened, then steps, then one verdict; the next is opened after a rejection, as the next round, or for a step."""
+    """A proposal is opened, gets its steps and one verdict. The next one follows a rejection, a round, or is for a
+    step."""
     opened = -1
     decided = True
     own: Proposal | None = None
@@ -59,15 +60,15 @@ def _one_at_a_time(run: Account) -> Iterator[Violation]:
 
 
 def _over(proposal: Proposal, before: Proposal | None) -> bool:
-    """Whether the round before a proposal's has answered, with nothing of it left to do."""
+    """Return True if the previous round has answered and all its steps are settled."""
     if before is None or before.answer is None or proposal.round != before.round + 1:
         return False
     return all(step.settled_by(proposal.opened.seq) for step in before.steps)
 
 
 def _modes(run: Account, proposals: Sequence[Proposal], *, nested: bool) -> Iterator[Violation]:
-    """One first proposal, at most one repair of it, then the fallback, but none of that in a further round, nor one
-    where nobody conducts; a lost driver's proposal is made again."""
+    """A first proposal is followed by at most one repair, then by the fallback. A further round and a run without a
+    conductor have neither; the proposal of an engine that was lost is made again."""
     allowed, known = {FIRST, FALLBACK}, 1
     for proposal in proposals:
         mode = proposal.opened.body["mode"]
@@ -115,8 +116,8 @@ def _steps(run: Account, proposal: Proposal) -> Iterator[Violation]:
         if step.plan.body["worker"] not in pool:
             yield run.says("worker-outside-pool", seq, f"step {step.n} is planned for a worker outside the pool")
         if not set(own_inputs(run, step)) <= earlier:
-            told = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
-            yield run.says("access-forward", seq, told)
+            fault = f"step {step.n} lists a step that is neither an earlier one of its plan nor the previous answer"
+            yield run.says("access-forward", seq, fault)
         earlier.add(step.n)
     for step in proposal.steps[:-1]:
         if step.plan.body["answers"]:
@@ -150,18 +151,21 @@ def _fallback(run: Account, proposal: Proposal) -> Iterator[Violation]:
 
 
 def _shape(run: Account, proposal: Proposal) -> str:
-    """The topology that the access lists draw among a plan's own steps; empty if they draw none."""
-    steps, before = proposal.steps, run.before(proposal)
-    places = {step.n: place for place, step in enumerate(steps)}
-    own = [[n for n in own_inputs(run, step) if before is None or n != before.n] for step in steps]
-    inputs = [[places.get(n, len(steps)) for n in seen] for seen in own]
-    if not steps or any(place >= at for at, seen in enumerate(inputs) for place in seen):
-        return ""
-    return topology(inputs)
+    """Return the topology that the access lists form among a plan's own steps; empty if they form none."""
+    before = run.before(proposal)
+    places: dict[int, int] = {}
+    inputs: list[list[int]] = []
+    for place, step in enumerate(proposal.steps):
+        own = [n for n in own_inputs(run, step) if before is None or n != before.n]
+        if any(n not in places for n in own):
+            return ""
+        inputs.append([places[n] for n in own])
+        places[step.n] = place
+    return topology(inputs) if inputs else ""
 
 
 def _call(run: Account, proposal: Proposal, verdict: Fact) -> Iterator[Violation]:
-    """A verdict names a planning call of its own proposal, which succeeded if the plan was accepted; or nobody's."""
+    """A verdict names a planning call of its own proposal, which succeeded if the plan was accepted, or no call."""
     name, accepted = verdict.body["call"], verdict.kind is Kind.PLAN_ACCEPTED
     if not name:
         asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]

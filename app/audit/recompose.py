@@ -1,8 +1,9 @@
-"""Every provider request made again: the one place that knows what a call may consist of.
+"""Makes every provider request again, from the journal, the stored texts and the pool's snapshot.
 
-What a worker is shown follows from its step's access list and the stored texts, how it is asked from the limits, the
-pool's snapshot and the caller's task; what a conductor is shown follows from its brief. Whatever else a request may
-come to hold must be recomposed here, from facts that stand in the journal. `Unverifiable` says why one cannot be.
+The messages of a worker follow from its step's access list and the stored texts; its parameters follow from the limits,
+the pool's snapshot and the caller's task. The messages of a conductor follow from its brief. Every new part of a
+request must be made again here, from facts in the journal. `Unverifiable` gives the reason if a request cannot be made
+again.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ from app.providers.protocol import Request
 
 ERASED = "erased"
 EMBEDS = "features-1"
-"""Asks for an embedding of what the caller said last; of a long text of its beginning and its end."""
+"""The template of an embedding of the caller's last message, or of the beginning and the end of a long one."""
 SEEN = 4_000
 INTRODUCTION = (
     "You are one of several experts working on a task. Below are the earlier steps that you may see, each with its "
@@ -44,15 +45,15 @@ INTRODUCTION = (
 
 
 class Unverifiable(Exception):
-    """A request that cannot be made again; the reason is the report's."""
+    """The request cannot be made again, for the reason that the report counts."""
 
 
 class UnknownTemplate(Exception):
-    """The intent says that its messages were made in a way that this auditor does not know."""
+    """The intent names a template that this auditor does not know; audit the journal with a newer version."""
 
 
 def recomposed(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Request:
-    """The request of a call; raises `Unverifiable` or `UnknownTemplate`."""
+    """Return the request of a call. Raises `Unverifiable` or `UnknownTemplate`."""
     make = TEMPLATES.get(call.intent.body["template"])
     if make is None:
         raise UnknownTemplate
@@ -60,7 +61,7 @@ def recomposed(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Re
 
 
 def text_of(run: Account, ref: str) -> str:
-    """A stored text; raises `Unverifiable` if it is gone."""
+    """Return a stored text. Raises `Unverifiable` if it was erased."""
     if not ref:
         return ""
     body = run.record.contents.get(ref)
@@ -73,7 +74,7 @@ def text_of(run: Account, ref: str) -> str:
 
 
 def _stored(run: Account, ref: str) -> Any:
-    """A stored text that is JSON; raises `Unverifiable`."""
+    """Return a stored text that is JSON. Raises `Unverifiable` if it is not."""
     try:
         return orjson.loads(text_of(run, ref))
     except orjson.JSONDecodeError:
@@ -81,7 +82,7 @@ def _stored(run: Account, ref: str) -> Any:
 
 
 def _task(run: Account, ref: str) -> Task:
-    """What the caller asked; raises `Unverifiable` if it is gone, or no task."""
+    """Return the caller's task. Raises `Unverifiable` if it was erased or is not a task."""
     try:
         return task_from_json(_stored(run, ref))
     except (KeyError, TypeError, ValueError):
@@ -117,8 +118,8 @@ def _step_request(run: Account, call: Call, catalog: Catalog, worker: Worker) ->
 
 
 def _is_last(run: Account, step: Step) -> bool:
-    """Whether no further round may follow that of a step, so that its answer was told as it came; not if it is
-    nested."""
+    """Return True if no further round may follow that of a step, so that its answer was streamed; False for a nested
+    step."""
     proposal = run.proposals[step.plan.body["proposal"]]
     if proposal.parent is not None:
         return False
@@ -126,7 +127,7 @@ def _is_last(run: Account, step: Step) -> bool:
 
 
 def _flaw(run: Account, call: Call, form: Form) -> Flaw | None:
-    """What was wrong with the answer that a call is to repair."""
+    """Return the faults of the answer that a call is to repair."""
     before = run.calls.get(call.intent.body.get("repairs", ""))
     if before is None or before.outcome is None:
         return None
@@ -135,8 +136,8 @@ def _flaw(run: Account, call: Call, form: Form) -> Flaw | None:
 
 
 def _toolbox(step: Step, box: Toolbox) -> Toolbox:
-    """All that is offered and demanded is for the answering step; another one may use the tools if its plan says so.
-    (A run with tools has nothing nested.)"""
+    """Return the tools of a step: all of the task's for the answering step, and for another one if its plan says so.
+    (A run with tools has no nested steps.)"""
     if step.plan.body["answers"]:
         return box
     if not step.plan.body.get("tools"):
@@ -145,8 +146,8 @@ def _toolbox(step: Step, box: Toolbox) -> Toolbox:
 
 
 def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...]:
-    """The caller's conversation, if it is granted, or the view of the step that this one is nested in; then the granted
-    steps' words and the subtask, in one message."""
+    """Return the messages of a step: the caller's conversation if it is granted, or the view of the step around it,
+    then the answers of granted steps and the subtask, in one message."""
     subtask = text_of(run, step.plan.body["subtask"])
     earlier = _earlier(run, step, seq)
     around = run.around(step)
@@ -158,13 +159,16 @@ def _shown(run: Account, step: Step, seq: int, task: Task) -> tuple[Message, ...
         return conversation
     words = [f"{'The task' if step.opens else 'Your subtask'}:\n{subtask or 'Give the final answer to the task.'}"]
     if earlier:
-        fence = _fence([subtask, *(text for _, *both in earlier for text in both)])
+        texts = [subtask]
+        for _, asked, said in earlier:
+            texts += (asked, said)
+        fence = _fence(texts)
         words = [INTRODUCTION, *(_fenced(n, asked, said, fence) for n, asked, said in earlier), *words]
     return (*conversation, Message("user", (Text("\n\n".join(words)),)))
 
 
 def _transcript(run: Account, step: Step, call: Call) -> Iterator[Message]:
-    """What the step's workers have asked the caller's tools, and what came back: its own, no other step's."""
+    """Yield the tool calls of the step's own workers, and their results."""
     for one in step.exchanges:
         if one.results is None or one.results.seq > call.intent.seq:
             continue
@@ -181,7 +185,7 @@ def _transcript(run: Account, step: Step, call: Call) -> Iterator[Message]:
 
 
 def _earlier(run: Account, step: Step, seq: int) -> list[tuple[int, str, str]]:
-    """Number, subtask and answer of the granted steps that had one when the call was intended."""
+    """Return number, subtask and answer of the granted steps that had an answer when the call was intended."""
     found = []
     around = run.around(step) if step.inherits else None
     for n in sorted(n for n in step.inputs if around is None or n not in around.inputs):
@@ -200,7 +204,7 @@ def _fenced(n: int, subtask: str, answer: str, fence: str) -> str:
 
 
 def _fence(texts: list[str]) -> str:
-    """16 hexadecimal digits that occur in none of the texts, made from all of them."""
+    """Return 16 hexadecimal digits that occur in none of the texts, computed from all of them."""
     grown = hashlib.sha256("\x00".join(texts).encode())
     while any(grown.hexdigest()[:16] in text for text in texts):
         grown.update(b"again")
@@ -258,7 +262,7 @@ def _brief(run: Account, call: Call, proposal: Proposal, catalog: Catalog) -> Br
 
 
 def _previous(run: Account, proposal: Proposal) -> Previous:
-    """The round before: what was planned, who worked on it last, and its answer."""
+    """Return the previous round: its plan, the last worker of each step, and its answer."""
     answer = run.before(proposal)
     if answer is None or answer.done is None:
         raise Unverifiable("no previous answer")
@@ -297,4 +301,5 @@ TEMPLATES: Mapping[str, Recipe] = {
     "nesting-further-1": _plan_request,
     EMBEDS: _features_request,
 }
-"""How requests were composed, by the name that their intents have. An old template stays as long as its runs do."""
+"""The functions that make requests, by the template that their intents name. Old templates stay as long as their
+runs."""

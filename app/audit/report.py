@@ -1,17 +1,17 @@
-"""What an auditor finds: violations of named rules, what could not be verified, and how much was looked at."""
+"""The result of an audit: violations of named rules, counts of what was checked and of what cannot be verified."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MOST_KEPT = 10_000
-"""Violations that are kept in full; beyond, they are only counted."""
+"""Violations that are kept in full; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One contradiction. `seq` is the event that shows it, 0 where it is the run as a whole; `what` is one line and
-    holds ids, names and figures only."""
+    """One contradiction. `seq` is the event that shows it, or 0 for the run as a whole; `what` is one line with ids,
+    names and figures only."""
 
     run: str
     seq: int
@@ -24,30 +24,30 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What came of an audit."""
+    """The findings of an audit."""
 
     runs: int = 0
     events: int = 0
     calls: int = 0
     rendered: int = 0
-    """Requests that were composed and rendered again, with the hash that the intent has or another."""
+    """The number of requests that were composed and rendered again."""
     unverifiable: Counter[str] = field(default_factory=Counter)
-    """By reason: requests and texts that can no longer be compared."""
+    """The numbers of requests and texts that can no longer be compared, by reason."""
     pending: int = 0
-    """Calls and steps of ended runs whose last word is still to come."""
+    """The number of calls and steps of ended runs whose outcome is not written yet."""
     rules: Counter[str] = field(default_factory=Counter)
-    """How often each rule was broken."""
+    """The number of violations of each rule."""
     violations: list[Violation] = field(default_factory=list)
 
     def add(self, violation: Violation) -> None:
-        """Take note of one."""
+        """Add a violation."""
         self.rules[violation.rule] += 1
         if len(self.violations) < MOST_KEPT:
             self.violations.append(violation)
 
     @property
     def clean(self) -> bool:
-        """Whether no rule was broken."""
+        """True if no rule was broken."""
         return not self.rules
 
 
@@ -66,14 +66,14 @@ RULES: Mapping[str, tuple[str, str]] = {
     "turn-out-of-order": ("I-13", "a turn ends with calls of the caller's tools, the next begins with their results"),
     "end-unfounded": ("N-2", "a run ends as its events demand"),
     "answer-wrong": ("I-14", "the answer is the output of the step that answers"),
-    "degraded-wrong": ("N-7", "`degraded` says whether a fallback decided, a step was lost or a round came to nothing"),
+    "degraded-wrong": ("N-7", "`degraded` says whether a fallback decided, a step was lost or a round failed"),
     "deadline-wrong": ("I-8", "a turn's deadline is its beginning plus the seconds of the limits"),
     # plans
     "plan-out-of-order": ("I-5", "a plan is opened, gets its steps, and is accepted or rejected, one at a time"),
     "decision-missing": ("I-4", "each first plan of a selector has its decision, and no other plan has one"),
     "decision-wrong": ("I-4", "a decision's probabilities add up, and its propensity is that of its action"),
     "decision-unfollowed": ("I-4", "a selector's plan is the arm that was drawn, among workers of the run's pool"),
-    "plan-mode": ("I-4 I-8", "first, one repair, then the fallback; by the run's conductor, or by nobody"),
+    "plan-mode": ("I-4 I-8", "a first plan, one repair, then the fallback; by the run's conductor, or without one"),
     "round-out-of-order": ("I-8", "a round is opened when the one before has answered and its steps are settled"),
     "plan-count": ("I-5", "an accepted plan has the steps and the topology that it says"),
     "plan-not-what-was-said": ("I-5", "the steps of a plan are those of the planning call's output"),
@@ -81,7 +81,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "plan-shape": ("I-5", "a fallback is one step that answers the conversation"),
     "order-wrong": ("I-4", "the workers that a conductor is shown are the run's pool"),
     "answering-step": ("I-5", "the last step of a plan answers, and no other; only a further round may be empty"),
-    "step-number": ("I-9", "steps are numbered on from those before"),
+    "step-number": ("I-9", "the numbers of steps continue those of earlier plans"),
     "steps-over-limit": ("I-8", "a plan has at most as many steps as the limits say"),
     "rounds-over-limit": ("I-8", "a run has at most as many rounds as the limits say"),
     "nested-wrong": ("I-5 I-8", "a plan is nested in a step of the conductor's whose turn has come, in the same round"),
@@ -101,7 +101,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "step-left-open": ("N-2", "when a run ends every step is settled"),
     "queued-too-early": ("I-9", "a step is queued when its inputs are settled and, if it answers, its plan accepted"),
     "fan-out-over-limit": ("I-8", "no more steps are under way than the limits say"),
-    "preview-executed": ("I-6", "of a preview nothing is executed"),
+    "preview-executed": ("I-6", "no step of a preview is executed"),
     # calls
     "outcome-without-intent": ("N-3 I-10", "every outcome has its intent before it"),
     "outcome-twice": ("N-3 I-10", "a call has one outcome"),
@@ -128,7 +128,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     # the row, the outbox, the contents
     "row-projection": ("N-7", "the columns of the run's row follow from its events"),
     "ticket-missing": ("N-2", "a step that is queued or running has its ticket in the outbox"),
-    "ticket-left": ("N-2", "the outbox has no ticket that nobody needs"),
+    "ticket-left": ("N-2", "the outbox has no ticket that is not needed"),
     "content-altered": ("I-1 I-14", "a content's ref is the hash of the run's salt and its bytes"),
     "content-missing": ("N-8", "every content that the journal names is stored, unless all were erased"),
     "content-foreign": ("I-1", "no content is stored that the journal does not name"),
@@ -136,8 +136,8 @@ RULES: Mapping[str, tuple[str, str]] = {
     "catalog-missing": ("I-4", "there is a snapshot of every pool that a run or a call names"),
     "catalog-altered": ("I-4", "a pool's snapshot has the digest that it is stored under"),
     # requests
-    "brief-wrong": ("I-1", "a conductor is told what is left of the budget, and the text that was rejected"),
+    "brief-wrong": ("I-1", "a conductor is shown the budget that is left, and the text that was rejected"),
     "template-unknown": ("I-1", "a call names the template that its messages were made with"),
     "request-altered": ("I-1", "composed and rendered again, a request is what its intent says was sent"),
 }
-"""Every rule: the promises that it stands for, and what holds where it is kept."""
+"""Every rule with the promises that it stands for, and the statement that holds if it is kept."""

@@ -1,4 +1,5 @@
-"""Rules about who was called, for what money, and with exactly which bytes: they need the pool as it was."""
+"""Rules about the worker of each call, its money, and the exact bytes of its request, checked against the pool's
+snapshot."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ UNPINNED = "no snapshot of the pool"
 
 @dataclass(slots=True)
 class Pools:
-    """The pools that were in force, by digest, and adapters that render for their providers."""
+    """The pools that were in force, by digest, and the adapters of their providers."""
 
     adapter: Callable[[ProviderSpec], Provider]
     kept: Mapping[str, bytes]
@@ -30,13 +31,13 @@ class Pools:
     _adapters: dict[tuple[str, str], Provider] = field(default_factory=dict)
 
     def catalog(self, digest: str) -> Catalog | None:
-        """The pool of a digest; None if there is none, or none that has this digest."""
+        """Return the pool of a digest; None if it is missing or its content has another digest."""
         if digest not in self._restored:
             self._restored[digest] = self._restore(digest)
         return self._restored[digest]
 
     def provider(self, catalog: Catalog, name: str) -> Provider:
-        """The adapter of one provider of a pool."""
+        """Return the adapter of one provider of a pool."""
         place = (catalog.digest, name)
         if place not in self._adapters:
             self._adapters[place] = self.adapter(catalog.providers[name])
@@ -51,7 +52,7 @@ class Pools:
 
 
 def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
-    """All rules of this file; what cannot be verified is counted in the report."""
+    """Apply all rules of this module. Calls that cannot be verified are counted in the report."""
     for digest in sorted({run.admitted["catalog"], *(call.intent.body["catalog"] for call in run.calls.values())}):
         if pools.catalog(digest) is None:
             rule = "catalog-altered" if digest in pools.kept else "catalog-missing"
@@ -76,7 +77,7 @@ def requests(run: Account, pools: Pools, report: Report) -> Iterator[Violation]:
 
 
 def _admission(run: Account, pools: Pools) -> Iterator[Violation]:
-    """The run's pool and limits are within its tier's, and everybody in the pool is cleared for the task."""
+    """The run's pool and limits are within its tier's, and every worker in the pool is cleared for the task."""
     catalog = pools.catalog(run.admitted["catalog"])
     tier = tier_of(catalog, run.admitted["tier"], run.admitted["model"]) if catalog is not None else None
     if catalog is None or tier is None:
@@ -104,7 +105,7 @@ def _limits(run: Account, tier: Tier) -> Iterator[Violation]:
 
 
 def _uncleared(run: Account, worker: Worker) -> int:
-    """How many of the task's labels a worker is not cleared for, by name or by its card's region and retention."""
+    """Return the number of labels for which a worker is not cleared, by name or by its card's region and retention."""
     card, missing = worker.card, set(run.admitted["labels"]) - worker.card.clearance
     if card.region:
         missing.discard("region:" + card.region)
@@ -117,7 +118,7 @@ def _uncleared(run: Account, worker: Worker) -> int:
 
 
 def _as_served(call: Call, worker: Worker) -> Worker:
-    """A conductor's worker under the version that its intent names: another model of the same server."""
+    """Return a conductor's worker with the version that its intent names, which is another model of the same server."""
     version = call.intent.body.get("version", "") if call.step is None else ""
     return replace(worker, model=version) if isinstance(version, str) and version else worker
 
@@ -135,7 +136,7 @@ def _worker(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Itera
 
 
 def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> Iterator[Violation]:
-    """A planning call goes to the tier's conductor, or to its embedder for nothing but that, and is told the truth."""
+    """A planning call goes to the tier's conductor, or for an embedding to its embedder, and its brief is true."""
     tier, seq = tier_of(catalog, run.admitted["tier"], run.admitted["model"]), call.intent.seq
     if tier is not None and _asked(tier.conductor, call) != worker.name:
         yield run.says("worker-outside-pool", seq, f"{worker.name} is not the conductor of {tier.name}")
@@ -147,14 +148,14 @@ def _conductor(run: Account, call: Call, catalog: Catalog, worker: Worker) -> It
 
 
 def _asked(conductor: ConductorSpec, call: Call) -> str | None:
-    """Who is to be asked by a planning call of this template."""
+    """Return the worker for a planning call with this template."""
     if call.intent.body["template"] != EMBEDS:
         return conductor.worker
     return conductor.selector.embedder if conductor.selector is not None else None
 
 
 def _left(run: Account, call: Call) -> set[int]:
-    """What was left of the budget at some moment between the proposal's opening and the call."""
+    """Return the budgets that were left at some time between the proposal's opening and the call."""
     opened = run.proposals[call.proposal].opened.seq if 0 <= call.proposal < len(run.proposals) else 0
     left = run.limits["usd"]
     at = {opened: left}
@@ -166,7 +167,7 @@ def _left(run: Account, call: Call) -> set[int]:
 
 
 def _rejected(run: Account, call: Call) -> set[str]:
-    """The outputs of the planning calls before this one."""
+    """Return the outputs of the planning calls before this one."""
     earlier = [one for one in run.calls.values() if one.step is None and one.intent.seq < call.intent.seq]
     return {one.outcome.body["output"] for one in earlier if one.outcome is not None}
 
@@ -193,7 +194,7 @@ def _settled(run: Account, outcome: Fact, price: Price) -> Iterator[Violation]:
 
 
 def _cost(price: Price, read: int, cached: int, written: int) -> int:
-    """Micro-dollars, rounded up."""
+    """Return a price in micro-dollars, rounded up."""
     exact = max(read - cached, 0) * price.input + cached * price.cached + written * price.output
     return (exact + MILLION - 1) // MILLION
 
@@ -229,7 +230,7 @@ def _rendered(
 
 
 def _bytes(pools: Pools, catalog: Catalog, request: Request) -> bytes:
-    """The request as its provider's adapter renders it; empty for one that no adapter would ever have rendered."""
+    """Return the request as its provider's adapter renders it; empty if the adapter cannot render it."""
     try:
         return pools.provider(catalog, request.worker.provider).render(request)
     except (BatonError, LookupError, TypeError, ValueError):
@@ -237,6 +238,6 @@ def _bytes(pools: Pools, catalog: Catalog, request: Request) -> bytes:
 
 
 def _text_bytes(request: Request) -> int:
-    """A token is at least a byte of text."""
+    """Return the bytes of a request's text, which bound its tokens: a token is at least a byte."""
     parts = [part for message in request.messages for part in message.parts]
     return sum(len(part.text.encode()) for part in parts if isinstance(part, Text))

@@ -1,4 +1,4 @@
-"""Rules about what stands beside the journal: the columns of the run's row, and the outbox."""
+"""Rules about the data next to the journal: the columns of the run's row, and the outbox."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from app.core.run.events import Kind
 
 
 def row(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     columns = run.record.row
     for column, wanted in _columns(run).items():
         if columns[column] != wanted:
@@ -21,7 +21,7 @@ def row(run: Account) -> Iterator[Violation]:
 
 
 def _columns(run: Account) -> dict[str, Any]:
-    """What the columns of the row must be. How far a driver has come to know of a live run, only it knows."""
+    """Return the columns that the row must have."""
     admitted, end = run.admitted, run.end
     shapes = [one.accepted.body["topology"] for one in run.tries() if one.accepted is not None and one.steps]
     return {
@@ -39,7 +39,7 @@ def _columns(run: Account) -> dict[str, Any]:
 
 
 def _outbox(run: Account) -> Iterator[Violation]:
-    """A step that somebody has to execute has a ticket; the others have none, but for calls that are in flight."""
+    """A step that is to be executed has a ticket. Other steps have none, unless a call is in flight."""
     tickets = {ticket["step"]: ticket for ticket in run.record.tickets}
     for n, ticket in tickets.items():
         step = run.steps.get(n)
@@ -61,7 +61,7 @@ def _queued(step: Step) -> bool:
 
 
 def _finished(step: Step) -> bool:
-    """Whether its dispatcher has nothing more to do: it is done or failed, or waits for the caller's tools."""
+    """Return True if the step needs no execution: it is done or failed, or waits for the caller's tools."""
     if any(fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED) for fact in step.facts):
         return True
     return bool(step.exchanges) and step.exchanges[-1].results is None

@@ -1,8 +1,8 @@
-"""Rules about what a conductor said: its text is read once more, by a reader of the auditor's own, and compared with
-the steps that were journaled (I-5).
+"""Rules about the text of a conductor, which the auditor's own parser reads again and compares with the journaled steps
+(I-5).
 
-An accepted plan is the whole of it; of a rejected one, the steps that were journaled while it streamed are its
-beginning.
+An accepted plan has all steps of the text. The steps of a rejected one that were journaled while it streamed are the
+beginning of the text.
 """
 
 import ast
@@ -24,17 +24,15 @@ JSON = json.JSONDecoder(strict=False)
 
 
 def spoken(run: Account, report: Report) -> Iterator[Violation]:
-    """All rules of this file; texts that are gone are counted in the report."""
+    """Apply all rules of this module. Texts that were erased are counted in the report."""
     for proposal in run.proposals:
         asked = [call for call in run.calls.values() if call.step is None and call.proposal == proposal.number]
         if not asked or not asked[-1].outcomes or not proposal.verdicts:
             continue
-        if asked[-1].went == "unknown":  # what it said is lost with whoever heard it
+        if asked[-1].went == "unknown":  # its text was lost with the process that received it
             report.unverifiable["plan: unknown"] += 1
             continue
         try:
-            if asked[-1].went == "unknown":
-                raise Unverifiable("lost with its driver")
             further = proposal.round > 1 and proposal.parent is None
             found, whole = read(text_of(run, asked[-1].outcomes[0].body["output"]), further)
             yield from _compared(run, proposal, asked[-1], found, whole)
@@ -45,8 +43,8 @@ def spoken(run: Account, report: Report) -> Iterator[Violation]:
 def _compared(run: Account, proposal: Proposal, call: Call, found: Sequence[Any], whole: bool) -> Iterator[Violation]:
     accepted = proposal.accepted
     if accepted is not None and (not whole or len(found) != len(proposal.steps)):
-        told = f"{call.id} said {len(found)} steps, {len(proposal.steps)} are journaled"
-        yield run.says("plan-not-what-was-said", accepted.seq, told)
+        fault = f"{call.id} said {len(found)} steps, {len(proposal.steps)} are journaled"
+        yield run.says("plan-not-what-was-said", accepted.seq, fault)
     for place, step in enumerate(proposal.steps):
         said = found[place] if place < len(found) else None
         problem = _difference(run, proposal, step, said)
@@ -55,7 +53,7 @@ def _compared(run: Account, proposal: Proposal, call: Call, found: Sequence[Any]
 
 
 def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
-    """The first thing in which a journaled step differs from what was said; empty if nothing does."""
+    """Return the first field in which a journaled step differs from the text; empty if none does."""
     order, body = proposal.opened.body["order"], step.plan.body
     if not isinstance(said, dict):
         return "the step"
@@ -65,7 +63,7 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
     if text_of(run, body["subtask"]) != said.get("subtask"):
         return "the subtask"
     if said.get("tools", False) is not body.get("tools", False):
-        return "its leave to call tools"
+        return "its permission to call tools"
     access = said.get("access")
     if not isinstance(access, list):
         return "the access list"
@@ -82,7 +80,8 @@ def _difference(run: Account, proposal: Proposal, step: Step, said: Any) -> str:
 
 
 def read(text: str, further: bool = False) -> tuple[list[Any], bool]:
-    """The entries of the plan in a text, and whether its list was closed; `further`: of a round after the first."""
+    """Return the entries of the plan in a text, and True if its list was closed. `further` is for rounds after the
+    first."""
     at = 0
     while found := START.search(text, at):
         thought = THOUGHT.search(text, at)
@@ -109,7 +108,7 @@ def _entries(text: str, at: int) -> tuple[list[Any], bool]:
 
 
 def _lists(text: str, further: bool) -> tuple[list[Any], bool]:
-    """The published format: three lists, of workers, subtasks and access lists."""
+    """Read the published format: three lists, of workers, subtasks and access lists."""
     body = text.rpartition("</think>")[2].replace("\u201c", '"').replace("\u201d", '"')
     lists = [_list(body, label) for label in LABELS]
     if any(one is None for one in lists) or len({len(one or ()) for one in lists}) != 1:
@@ -129,7 +128,7 @@ def _seen(seen: Any, place: int, further: bool) -> Any:
 
 
 def _list(text: str, label: str) -> list[Any] | None:
-    """The first list behind a label: up to the first bracket with which it is one."""
+    """Return the first list after a label: up to the first bracket that makes it valid."""
     found = re.search(label, text, re.IGNORECASE)
     start = text.find("[", found.end()) if found else -1
     ends = [match.end() for match in re.finditer(r"\]", text[start:])] if start >= 0 else []

@@ -1,6 +1,7 @@
-"""Rules about the execution of steps: queued when their inputs are there, done at most once, settled at the end."""
+"""Rules about the execution of steps: queued when their inputs are done, done at most once, settled at the end."""
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from app.audit.account import Account, Fact, Step
 from app.audit.report import Violation
@@ -8,7 +9,7 @@ from app.core.run.events import Kind
 
 
 def steps(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     for step in run.steps.values():
         yield from _arrows(run, step)
         yield from _settled_once(run, step)
@@ -24,7 +25,7 @@ CALLABLE = frozenset({"queued", "running"})
 
 
 def _arrows(run: Account, step: Step) -> Iterator[Violation]:
-    """waiting -> queued -> running <-> awaiting_tool; a settled step is left alone by whoever has heard of it."""
+    """A step goes waiting -> queued -> running <-> awaiting_tool; facts about a settled step are ignored."""
     state = "waiting"
     for fact in step.facts:
         if fact.kind is Kind.CALL_INTENDED and state in ("done", "failed"):
@@ -49,13 +50,13 @@ MOVES: Mapping[Kind, tuple[str, frozenset[str]]] = {
     Kind.STEP_FAILED: ("failed", OPEN),
     Kind.STEP_SKIPPED: ("skipped", OPEN),
 }
-"""Where each fact leads a step, and from which states."""
+"""The state to which each fact leads, and the states from which it may lead there."""
 EXECUTED = frozenset({Kind.STEP_QUEUED, Kind.CALL_INTENDED})
-"""What happens to a step that a worker executes; a plan is opened for the others."""
+"""Facts about steps that a worker executes; for the others a plan is opened."""
 
 
 def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
-    """Its dispatcher settles a step once, and so does the driver; either may not have heard of the other."""
+    """The execution of a step settles it once, and so does the run's owner; neither may know of the other."""
     theirs = [fact for fact in step.facts if fact.kind in (Kind.STEP_DONE, Kind.STEP_FAILED)]
     ours = [fact for fact in step.facts if fact.kind is Kind.STEP_SKIPPED]
     for fact in theirs[1:]:
@@ -66,7 +67,7 @@ def _settled_once(run: Account, step: Step) -> Iterator[Violation]:
 
 
 def _done(run: Account, step: Step) -> Iterator[Violation]:
-    """Done by a successful call of this very step, with the output of that call."""
+    """A step is done by a successful call of its own, with the output of that call."""
     for fact in step.facts:
         if fact.kind is not Kind.STEP_DONE:
             continue
@@ -84,7 +85,7 @@ def _done(run: Account, step: Step) -> Iterator[Violation]:
 
 
 def _concluded(run: Account, step: Step, fact: Fact) -> Iterator[Violation]:
-    """Done by the workflow that was opened for it, once nothing of that was left to do."""
+    """A step of the conductor is done by the workflow that was opened for it, once all of that is settled."""
     tries = run.tries(step.n)
     answer = tries[-1].answer if tries else None
     if answer is None or answer.done is None or not all(one.settled_by(fact.seq) for one in tries[-1].steps):
@@ -109,22 +110,25 @@ def _queued(run: Account, step: Step) -> Iterator[Violation]:
 
 
 def _fan_out(run: Account) -> Iterator[Violation]:
-    """Steps queued and not settled, as the journal has it: the driver can only have believed in more."""
+    """The steps that are queued and not settled stay within the limit, counted by the order of the journal."""
     most = run.limits["fan_out"]
     for number in sorted({proposal.round for proposal in run.proposals}):
         under_way = 0
-        steps = [step for proposal in run.proposals if proposal.round == number for step in proposal.steps]
-        for fact in sorted((fact for step in steps for fact in _bounds(step)), key=lambda fact: fact.seq):
+        facts: list[Fact] = []
+        for proposal in run.proposals:
+            if proposal.round == number:
+                facts += chain.from_iterable(map(_bounds, proposal.steps))
+        for fact in sorted(facts, key=lambda fact: fact.seq):
             under_way += 1 if fact.kind is Kind.STEP_QUEUED else -1
             if fact.kind is Kind.STEP_QUEUED and under_way > most:
                 yield run.says("fan-out-over-limit", fact.seq, f"{under_way} steps are under way, at most {most}")
 
 
 def _bounds(step: Step) -> Iterator[Fact]:
-    """Its first queueing, and what settled it after that."""
-    queued = next((fact for fact in step.facts if fact.kind is Kind.STEP_QUEUED), None)
-    if queued is None:
+    """Yield the fact that first queued a step, and the one that settled it after that."""
+    queued = [fact for fact in step.facts if fact.kind is Kind.STEP_QUEUED]
+    if not queued:
         return
-    yield queued
-    if step.settled is not None and step.settled.seq > queued.seq:
+    yield queued[0]
+    if step.settled is not None and step.settled.seq > queued[0].seq:
         yield step.settled

@@ -1,4 +1,4 @@
-"""Rules about the caller's tools inside a workflow: who may call them, and whose results go where."""
+"""Rules about the caller's tools inside a workflow: the steps that may call them, and the steps that get results."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from app.audit.report import Violation
 
 
 def tooling(run: Account) -> Iterator[Violation]:
-    """All rules of this file."""
+    """Apply all rules of this module."""
     given: set[str] = set()
     for step in run.steps.values():
         for one in step.exchanges:
@@ -20,7 +20,7 @@ def tooling(run: Account) -> Iterator[Violation]:
 
 
 def _called(run: Account, step: Step, one: Exchange, given: set[str]) -> Iterator[Violation]:
-    """The step's plan lets it, a successful call of its own asked for it, and the ids are new."""
+    """The step's plan allows the calls, a successful call of its own made them, and their ids are new."""
     fact, body = one.awaiting, step.plan.body
     if not body["answers"] and not body.get("tools", False):
         yield run.says("tool-calls-wrong", fact.seq, f"the plan does not let step {step.n} call tools")
@@ -32,7 +32,7 @@ def _called(run: Account, step: Step, one: Exchange, given: set[str]) -> Iterato
 
 
 def _answered(run: Account, step: Step, one: Exchange) -> Iterator[Violation]:
-    """All calls are answered at once, in their order, at the beginning of a turn."""
+    """All calls are answered together, in their order, at the beginning of a turn."""
     fact = one.results
     if fact is None:
         return
@@ -43,15 +43,15 @@ def _answered(run: Account, step: Step, one: Exchange) -> Iterator[Violation]:
         yield run.says("tool-results-wrong", fact.seq, f"step {step.n} has results and no turn began with them")
 
 
-def _awaited(run: Account, seq: int, told: set[int]) -> Iterator[Violation]:
-    """The steps that the caller is told of are those that wait."""
-    waiting = {
-        step.n
-        for step in run.steps.values()
-        for one in step.exchanges
-        if one.awaiting.seq < seq and (one.results is None or one.results.seq > seq) and not step.settled_by(seq)
-    }
-    if waiting != told:
-        yield run.says(
-            "turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, the caller is told of {len(told)}"
-        )
+def _awaited(run: Account, seq: int, named: set[int]) -> Iterator[Violation]:
+    """The end of a turn names the steps that wait."""
+    waiting = {step.n for step in run.steps.values() if _waits(step, seq)}
+    if waiting != named:
+        yield run.says("turn-out-of-order", seq, f"{len(waiting)} steps wait for tools, {len(named)} are named")
+
+
+def _waits(step: Step, seq: int) -> bool:
+    """Return True if a step waits for tool results at this event."""
+    if step.settled_by(seq):
+        return False
+    return any(one.awaiting.seq < seq and (one.results is None or one.results.seq > seq) for one in step.exchanges)

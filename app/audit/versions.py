@@ -1,7 +1,7 @@
-"""Rules about the versions of a conductor: who was asked in its name had been put in force by an operator.
+"""Rules about the versions of a conductor: a version that was asked had been put in force by an operator.
 
-A gateway learns of a change a little later, and a plan that is being made goes on: a version that was in force at any
-moment from `NOTICED` seconds before the plan was opened until the call was intended may have been asked.
+A process learns of a change a little later, and a plan that is being made is not interrupted. A version may therefore
+be asked if it was in force at any time from `NOTICED` seconds before the plan was opened until the call was intended.
 """
 
 import hashlib
@@ -15,31 +15,31 @@ from app.audit.report import Report, Violation
 from app.core.pool.conductor_versions import Change
 
 NOTICED = 30.0
-"""Seconds that a gateway has to notice a change: it looks every two, and before it asks whenever it has not looked for
-ten, so that this bears a short outage of the database too."""
+"""Seconds within which a process must notice a change. It reads the changes every two seconds, and before a call if its
+last reading is ten seconds old, so that a short outage of the database is covered."""
 AHEAD = 5.0
-"""Seconds by which a gateway's clock may be behind the database's, which says when a change was made."""
+"""Seconds by which the clock of a process may be behind the database's, which dates the changes."""
 UNKNOWN = "no changes of versions in the export"
 
 
 @dataclass(frozen=True, slots=True)
 class Reign:
-    """Who conducts, from a moment on. The empty version is the model that the pool file names."""
+    """The versions in force from a time on. The empty version is the model that the pool file names."""
 
     since: float
     live: str = ""
     before: tuple[str, ...] = ()
-    """What was live before, the latest last."""
+    """The versions that were live before, the latest one last."""
     canary: str = ""
     share: float = 0.0
 
     def version(self, run: str) -> str:
-        """Who conducts this run."""
+        """Return the version that conducts this run."""
         drawn = int.from_bytes(hashlib.sha256(f"{self.canary}|{run}".encode()).digest()[:7], "big") / (1 << 56)
         return self.canary if self.canary and drawn < self.share else self.live
 
     def followed_by(self, change: Change) -> "Reign":
-        """After one more change."""
+        """Return the versions in force after one more change."""
         live, before, canary, share = self.live, self.before, self.canary, self.share
         if change.kind == "canary":
             canary, share = change.version, change.share
@@ -57,14 +57,14 @@ class Reign:
 
 @dataclass(frozen=True, slots=True)
 class Reigns:
-    """Who conducted when. `known` is False for an export that does not say."""
+    """The history of the versions of all conductors. `known` is False for an export without changes."""
 
     known: bool = True
     of: defaultdict[str, list[Reign]] = field(default_factory=lambda: defaultdict(lambda: [Reign(float("-inf"))]))
 
     @classmethod
     def by(cls, changes: Iterable[Change] | None) -> "Reigns":
-        """What these changes, in any order, have led to."""
+        """Return the history that these changes, in any order, have made."""
         made = cls(changes is not None)
         for change in sorted(changes or (), key=lambda one: (one.at, one.id)):
             reigns = made.of[change.conductor]
@@ -72,14 +72,14 @@ class Reigns:
         return made
 
     def versions(self, conductor: str, run: str, since: float, until: float) -> set[str]:
-        """All who were to conduct a run at some moment of this time."""
+        """Return all versions that were to conduct a run at some time of this span."""
         reigns = self.of[conductor]
         first = bisect_right(reigns, since, key=lambda reign: reign.since) - 1
         return {reign.version(run) for reign in reigns[first:] if reign.since <= max(until, since)}
 
 
 def versions(run: Account, reigns: Reigns, report: Report) -> Iterator[Violation]:
-    """The rule of this file; what cannot be verified is counted in the report."""
+    """Apply the rule of this module. Calls that cannot be verified are counted in the report."""
     for call in run.calls.values():
         version = call.intent.body.get("version", "")
         if call.step is not None and version:
