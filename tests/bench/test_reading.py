@@ -1,0 +1,73 @@
+"""The rooms that were made plain stay plain: no nested comprehension or conditional, no docstring without a verb."""
+
+import ast
+from typing import Final
+
+import pytest
+
+from tests.bench.reading import (
+    ROOT,
+    figures,
+    fragments,
+    is_fragment,
+    nested_comprehensions,
+    nested_conditionals,
+    sources,
+)
+
+PLAIN: Final = ("audit", "cli", "conductor", "errors.py", "network", "process", "stepqueue", "telemetry.py")
+"""Rooms without nested comprehensions and nested conditional expressions; add a room once it has none."""
+WORDED: Final = ("audit", "cli", "conductor", "errors.py", "telemetry.py")
+"""Rooms whose public docstrings are sentences; add a room once it has no fragment."""
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_a_plain_room_has_no_nested_expressions(room: str) -> None:
+    found = []
+    for path in sources(ROOT / "app" / room):
+        tree = ast.parse(path.read_text())
+        nested = [*nested_comprehensions(tree), *nested_conditionals(tree)]
+        found += [f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}" for node in nested]
+    assert found == []
+
+
+@pytest.mark.parametrize("room", WORDED)
+def test_docstrings_of_a_room_are_sentences(room: str) -> None:
+    found = []
+    for path in sources(ROOT / "app" / room):
+        found += [f"{path.relative_to(ROOT)}, {one}" for one in fragments(ast.parse(path.read_text()))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "comprehensions", "conditionals"),
+    [
+        ("[x for x in y]", 0, 0),
+        ("[x for x in [y for y in z]]", 0, 0),
+        ("[[x for x in y] for y in z]", 1, 0),
+        ("[x for y in z for x in y]", 0, 0),
+        ("{x: (y for y in x) for x in z if any(w for w in x)}", 2, 0),
+        ("a if b else c", 0, 0),
+        ("a if b else c if d else e", 0, 1),
+    ],
+)
+def test_nested_expressions_are_counted(source: str, comprehensions: int, conditionals: int) -> None:
+    tree = ast.parse(source)
+    assert len(nested_comprehensions(tree)) == comprehensions
+    assert len(nested_conditionals(tree)) == conditionals
+
+
+def test_fragments_are_found_in_what_is_public() -> None:
+    shown = 'def shown() -> None:\n    """Whether it is."""\n'
+    own = 'def _own() -> None:\n    """Who is."""\n'
+    source = f'"""What it is."""\n\n\n{shown}\n\n{own}'
+    assert fragments(ast.parse(source)) == ["module: What it is.", "shown: Whether it is."]
+    assert not is_fragment("Return what it is.")
+    assert not is_fragment("Whatever fails is logged.")
+
+
+def test_code_lines_leave_out_comments_and_docstrings() -> None:
+    path = ROOT / "app" / "cli" / "event_loop.py"
+    code = figures([path])
+    assert (code.modules, code.functions) == (1, 1)
+    assert 0 < code.code_lines < len(path.read_text().splitlines())
