@@ -37,6 +37,19 @@ VALUE_CALLS: Final = {
     "tuple",
     "namedtuple",
 }
+PACED: Final = ("tests/bench/", "tests/simulation/")
+DURATION_NAME: Final = re.compile(r"(?i)seconds|delay|pause|lease|gap|silence|pace")
+"""The words of which the name of a duration has one."""
+STILL_ASLEEP: Final = {
+    "tests/engine/test_colocated_commits.py",
+    "tests/engine/test_recovery.py",
+    "tests/engine/test_remote_runs.py",
+    "tests/engine/test_speculative_commits.py",
+    "tests/engine/test_ticket_delivery.py",
+    "tests/store/test_connections.py",
+    "tests/store/test_statements.py",
+}
+"""Files that still sleep to let something happen; no file may be added."""
 CONTAINERS: Final = (ast.List, ast.Dict, ast.Set)
 CONTAINER_CALLS: Final = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray"}
 
@@ -139,6 +152,21 @@ def _is_empty_container(value: ast.expr, call: str) -> bool:
     return isinstance(value, ast.List | ast.Dict) and not ast.unparse(value).strip("[]{}")
 
 
+def sleeps_are_behaviour(module: Module) -> Iterator[str]:
+    """A test sleeps only for as long as the behaviour under test lasts, and names that duration.
+
+    What a test waits for is a condition of `tests/harness/waiting.py`. Load generators keep a pace, and time is
+    simulated in the simulation; both may sleep as they like. `sleep(0)` gives others a turn and takes no time.
+    """
+    if module.path.startswith(PACED) or module.path in STILL_ASLEEP:
+        return
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "sleep" and node.args:
+            duration = ast.unparse(node.args[0])
+            if duration != "0" and not DURATION_NAME.search(duration):
+                yield f"{module.path}:{node.lineno}: sleep({duration}); use until, wait_until or stays, or name it"
+
+
 EVERYWHERE: Final[tuple[Rule, ...]] = (
     names_are_nouns,
     modules_are_short,
@@ -146,6 +174,8 @@ EVERYWHERE: Final[tuple[Rule, ...]] = (
     modules_say_what_they_are,
 )
 IN_APP: Final[tuple[Rule, ...]] = (imports_stand_at_the_top, tasks_have_owners, modules_hold_no_state)
+IN_TESTS: Final[tuple[Rule, ...]] = (sleeps_are_behaviour,)
+RULES: Final = EVERYWHERE + IN_APP + IN_TESTS
 
 VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (names_are_nouns, "app/core/utils.py", ""),
@@ -165,6 +195,10 @@ VIOLATIONS: Final[tuple[tuple[Rule, str, str], ...]] = (
     (modules_hold_no_state, "app/x.py", "client = Client()\n"),
     (modules_hold_no_state, "app/x.py", "CURRENT = contextvars.ContextVar('current')\n"),
     (modules_hold_no_state, "app/x.py", "X = 1\ndef f():\n global X\n X = 2\n"),
+    (sleeps_are_behaviour, "tests/gateway/test_x.py", "import time\ntime.sleep(0.1)\n"),
+    (sleeps_are_behaviour, "tests/gateway/test_x.py", "async def f(): await asyncio.sleep(2 * 0.5)\n"),
+    (sleeps_are_behaviour, "tests/gateway/test_x.py", "from time import sleep\nsleep(1)\n"),
+    (sleeps_are_behaviour, "tests/gateway/test_x.py", "import time\ntime.sleep(x)\n"),
 )
 
 CLEAN: Final = '''"""A module with nothing wrong."""
@@ -184,14 +218,15 @@ async def run() -> None:
     local: list[int] = []
     async with asyncio.TaskGroup() as group:
         group.create_task(asyncio.sleep(0))
+        group.create_task(asyncio.sleep(2 * LEASE_SECONDS))
 '''
 
 
 @pytest.fixture(scope="module")
 def violations() -> dict[Rule, list[str]]:
     """What each rule finds in the tree, from one pass over its modules."""
-    found: dict[Rule, list[str]] = {rule: [] for rule in EVERYWHERE + IN_APP}
-    for folder, rules in (("app", EVERYWHERE + IN_APP), ("tests", EVERYWHERE)):
+    found: dict[Rule, list[str]] = {rule: [] for rule in RULES}
+    for folder, rules in (("app", EVERYWHERE + IN_APP), ("tests", EVERYWHERE + IN_TESTS)):
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = Module(str(path.relative_to(ROOT)), path.read_text())
             for rule in rules:
@@ -204,12 +239,12 @@ def test_the_rule_catches_a_violation(rule: Rule, path: str, source: str) -> Non
     assert list(rule(Module(path, source)))
 
 
-@pytest.mark.parametrize("rule", EVERYWHERE + IN_APP)
+@pytest.mark.parametrize("rule", RULES)
 def test_the_rule_lets_clean_source_pass(rule: Rule) -> None:
     assert list(rule(Module("app/core/plan/parse.py", CLEAN))) == []
 
 
-@pytest.mark.parametrize("rule", EVERYWHERE + IN_APP)
+@pytest.mark.parametrize("rule", RULES)
 def test_the_tree_keeps_the_rule(rule: Rule, violations: dict[Rule, list[str]]) -> None:
     assert violations[rule] == []
 

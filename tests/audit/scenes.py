@@ -1,6 +1,5 @@
 """A journal with runs of every kind, made once by the real service: what the forgeries are made from."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +127,6 @@ async def cancelled(stub: ProviderStub, opened: House) -> str:
     stub.always("alpha", Hang())
     driven = await opened.drivers.start(order(opened, "baton-mini"))
     await stub.wait_for(1, "alpha")
-    await asyncio.sleep(0.05)
     opened.drivers.cancel(driven.run, "caller")
     await finish(driven)
     return driven.run

@@ -20,6 +20,8 @@ from tests.harness.in_process import finish, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
 RUNS = 5
+PAUSE = 0.005
+"""Seconds between two looks at a journal that grows."""
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])
@@ -101,7 +103,7 @@ async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: Ho
         for _ in range(20):
             report = await Auditor(opened.means.now(), adapter).audit(source)
             assert [str(violation) for violation in report.violations] == []
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(PAUSE)
     for driven in started:
         await finish(driven)
 

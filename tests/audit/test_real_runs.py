@@ -1,6 +1,5 @@
 """Real runs of every kind keep every rule: plans, repairs, fallbacks, retries, failures, cancellations, budgets."""
 
-import asyncio
 import json
 
 from app.audit.report import Report
@@ -64,7 +63,7 @@ async def test_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
         stub.always(worker, Hang())
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", ["user"]), ("gamma", "Three", [0, 1]))
     driven = await opened.drivers.start(order(opened, "baton-ultra", plan=steps))
-    await asyncio.sleep(0.2)
+    await stub.wait_for(2)
     opened.drivers.cancel(driven.run, "caller")
     assert (await finish(driven)).ended.state.state == "cancelled"
     await clean(opened, calls=2)

@@ -23,6 +23,7 @@ from app.process.wiring import House
 from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
 from tests.harness.in_process import calling, open_house, plan_text, pool_text
+from tests.harness.waiting import until
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -162,10 +163,9 @@ def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.
 async def _followed(opened: House, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         group.create_task(serve._follow_calibration(opened, stopping))
-        while not opened.pool.catalog().workers["alpha"].card.measured:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: opened.pool.catalog().workers["alpha"].card.measured)
         stopping.set()
     opened.pool.install(configure(at(folder, (folder / "pool.toml").read_text())))
 

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
@@ -31,6 +30,7 @@ from app.gateway.http.auth import SCOPES
 from app.process.serve import Started
 from tests.harness import processes
 from tests.harness.processes import KEY, ROOT
+from tests.harness.waiting import wait_until
 
 EASY = "What is 17 * 23?"
 HARD = "Solve 3(x + 2) = 2x + 11"
@@ -319,8 +319,7 @@ def test_watch_tells_the_journal_to_its_end(service: Service) -> None:
 def test_cancel_stops_a_run_of_another_process(tmp_path: Path) -> None:
     with serving(tmp_path, BATON_REHEARSAL_DELAY="100") as slow, ThreadPoolExecutor() as threads:
         asking = threads.submit(slow.ask, "baton-ultra", HARD)
-        while not (rows := json.loads(baton(tmp_path, "runs", "ls", "--json").out)):
-            time.sleep(0.1)
+        rows = wait_until(lambda: json.loads(baton(tmp_path, "runs", "ls", "--json").out))
         done = baton(tmp_path, "runs", "cancel", rows[0]["id"])
         assert (done.status, done.out) == (0, f"{rows[0]['id']} has ended: cancelled.\n"), done.err
         with pytest.raises(httpx.HTTPStatusError) as told:
@@ -352,10 +351,7 @@ def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
     assert "$0.25 a run" in listed
     assert baton(service.folder, "keys", "revoke", key).status == 0
     assert "revoked" in baton(service.folder, "keys", "ls").out
-    deadline = time.monotonic() + 8
-    while httpx.get(f"{service.url}/v1/models", headers=headers).status_code != 401:
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    wait_until(lambda: httpx.get(f"{service.url}/v1/models", headers=headers).status_code == 401)
 
 
 def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from app.providers.rehearsal.families import solve
 PAGE = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "evaluation.md").read_text()
 ENVIRON = {"BATON_REHEARSAL_DELAY": "0", "BATON_PEPPER": "p" * 32}
 HELLO = {"messages": [{"role": "user", "content": "What is 2 + 2?"}]}
+USUAL_DELAY, LATE_DELAY = 0.02, 9.0
+"""The seconds that an answer takes."""
 FEW = ("--limit", "3", "--repeats", "1", "--resamples", "50", "--arms")
 
 
@@ -270,7 +272,7 @@ async def test_no_more_are_asked_at_one_time_than_is_allowed_and_a_late_one_is_w
             return httpx.Response(200, json=RUN)
         at_once += 1
         most = max(most, at_once)
-        await asyncio.sleep(0.02 if b"late" not in request.content else 9.0)
+        await asyncio.sleep(LATE_DELAY if b"late" in request.content else USUAL_DELAY)
         at_once -= 1
         return ADMITTED
 

@@ -1,6 +1,5 @@
 """`/v1/responses` by the official client: whole, streamed, resumed, with tools, followed up, in the background."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -135,7 +134,7 @@ async def test_a_background_response_outlives_its_connection(client: AsyncOpenAI
 async def test_a_background_response_is_cancelled(client: AsyncOpenAI, stub: ProviderStub) -> None:
     stub.script("alpha", Reply(header_delay=20.0))
     made = await client.responses.create(**ASKED, background=True)
-    await asyncio.sleep(0.2)
+    await stub.wait_for(1)
     stopped = await client.responses.cancel(made.id)
     assert stopped.status == "cancelled"
     assert (await client.responses.retrieve(made.id)).status == "cancelled"

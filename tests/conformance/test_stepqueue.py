@@ -15,10 +15,12 @@ from app.errors import QueueUnavailable
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Committed, Delta, Live, StepQueue, Stop, Ticket
 from app.stepqueue.redis import RedisQueue
-from tests.harness.waiting import Stopwatch
+from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, stays, until
 
 TIERS = ("ultra", "mini")
 LEASE = 0.6
+PAUSE = 0.005
+"""Seconds between two tickets of a queue that never runs empty."""
 Opener = Callable[..., AbstractAsyncContextManager[StepQueue]]
 
 
@@ -100,15 +102,16 @@ async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue
 @pytest.mark.parametrize("wait", [0.0, 0.7])
 async def test_nothing_to_take_is_an_empty_list_after_the_wait(queue: StepQueue, wait: float) -> None:
     await queue.take(1, 0)  # a first look makes what it needs
-    began = time.monotonic()
+    began, watch = time.monotonic(), Stopwatch()
     assert await queue.take(1, wait) == []
-    assert wait <= time.monotonic() - began < wait + 0.4
+    assert wait <= time.monotonic() - began
+    assert watch.seconds < wait + 0.4
 
 
 async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
     async with open_queue() as dispatcher, open_queue() as gateway:
         taking = asyncio.create_task(dispatcher.take(1, 5.0))
-        await asyncio.sleep(0.2)
+        await stays(lambda: not taking.done(), seconds=0.2)
         watch = Stopwatch()
         await gateway.ring([ticket(1)])
         assert bare(await taking) == [ticket(1)]
@@ -119,24 +122,25 @@ async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
     async with open_queue() as dead, open_queue() as other:
         await dead.ring([ticket(1)])
         (lost,) = await dead.take(1, 1.0)
-        began = time.monotonic()
-        (found,) = await other.take(1, LEASE + 1.0)
-        assert LEASE - 0.05 <= time.monotonic() - began <= LEASE + 1.0
+        began, watch = time.monotonic(), Stopwatch()
+        (found,) = await other.take(1, LEASE + PATIENCE_SECONDS)
+        assert time.monotonic() - began >= LEASE - 0.05
+        assert watch.seconds <= LEASE + 1.0
         assert bare([found]) == bare([replace(lost, version=AGAIN)])
 
 
 async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
     await queue.ring([ticket(0)])
     await queue.take(1, 0)
-    deadline, number = time.monotonic() + LEASE + 1.0, 0
-    while time.monotonic() < deadline:
+    watch, number = Stopwatch(), 0
+    while watch.seconds < LEASE + 1.0:
         number += 1
         await queue.ring([ticket(number), ticket(number)])
         found = await queue.take(1, 1.0)
         await queue.done(found)
         if found[0].step == 0:
             return
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(PAUSE)
     pytest.fail("the lost ticket starved")
 
 
@@ -205,12 +209,6 @@ MESSAGES: list[Live] = [
 ]
 
 
-async def _until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.005)
-
-
 async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None:
     mine: list[Live] = []
     others: list[Live] = []
@@ -220,9 +218,9 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
             await teller.tell("nobody", MESSAGES)
             await teller.tell("a", [])
             await teller.tell("a", MESSAGES[3:])
-            await _until(lambda: len(mine) >= len(MESSAGES))
+            await until(lambda: len(mine) >= len(MESSAGES))
         await teller.tell("a", MESSAGES)
-        await asyncio.sleep(0.05)
+        await stays(lambda: len(mine) == len(MESSAGES), seconds=0.05)
     assert mine == MESSAGES
     assert others == []
 
@@ -232,7 +230,7 @@ async def test_a_message_that_is_told_at_once_is_told_whatever_becomes_of_the_te
     async with open_queue() as hearer, hearer.hear("a", heard.append), open_queue() as teller:
         await teller.tell("a", MESSAGES, at_once=True)
         await teller.tell("a", [], at_once=True)
-        await _until(lambda: len(heard) >= len(MESSAGES))
+        await until(lambda: len(heard) >= len(MESSAGES))
     assert heard == MESSAGES
 
 
@@ -245,7 +243,7 @@ async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
 
     async with queue.hear("address-0", heard.append), queue.hear("address-1", heard.append):
         await asyncio.gather(*map(stream, range(30)))
-        await _until(lambda: len(heard) == 600)
+        await until(lambda: len(heard) == 600)
     for step in range(30):
         mine = [each.offset for each in heard if isinstance(each, Delta) and each.step == step]
         assert mine == list(range(20))
@@ -257,9 +255,9 @@ async def test_every_hearer_of_an_address_hears(queue: StepQueue) -> None:
     async with queue.hear("a", first.append):
         async with queue.hear("a", second.append):
             await queue.tell("a", [Stop("1")])
-            await _until(lambda: bool(first and second))
+            await until(lambda: bool(first and second))
         await queue.tell("a", [Stop("2")])
-        await _until(lambda: len(first) == 2)
+        await until(lambda: len(first) == 2)
     assert second == [Stop("1")]
 
 
@@ -273,7 +271,7 @@ async def test_a_sink_that_raises_disturbs_nobody(queue: StepQueue) -> None:
     async with queue.hear("a", sink):
         await queue.tell("a", [Stop("1"), Stop("2")])
         await queue.tell("a", [Stop("3")])
-        await _until(lambda: len(heard) == 3)
+        await until(lambda: len(heard) == 3)
     assert queue.sink_failures == 3  # type: ignore[attr-defined]
 
 
@@ -287,7 +285,7 @@ async def test_ready_until_closed(open_queue: Opener) -> None:
     async with open_queue() as queue:
         await queue.ready()
         taking = asyncio.create_task(queue.take(1, 5.0))
-        await asyncio.sleep(0.05)
+        await stays(lambda: not taking.done(), seconds=0.05)
         async with queue.hear("a", lambda _: None):
             await queue.close()
         await queue.close()

@@ -14,6 +14,11 @@ import aiohttp
 from tests.faults.scene import Answered
 from tests.harness.processes import KEY, Process, asking
 
+START_GAP = 0.005
+"""Seconds between the first questions of two callers."""
+RETRY_PAUSE = 0.2
+"""Seconds before a caller asks again."""
+
 
 @dataclass(slots=True)
 class Flood:
@@ -61,13 +66,13 @@ class Flood:
 
     async def _ask_on(self, session: aiohttp.ClientSession, number: int) -> None:
         turn = number
-        await asyncio.sleep(0.005 * number)
+        await asyncio.sleep(START_GAP * number)
         while not self._stopping.is_set():
             self.asked += 1
             began = time.monotonic()
             answer = await self._ask(session, self.gateways[turn % len(self.gateways)], f"Question {number}.{turn}")
             while self.retries and answer.status in (0, 503) and not answer.run:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(RETRY_PAUSE)
                 turn += 1
                 answer = await self._ask(session, self.gateways[turn % len(self.gateways)], f"Question {number}.{turn}")
             answer.seconds = time.monotonic() - began

@@ -25,6 +25,8 @@ SLACK = 3.0
 """Seconds that this machine may take for it on top."""
 READERS, SIZE = 20, 400_000
 """Slow readers, and the characters of the answer that each of them reads."""
+LOOK_PAUSE = 0.1
+"""Seconds between two looks at the memory of a process."""
 EACH = 2**20
 """Bytes that a gateway may need for one of them."""
 Record = Callable[[str, object], None]
@@ -175,7 +177,7 @@ def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Rec
         until = time.monotonic() + 4 * LEASE
         while time.monotonic() < until:
             most = max(most, process.memory_info().rss - before)
-            time.sleep(0.1)
+            time.sleep(LOOK_PAUSE)
         wait_until(lambda: house.open_runs() == 0, within=20, what="their runs end, however slowly they read")
         most = max(most, process.memory_info().rss - before)
         house.stub.always("alpha", Reply(chunks=("Hello.",)))

@@ -35,6 +35,8 @@ class Wrong:
         return f"clock of a {self.who} jumps by {self.after - self.before:+.0f} s"
 
 
+WRONG_SECONDS = 3.0
+"""How long the clocks are wrong while runs are under way."""
 WRONGS = (
     Wrong("dispatcher", 300, 300, ci=True),
     Wrong("dispatcher", -300, -300),
@@ -86,7 +88,7 @@ def test_a_wrong_clock_ends_no_run_and_repeats_none(house: Scene, one: Wrong, re
         with flood(house.gateways, CALLERS) as load:
             wait_until(lambda: len(load.answers) > CALLERS, within=20, what="runs are under way")
             clock.write_text(str(one.after))
-            time.sleep(3.0)
+            time.sleep(WRONG_SECONDS)
         assert settle(house) == []
     finally:
         clock.write_text("0")

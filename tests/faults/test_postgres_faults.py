@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(300)
 CALLERS = 60
 BACK = 5.0
 """Seconds after the database is back within which new runs are admitted."""
-NOTICED = 6.0
+NOTICED_SECONDS = 6.0
 """Seconds within which a request is refused while it is away: connections time out first."""
 Record = Callable[[str, object], None]
 
@@ -72,6 +72,10 @@ class Outage:
     ci: bool = False
 
 
+CUTTING_SECONDS, WHOLE_SECONDS = 0.2, 0.5
+"""How long connections are cut, and how long they are left alone after that."""
+AWAY_SECONDS = 5.0
+"""How long the database is away during one call."""
 OUTAGES = (
     Outage("stopped for 9 s", restarted, 9, ci=True),
     Outage("stopped for 30 s", restarted, 30),
@@ -98,7 +102,7 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
         wait_until(lambda: house.open_runs() > CALLERS * 0.3, within=20, what="the runs are in flight")
         with outage.breaks(house):
             began = time.monotonic()
-            time.sleep(NOTICED)
+            time.sleep(NOTICED_SECONDS)
             stranger(house)
             called = len(house.stub.requests())
             time.sleep(max(0.0, outage.seconds - (time.monotonic() - began)))
@@ -147,8 +151,8 @@ def test_connections_that_break_now_and_then_are_replaced(house: Scene, record_p
         wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         for _ in range(6):
             with house.to_postgres.being(Cut(after=20_000)):
-                time.sleep(0.2)
-            time.sleep(0.5)
+                time.sleep(CUTTING_SECONDS)
+            time.sleep(WHOLE_SECONDS)
     assert house.to_postgres.cuts > 0
     assert settle(house, 30) == []
     refused_politely(load)
@@ -162,7 +166,7 @@ def test_an_outcome_waits_for_the_database(house: Scene) -> None:
     answer = house.aside(ask, house.gateway, "baton-mini")
     house.asked("alpha")
     with restarted(house):
-        time.sleep(5)
+        time.sleep(AWAY_SECONDS)
     answered = answer.result(40)
     assert answered.status in (200, 503), answered
     assert settle(house, 30) == []

@@ -23,6 +23,12 @@ from tests.stubs import Reply
 pytestmark = pytest.mark.timeout(240)
 CALLERS = 30
 Record = Callable[[str, object], None]
+REFUSING_SECONDS = 5.0
+"""How long transactions are refused."""
+SLOW_SECONDS = 8.0
+"""How long the database is slow."""
+RETRY_PAUSE = 0.05
+"""Seconds before the next try to take a connection away."""
 TROUBLE = """
 CREATE SEQUENCE trouble;
 CREATE FUNCTION trouble() RETURNS trigger AS $$
@@ -81,7 +87,7 @@ def test_a_transaction_that_is_refused_is_tried_again(house: Scene, state: str, 
     with flood(house.gateways, CALLERS) as load:
         wait_until(lambda: house.open_runs() > 5, within=20, what="the runs are in flight")
         with trouble(house, state, 4):
-            time.sleep(5)
+            time.sleep(REFUSING_SECONDS)
             struck = int(house.rows("SELECT last_value FROM trouble")[0][0])
     assert settle(house, 30) == []
     record_property("measured", f"{struck} transactions refused, {dict(load.statuses)}")
@@ -106,7 +112,7 @@ def test_a_slow_database_slows_and_drops_nothing(house: Scene, mode: Mode, recor
     with flood(house.gateways, 5) as load:
         wait_until(lambda: house.open_runs() > 2, within=20, what="the runs are in flight")
         with house.to_postgres.being(mode):
-            time.sleep(8)
+            time.sleep(SLOW_SECONDS)
     assert settle(house, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
     assert set(load.statuses) <= {200, 503}
@@ -144,7 +150,7 @@ async def exhausted(house: Scene, record_property: Record) -> None:
                 taken += 1
                 continue
             house.to_postgres.reset()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(RETRY_PAUSE)
         answer = await asyncio.to_thread(ask, house.gateway, "baton-mini")
         record_property("measured", f"{taken} connections taken; 503 after {answer.seconds:.1f} s")
         assert (answer.status, answer.code) == (503, "store_unavailable")

@@ -64,7 +64,7 @@ def flushed(house: Scene) -> Iterator[None]:
     with Redis.from_url(house.redis.url) as redis:
         for _ in range(10):
             redis.flushall()
-            time.sleep(0.2)
+            time.sleep(FLUSH_PAUSE)
         yield
 
 
@@ -85,7 +85,7 @@ def failed_over(house: Scene, *, lag: bool) -> Iterator[None]:
                 lambda: replica.info("replication")["master_link_status"] == "up", within=10, what="the replica follows"
             )
             replica.replicaof("NO", "ONE")
-            time.sleep(1.0)
+            time.sleep(LAG_SECONDS)
         house.redis.crash()
         house.to_redis.aim(other.port)
         yield
@@ -108,6 +108,12 @@ class Outage:
     ci: bool = False
 
 
+FLUSH_PAUSE = 0.2
+"""Seconds between two FLUSHALLs."""
+LAG_SECONDS = 1.0
+"""How far a replica lags behind."""
+PROBE_PAUSE = 0.5
+"""Seconds between two looks at the health of a gateway."""
 OUTAGES = (
     Outage("restarted, away for 3 s", restarted, 3, "F-09", ci=True),
     Outage("restarted, away for 10 s", restarted, 10, "F-09"),
@@ -157,5 +163,5 @@ def probed(house: Scene, seconds: float) -> float:
             began = time.monotonic()
             assert httpx.get(f"{house.gateway.url}{path}", timeout=20, trust_env=False).status_code == 200
             slowest = max(slowest, time.monotonic() - began)
-        time.sleep(0.5)
+        time.sleep(PROBE_PAUSE)
     return slowest

@@ -22,6 +22,8 @@ from tests.stubs import Reply
 from tests.stubs.control import StubControl
 
 FILES = 48
+FLOOD_SECONDS = 8.0
+"""How long a hundred callers keep coming."""
 Record = Callable[[str, object], None]
 
 
@@ -89,7 +91,7 @@ def test_no_file_left(scarce: Scene, record_property: Record) -> None:
         scarce.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.2))
     pids = [process.pid for process in scarce.processes]
     with flood(scarce.gateways, 100) as load:
-        time.sleep(8)
+        time.sleep(FLOOD_SECONDS)
     assert settle(scarce, 60) == []
     record_property("measured", str(dict(load.statuses)))
     assert set(load.statuses) <= {0, 200, 502, 503}

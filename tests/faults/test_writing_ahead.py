@@ -1,7 +1,6 @@
 """F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: a dispatcher is
 killed around that entry, and in the call that it began with it."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from tests.faults.accounts import account, settle
 from tests.faults.points import at, case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
 from tests.faults.test_dispatcher_killed import RESUMED, resumed
+from tests.harness.waiting import wait_until
 
 PLANNED = {"baton": {"plan": CHAIN}}
 
@@ -71,10 +71,7 @@ def test_a_run_needs_no_driver_while_everything_is_plain(house: Scene) -> None:
     house.orders.lay("ring.after[step=0]")
     house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
     house.struck()
-    began = time.monotonic()
     run = house.latest()
-    while not house.ended(run):
-        assert time.monotonic() - began < RESUMED
-        time.sleep(0.05)
+    wait_until(lambda: house.ended(run), within=RESUMED, what="somebody else ends the run")
     assert settle(house) == []
     assert account(house, run).outcomes() == [["ok"] for _ in WORKERS]

@@ -17,7 +17,9 @@ from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply, Trickle
 
-FROZEN = 2 * LEASE
+FROZEN_SECONDS = 2 * LEASE
+ASK_PAUSE = 0.2
+"""Seconds between two runs that are not poisoned."""
 PLANNED = {"baton": {"plan": CHAIN}}
 POISON = {
     "steps": [
@@ -88,9 +90,9 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(house: Scene, still
     taken = house.struck()
     zombie = house.process(taken.pid)
     with thawed(taken.pid):
-        until = time.time() + FROZEN
+        began = time.monotonic()
         answered = calling.result(30)
-        time.sleep(max(0.0, until - time.time()))
+        time.sleep(max(0.0, FROZEN_SECONDS - (time.monotonic() - began)))
     assert (answered.status, answered.text) == (200, ANSWER)
     assert settle(house) == []
     outcomes = [["ok"] for _ in WORKERS]
@@ -110,7 +112,7 @@ def test_a_driver_that_wakes_up_too_late_changes_nothing(house: Scene, stillness
     calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
     taken = house.struck()
     with thawed(taken.pid):
-        time.sleep(FROZEN)
+        time.sleep(FROZEN_SECONDS)
         wait_until(lambda: house.ended(house.latest()), within=20, what="somebody else ends the run")
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, ANSWER)
@@ -141,7 +143,7 @@ def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Re
     while not calling.done():
         revived(house)
         others.append(ask(house.gateway, "baton-mini", timeout=30))
-        time.sleep(0.2)
+        time.sleep(ASK_PAUSE)
     answered = calling.result(0)
     record_property("measured", f"given up after {time.monotonic() - began:.1f} s, {len(others)} others answered")
     assert (answered.status, answered.code) == (502, "dead_letter")

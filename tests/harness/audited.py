@@ -14,6 +14,8 @@ from app.providers.formats import adapter
 from app.store.archive import open_archive
 
 SETTLING = 10.0
+LOOK_PAUSE = 0.05
+"""Seconds between two looks at calls that are in flight."""
 
 
 async def audited(database_url: str, *, settle: float = SETTLING, run: str | None = None) -> list[Violation]:
@@ -32,7 +34,7 @@ async def report_of(database_url: str, *, settle: float = SETTLING, run: str | N
         report = await look(database_url, run=run, patient=time.monotonic() < until)
         if not report.pending:
             return report
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(LOOK_PAUSE)
 
 
 async def look(database_url: str, *, run: str | None = None, patient: bool = True) -> Report:

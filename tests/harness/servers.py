@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 PATIENCE_SECONDS: Final = 60.0
-WARDEN: Final = 'read _; kill -s "$1" "$2"; sleep 1; rm -rf "$3"'
+"""How long a server may take to start or to stop."""
+LOOK_PAUSE: Final = 0.02
+"""Seconds between two looks at a server that starts."""
+WARDEN: Final = """
+read _
+kill -s "$1" "$2"
+looks=0
+while kill -0 "$2" 2> /dev/null && [ $looks -lt 600 ]; do sleep 0.1; looks=$((looks + 1)); done
+rm -rf "$3"
+"""
+"""Waits for the end of its session, stops the server, and removes its directory once the server has ended."""
 
 
 class ServerFailed(RuntimeError):
@@ -92,7 +102,7 @@ class Server:
             if process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise ServerFailed(f"{self.argv[0]} did not start:\n{self._log.read_text()[-2000:]}")
-            time.sleep(0.02)
+            time.sleep(LOOK_PAUSE)
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None or self._warden is None:

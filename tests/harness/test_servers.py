@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from app.store.sqlkit.engines import parse_url
 from tests.conftest import NetworkBlocked
 from tests.harness import servers
+from tests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -82,10 +82,7 @@ def test_a_server_dies_with_a_session_that_was_killed() -> None:
         assert session.stdout is not None
         port, directory = session.stdout.readline().split()
         os.kill(session.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while Path(directory).exists():
-        assert time.monotonic() < deadline, "the server outlived its session"
-        time.sleep(0.05)
+    wait_until(lambda: not Path(directory).exists(), what="the server ends with its session")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
 

@@ -19,7 +19,7 @@ from app.store.sqlkit.migrate import migrate
 from app.store.writing.group_commit import DECIDE_SECONDS
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, calling
-from tests.harness.waiting import Stopwatch, wait_until
+from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, wait_until
 from tests.integration.installation import WORKERS, House, launched, settings
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
@@ -153,10 +153,10 @@ def test_runs_in_flight_do_not_notice_that_redis_freezes(
     for name in WORKERS:
         house.stub.always(name, Reply(first_delay=0.5))
     answers = [aside(caller.whole, "baton-mini", "Go on.", extra_body={"baton": {"plan": THREE_STEPS}}) for _ in "ab"]
-    time.sleep(0.7)
+    wait_until(lambda: len(house.stub.requests("beta")) == 2, what="both are in their second step")
     with frozen(redis):
         for answer in answers:
-            said, reply = answer.result(timeout=3 * (0.5 + EXTRA_PER_STEP) + 2)
+            said, reply = answer.result(timeout=PATIENCE_SECONDS)
             assert said == "Hello there."
             steps = caller.run(reply["baton"]["run"])["steps"]
             assert [len(step["attempts"]) for step in steps] == [1, 1, 1]
@@ -227,7 +227,7 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
     postgres.start()
     came_back = Stopwatch()
     for answer in answers:
-        said, reply = answer.result(timeout=30)
+        said, reply = answer.result(timeout=PATIENCE_SECONDS)
         run = caller.run(reply["baton"]["run"])
         assert (said, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
         assert [[one["outcome"] for one in step["attempts"]] for step in run["steps"]] == [["ok"]] * 3

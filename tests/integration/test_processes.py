@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 BEFORE_ITS_DEADLINE = 10.0
 """Seconds: a call that is closed sooner was closed by the caller, since no deadline of its own has passed by then."""
+EMPTY_PAUSE = 0.15
+"""Seconds between two times that Redis is emptied."""
 PROMPTLY = 2.0
 """Seconds for a run of workers that answer at once."""
 
@@ -217,9 +219,9 @@ def test_an_emptied_redis_is_no_event(house: House, caller: Caller, aside: Any) 
         house.stub.always(name, Reply(first_delay=0.3))
     answers = [aside(caller.whole, "baton-ultra", "Remember me.") for _ in range(6)]
     with Redis.from_url(house.redis) as redis:
-        for _ in range(8):
-            time.sleep(0.15)
+        while not all(answer.done() for answer in answers):
             empty(redis)
+            time.sleep(EMPTY_PAUSE)
     for answer in answers:
         run = caller.run(answer.result()[1]["baton"]["run"])
         assert (run["state"], outcomes(run)) == ("succeeded", [["ok"]] * 3)

@@ -4,7 +4,6 @@ A request with an Idempotency-Key is one run and one reply, whichever gateway is
 """
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -171,14 +170,18 @@ def test_equal_requests_to_both_gateways_at_once_are_one_run(house: House, other
         assert len(house.stub.requests()) == calls + 1
 
 
+def deltas_sent(house: House) -> int:
+    """The number of pieces of their answers that workers have sent."""
+    return sum(record["deltas_sent"] for record in house.stub.requests("alpha"))
+
+
 def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(house: House, other: Process, aside: Any) -> None:
     """The dispatcher goes on with the call, another process takes the run over, and the words keep coming."""
     house.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
     key = uuid.uuid4().hex
     with revived(house.gateway):
         heard = aside(stream, house.gateway, key)
-        wait_until(lambda: house.stub.requests("alpha"), what="it is called")
-        time.sleep(0.8)
+        wait_until(lambda: deltas_sent(house) > 4, what="it is in the middle of its answer")
         house.gateway.kill()
         first = heard.result()
         assert 0 < len(first.text) < len(ANSWER * 12)

@@ -11,6 +11,7 @@ from app.process.config import configure
 from app.process.wiring import House, house
 from app.store.sqlkit.migrate import migrate
 from tests.harness.in_process import events, finish, order, pool_text
+from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub
 
 pytestmark = pytest.mark.integration
@@ -43,10 +44,7 @@ async def pair(
         await asyncio.gather(gateway.clock.look(), dispatcher.clock.look())
         group.create_task(gateway.drivers.run(drivers_end))
         group.create_task(dispatcher.dispatcher.run(steps_end))
-        for _ in range(500):
-            if gateway.drivers._group is not None:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: gateway.drivers._group is not None)
         try:
             yield gateway, dispatcher
         finally:

@@ -34,9 +34,11 @@ from tests.lab import bandit
 POOL = Path(__file__).with_name("selector.toml")
 LOOKS = (0, 500, 1_000, 2_000, 4_000, 8_000)
 CALLERS = 8
+RETRY_DELAY = 1.0
+"""Seconds before a request is sent again."""
 BUSY, TRIES = (503, 504), 20
 """A run that a stopped or busy machine had no time for has no answer, and is nothing to rate: it is asked again."""
-SETTLED = 3.0
+SETTLE_SECONDS = 3.0
 """Seconds in which what was rated is learned."""
 
 
@@ -62,7 +64,7 @@ class Caller:
             except httpx.TransportError:
                 if not left:
                     raise
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(RETRY_DELAY)
         reply.raise_for_status()
         return reply
 
@@ -107,7 +109,7 @@ async def learn(url: str, runs: int, seed: int, held_out: int) -> float:
         looks = sorted({*(look for look in LOOKS if look < runs), runs})
         for before, look in zip([0, *looks], looks, strict=False):
             await many(tasks[before:look], caller.rate)
-            await asyncio.sleep(SETTLED if look else 0)
+            await asyncio.sleep(SETTLE_SECONDS if look else 0)
             worths = await many(exam, caller.held)
             reached = bandit.share(sum(worths) / len(worths), exam, optimum)
             seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import StoreUnavailable
 from app.process.clock import NOTABLE, SLOW, SOON, Clock
+from tests.harness.waiting import until
 
 
 @dataclass
@@ -94,8 +95,7 @@ async def test_until_the_database_is_there_the_machine_is_believed_and_then_no_m
     await asyncio.sleep(0)
     assert (clock.now(), clock.set) == (1_300.0, False)
     times.away = False
-    while not clock.set:  # noqa: ASYNC110 - it is looked at every tenth of a second
-        await asyncio.sleep(0.01)
+    await until(lambda: clock.set)
     assert clock.now() == pytest.approx(1_000.0)
     stopping.set()
     await keeping

@@ -9,6 +9,7 @@ from weakref import ref
 import pytest
 
 from app.process import gc_policy
+from tests.harness.waiting import stays, until
 
 
 class Cycle:
@@ -32,12 +33,9 @@ async def test_garbage_goes_when_there_is_nothing_to_do_and_not_before(settled: 
     keeping = asyncio.create_task(gc_policy.keep(lambda: busy, stopping, pause=0.01))
     lost = ref(Cycle())
     kept: list[list[int]] = [[] for _ in range(50 * gc_policy.WORTHWHILE)]  # work that makes objects
-    await asyncio.sleep(0.1)
-    assert lost() is not None
+    await stays(lambda: lost() is not None, seconds=0.1)
     busy = False
-    async with asyncio.timeout(5):
-        while lost() is not None:  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.01)
+    await until(lambda: lost() is None)
     del kept
     stopping.set()
     await keeping
@@ -48,7 +46,6 @@ async def test_an_idle_process_that_made_nothing_is_left_alone(settled: None, mo
     monkeypatch.setattr(gc_policy, "settle", lambda: looks.append(None))
     stopping = asyncio.Event()
     keeping = asyncio.create_task(gc_policy.keep(lambda: False, stopping, pause=0.01))
-    await asyncio.sleep(0.1)
+    await stays(lambda: not looks, seconds=0.1)
     stopping.set()
     await keeping
-    assert not looks

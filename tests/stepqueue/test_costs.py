@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from redis.asyncio import Redis
@@ -11,10 +11,13 @@ from app.stepqueue.protocol import Live, Stop, Ticket
 from app.stepqueue.publisher import FREELY, PACE
 from app.stepqueue.redis import RedisQueue
 from tests.harness import servers
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.integration
 
 TIERS = ("ultra", "mini")
+PAUSE = 0.001
+"""Seconds between two messages of a gateway that keeps talking."""
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +25,6 @@ def server() -> Iterator[servers.Server]:
     """A Redis to which nobody else turns."""
     with servers.redis() as running:
         yield running
-
-
-async def _until(condition: Callable[[], bool], seconds: float = 8.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is awaited has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
@@ -39,7 +36,7 @@ async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_th
                 await teller.tell("a", [Stop("run", step)])
             await teller.close()
             assert await _calls(client, "publish") - before <= 4
-        await _until(lambda: len(heard) == 500)
+        await until(lambda: len(heard) == 500)
     assert heard == [Stop("run", step) for step in range(500)]
 
 
@@ -50,10 +47,10 @@ async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) 
         before, began = await _calls(client, "publish"), time.monotonic()
         for step in range(400):
             await teller.tell("a", [Stop("run", step)])
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(PAUSE)
         seconds = time.monotonic() - began
         assert await _calls(client, "publish") - before <= FREELY + seconds / PACE + 2
-        await _until(lambda: len(heard) == 400)
+        await until(lambda: len(heard) == 400)
         assert heard == [Stop("run", step) for step in range(400)]
         assert min([await _seconds_of_ten(teller, heard) for _ in range(3)]) < 10 * PACE
 

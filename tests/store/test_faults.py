@@ -21,13 +21,15 @@ from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQu
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import engines
 from app.store.writing import group_commit
-from tests.harness.waiting import Stopwatch
+from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, let_others_run, stays
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 NEW = NewRun("tenant", "key", "mini", "baton-mini", b"salt", "driver", 100.0, 500.0, Ledger(1000, 1000), "v1")
 Mood = Literal["open", "shut", "cut before commit", "cut after commit", "cut, and commit late"]
-LATE = 0.7
+COMMIT_DELAY = 0.1
+"""Seconds that Postgres is given to commit before its connection is cut."""
+LATE_DELAY = 0.7
 """Seconds for which a COMMIT is under way whose connection has been cut."""
 
 
@@ -85,12 +87,12 @@ class Proxy:
                 if mood == "cut, and commit late":
                     for other in others:
                         other.transport.abort()
-                    await asyncio.sleep(LATE)
+                    await asyncio.sleep(LATE_DELAY)
                 self._mute = mood == "cut after commit"
                 if mood != "cut before commit":
                     writer.write(data)
                     await writer.drain()
-                    await asyncio.sleep(0.1)  # Postgres commits; its answer goes nowhere
+                    await asyncio.sleep(COMMIT_DELAY)  # Postgres commits; its answer goes nowhere
                 if self.for_good:
                     self.shut()
                 for other in others:
@@ -236,13 +238,13 @@ async def test_a_frozen_database_is_given_up_in_bounded_time(
         proxy.freeze()
         started = Stopwatch()
         first = asyncio.create_task(store.append(note("run")))
-        await asyncio.sleep(0.05)
+        await stays(lambda: not first.done(), seconds=0.05)
         later = [asyncio.create_task(store.append(note("run"))) for _ in range(5)]
         answers = await asyncio.gather(first, *later, return_exceptions=True)
         assert all(isinstance(answer, StoreUnavailable) for answer in answers)
         assert started.seconds < 4.0
         proxy.thaw()
-        await asyncio.sleep(0.1)
+        assert await store.wait_until_healthy(PATIENCE_SECONDS)
         before = (await store.run("run")).seq
         assert (await store.append(note("run"))).events[0].seq == before + 1
 
@@ -330,7 +332,7 @@ async def test_who_finds_the_connection_closed_knows_that_nothing_was_written(pr
     async with behind(proxy, postgres_url) as store:
         await store.append(admitted("run"))
         proxy.shut()
-        await asyncio.sleep(0.1)
+        await let_others_run()
         started = Stopwatch()
         with pytest.raises(StoreUnavailable) as refused:
             await store.append(admitted("other"))

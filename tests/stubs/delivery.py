@@ -31,11 +31,20 @@ from .script import (
 )
 from .wire import Frame, Refused, Wire, encode
 
-FOREVER = 10**9
 PIECE = 1 << 18
+SPLIT_DELAY = 0.02
+"""Seconds before a connection breaks, so that what was sent before is read first."""
 _HTML = (
     "<html><head><title>{0}</title></head><body><center><h1>{0} Bad gateway</h1></center><hr>cloudflare</body></html>"
 )
+
+
+async def stall(seconds: float | None) -> None:
+    """Say nothing for so many seconds; None is for ever."""
+    if seconds is None:
+        await asyncio.Event().wait()
+    else:
+        await asyncio.sleep(seconds)
 
 
 class Exchange:
@@ -97,14 +106,14 @@ class Exchange:
             peer = transport.get_extra_info("socket")
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
-        await asyncio.sleep(FOREVER)
+        await stall(None)
 
     async def close(self) -> None:
         """Close the connection in good order, whatever was promised (FIN)."""
         self.received.cut_by_stub = True
         if self.request.transport is not None:
             self.request.transport.close()
-        await asyncio.sleep(FOREVER)
+        await stall(None)
 
     async def _begin(self, status: int, headers: dict[str, str], length: int | None = None) -> web.StreamResponse:
         response = web.StreamResponse(status=status, headers={**self.wire.headers(status), **headers})
@@ -144,9 +153,9 @@ class Exchange:
         response = await self._begin(200, {"Content-Type": "application/json"}, len(body))
         if isinstance(fault, Truncate | Reset | Stall):
             await self._write(response, body[: len(body) // 2], act)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(SPLIT_DELAY)
             if isinstance(fault, Stall):
-                await asyncio.sleep(FOREVER if fault.seconds is None else fault.seconds)
+                await stall(fault.seconds)
                 body = body[len(body) // 2 :]
             else:
                 await (self.cut() if isinstance(fault, Reset) else self.close())
@@ -177,7 +186,7 @@ class Exchange:
         """Do the fault; whether the stream goes on after it."""
         match fault:
             case Stall(seconds=seconds):
-                await asyncio.sleep(FOREVER if seconds is None else seconds)
+                await stall(seconds)
             case Truncate(clean=True):
                 await response.write_eof()
                 return False
@@ -205,7 +214,7 @@ class Exchange:
         transport = self.request.transport
         if transport is not None:
             transport.write(f"{len(data):x}\r\n".encode() + data[: len(data) // 2])
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(SPLIT_DELAY)
         await self.cut()
 
 

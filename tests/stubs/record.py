@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.harness.waiting import PATIENCE_SECONDS
+
 
 @dataclass(slots=True, eq=False)
 class Received:
@@ -49,7 +51,7 @@ class Received:
             self.disconnected_at = time.monotonic()
             self._gone.set()
 
-    async def gone(self, within: float) -> float:
+    async def gone(self, within: float = PATIENCE_SECONDS) -> float:
         """When the client left before the end (monotonic); raises TimeoutError unless it does so `within` seconds."""
         await asyncio.wait_for(self._gone.wait(), within)
         assert self.disconnected_at is not None

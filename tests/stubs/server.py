@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.harness.waiting import PATIENCE_SECONDS
 
 from .anthropic_wire import AnthropicWire
-from .delivery import FOREVER, Exchange
+from .delivery import Exchange, stall
 from .gemini_wire import GeminiWire
 from .openai_wire import CREATED, OpenAIWire
 from .record import Received
@@ -160,7 +160,7 @@ class ProviderStub:
         if isinstance(act, Drop):
             await exchange.cut()
         if isinstance(act, Hang):
-            await asyncio.sleep(FOREVER if act.seconds is None else act.seconds)
+            await stall(act.seconds)
             return await exchange.refuse(Refused(504, "timed out"))
         assert not isinstance(act, Drop)
         return await exchange.reply(act)

@@ -37,6 +37,8 @@ RANK: Final = 16
 """The greatest of adapters that are loaded while it runs."""
 START_SECONDS: Final = 400.0
 STOP_SECONDS: Final = 20.0
+LOOK_PAUSE: Final = 0.2
+"""Seconds between two looks at the server."""
 LOG_TAIL: Final = 4000
 # Waits until the pipe that it shares with us ends, which it does however we die; then the whole group goes.
 WARDEN: Final = 'read _; kill -s INT "$1"; sleep 5; kill -s KILL -- "-$1"; rm -rf "$2"'
@@ -167,7 +169,7 @@ def _wait_until_ready(
         if now - reported > 15:
             reported = now
             say(f"vllm: starting, {now - started:.0f} s (30 to 100 s are normal)")
-        time.sleep(0.5)
+        time.sleep(LOOK_PAUSE)
     say(f"vllm: ready after {time.monotonic() - started:.0f} s")
 
 
@@ -186,7 +188,7 @@ def _stop(process: subprocess.Popen[bytes], log: Path) -> None:
         process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + STOP_SECONDS
     while (process.poll() is None or _group_is_alive(process.pid)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(LOOK_PAUSE)
     if _group_is_alive(process.pid):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

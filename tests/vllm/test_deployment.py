@@ -16,7 +16,7 @@ import pytest
 
 from app.__main__ import main
 from app.core.plan.parse import by_ordinal, read_plan
-from app.engine.conductors.versions import EVERY
+from app.engine.conductors.versions import LOOK_SECONDS
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.plans import STEPS
@@ -65,7 +65,7 @@ def test_an_adapter_goes_into_service_and_out_again(
         capsys.readouterr()
         assert main(["conductor", *words], environ) == 0, capsys.readouterr().err
         if words[0] in ("canary", "promote", "rollback"):
-            time.sleep(EVERY + 1.0)  # until the gateway has looked
+            time.sleep(LOOK_SECONDS + 1.0)  # until the gateway has looked
         return capsys.readouterr().out
 
     name = manifest.read(adapter)[0].name
