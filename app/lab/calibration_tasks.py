@@ -7,12 +7,12 @@ are never compared. The question stands alone in the user's message, and what fo
 import re
 from calendar import month_name
 from dataclasses import dataclass
-from datetime import date
 from random import Random
 
 from app.core.message.chat import Message, Task, Text
 from app.lab.grading import Exact, Grader, grader
-from app.lab.task_families import DOMAINS, FAMILIES, LEVELS, Family, Problem, write
+from app.providers.rehearsal.dates import all_dates
+from app.providers.rehearsal.task_families import DOMAINS, FAMILIES, LEVELS, Family, Problem, write
 
 VERSION = "calibration-1"
 EACH, MOST = 2, 3
@@ -68,9 +68,8 @@ def rule(problem: Problem) -> Grader:
 
 def _dates(answer: str) -> list[str]:
     """Other ways to write a date; none for what is no date."""
-    found = re.fullmatch(r"(\d+) (\w+) (\d{4})", answer)
-    if found is None:
+    found = all_dates(answer.lower())
+    if not found:
         return []
-    day = date(int(found[3]), list(month_name).index(found[2]), int(found[1]))
-    month = found[2]
+    day, month = found[0], month_name[found[0].month]
     return [day.isoformat(), f"{month} {day.day}, {day.year}", f"{day.day:02d} {month} {day.year}"]

@@ -18,8 +18,8 @@ from app.errors import ConfigInvalid
 from app.lab.lessons import Lesson
 from app.lab.plans import SLOTS, SUBTASKS, Plan, PlanStep, accesses, from_tokens, to_tokens
 from app.lab.rollouts import Rollout, scored
-from app.lab.task_families import Problem, kept_back, read
 from app.lab.world import Pool, Weights, held_out, profiles
+from app.providers.rehearsal.task_families import Problem, kept_back, read
 
 BETA, CAP = 0.3, 20.0
 PRICE = re.compile(r"^Worker (\d+): .*?price per million tokens: \$\S+ in, \$(\d[\d.e+-]*) out", re.MULTILINE)

@@ -8,8 +8,8 @@ from typing import Literal
 from app.lab import prompt, search
 from app.lab.plan_grammar import ROLES, Form
 from app.lab.plans import Plan, PlanStep
-from app.lab.task_families import FAMILIES, LEVELS, Family, Problem, write
 from app.lab.world import Pool, draw_pool, standard_pool
+from app.providers.rehearsal.task_families import FAMILIES, LEVELS, Family, Problem, write
 
 Split = Literal["train", "held-out tasks", "unseen paraphrases", "unseen families", "random pools"]
 SPLITS: tuple[Split, ...] = ("held-out tasks", "unseen paraphrases", "random pools", "unseen families")

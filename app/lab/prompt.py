@@ -13,8 +13,8 @@ from random import Random
 from app.conductor import compact
 from app.lab.plan_grammar import ROLES, Form
 from app.lab.plans import FIRST_WORKER, Plan
-from app.lab.task_families import FAMILIES, Family
 from app.lab.world import Pool, Profile, profiles
+from app.providers.rehearsal.task_families import FAMILIES, Family
 
 PAD, UNKNOWN = "<pad>", "<unknown>"
 SPECIAL = (PAD, UNKNOWN, compact.POOL)

@@ -21,8 +21,8 @@ from app.lab.outcome import bill, right_for
 from app.lab.paired_statistics import Interval
 from app.lab.plans import STEPS, Plan, PlanStep, hands, kinds
 from app.lab.search import CONTEXTS, Shape, Walk, shapes
-from app.lab.task_families import LEVELS
 from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile, Setting, standard_pool
+from app.providers.rehearsal.task_families import LEVELS
 
 PROMPT = 1_000
 """Input tokens of what a conductor is told beside the question and the answer: the prompt of a pool of six."""

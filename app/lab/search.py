@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from app.lab import outcome as exact
 from app.lab.plans import ROLES, STEPS, Plan, PlanStep, hands, kinds, lean
-from app.lab.task_families import LEVELS
 from app.lab.world import CLASSES, INPUT_SHARE, OUTPUT, OVERHEAD, PER_LEVEL, QUESTION, TRAITS, Setting
+from app.providers.rehearsal.task_families import LEVELS
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 """Role and seen steps of each step."""

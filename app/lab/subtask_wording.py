@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from random import Random
 
-from app.lab.task_families import DOMAINS
+from app.providers.rehearsal.task_families import DOMAINS
 
 NAMED = 0.15
 """On the margin of whoever is told rightly what kind of task it is: 0.24 logits. Without written subtasks, with one for

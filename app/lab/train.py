@@ -27,11 +27,11 @@ from app.lab.outcome import outcome
 from app.lab.plan_grammar import FORMS, WORDS, Form
 from app.lab.plans import Plan
 from app.lab.rollouts import Rollout
-from app.lab.task_families import FAMILIES
 from app.lab.train_imitation import Regressor
 from app.lab.train_loop import RECIPES, Recipe, Trainer, greedy
 from app.lab.training_record import software, write_rows
 from app.lab.world import Setting, Weights, profiles, standard_pool
+from app.providers.rehearsal.task_families import FAMILIES
 
 EVERY = 50
 """Steps between validations and checkpoints."""

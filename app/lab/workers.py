@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from app.core.message.chat import Message
 from app.lab import world
 from app.lab.subtask_wording import role_of, shift
-from app.lab.task_families import DOMAINS, Problem, read
 from app.lab.world import OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile
+from app.providers.rehearsal.task_families import DOMAINS, Problem, read
 
 METHODS: Mapping[str, str] = {
     "numbers": "split it into single operations, carry them out one by one, then estimate the size of the result",

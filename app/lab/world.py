@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from random import Random
 
-from app.lab.task_families import DOMAINS, LEVELS
+from app.providers.rehearsal.task_families import DOMAINS, LEVELS
 
 VERSION = "world-1"
 SLOPE = 1.6

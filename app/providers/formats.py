@@ -7,7 +7,7 @@ from app.providers.anthropic import AnthropicProvider
 from app.providers.embeddings import EmbeddingsProvider
 from app.providers.gemini import GeminiProvider
 from app.providers.openai import OpenAIProvider
-from app.providers.rehearsal import RehearsalProvider
+from app.providers.rehearsal.provider import RehearsalProvider
 
 Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider | EmbeddingsProvider
 ADAPTERS: Mapping[str, type[Adapter]] = {

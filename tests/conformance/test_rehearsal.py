@@ -23,10 +23,10 @@ from app.core.pool.catalog import Deadlines, Limits, ProviderSpec, Worker
 from app.errors import WorkerTimeout
 from app.process.config import configure
 from app.providers.protocol import Request
-from app.providers.rehearsal import RehearsalProvider
 from app.providers.rehearsal.families import solve
 from app.providers.rehearsal.minds import minds
 from app.providers.rehearsal.problem import plain
+from app.providers.rehearsal.provider import RehearsalProvider
 from tests.harness.waiting import Stopwatch
 
 EASY = [

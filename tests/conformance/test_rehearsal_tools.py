@@ -8,7 +8,7 @@ from app.core.message.chat import End, Message, Sampling, Text, Tool, Toolbox, T
 from app.core.message.tools import Gathering, fault
 from app.core.pool.catalog import Deadlines, ProviderSpec, Worker
 from app.providers.protocol import Request
-from app.providers.rehearsal import RehearsalProvider
+from app.providers.rehearsal.provider import RehearsalProvider
 
 SOON = Deadlines(connect=5, first=5, gap=5, total=5)
 CALCULATE = Tool(

@@ -13,8 +13,8 @@ from app.core.rating.posterior import Posterior, Rating, estimates, learned
 from app.lab.lessons import lesson
 from app.lab.outcome import bill, outcome, right
 from app.lab.plans import Plan, PlanStep
-from app.lab.task_families import Problem
 from app.lab.world import CLASSES, INPUT_SHARE, Setting, Weights, standard_pool
+from app.providers.rehearsal.task_families import Problem
 
 WEIGHTS = Weights()
 SPEC = SelectorSpec(cost=WEIGHTS.cost, full_usd=round(WEIGHTS.full_usd * 1e6))

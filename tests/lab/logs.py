@@ -18,8 +18,8 @@ from zlib import crc32
 from app.lab.offpolicy import Log, Logged, Model, Policy, Report, fitted
 from app.lab.outcome import outcome
 from app.lab.plans import Plan, PlanStep
-from app.lab.task_families import FAMILIES, LEVELS, Family, write
 from app.lab.world import Setting, standard_pool
+from app.providers.rehearsal.task_families import FAMILIES, LEVELS, Family, write
 
 EXPLORED = 0.3
 WORDS = 32

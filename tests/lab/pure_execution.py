@@ -17,9 +17,9 @@ from app.core.run.events import Draft, Event, Kind
 from app.core.run.progress import Finish, Propose, Queue, Skip, advance, begin, decide
 from app.core.run.state import RunState
 from app.lab.plans import Plan, to_workflow
-from app.lab.task_families import Problem
 from app.lab.workers import Reply, final, reply
 from app.lab.world import Pool, seconds, usd
+from app.providers.rehearsal.task_families import Problem
 
 
 @dataclass(frozen=True)

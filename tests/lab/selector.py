@@ -25,9 +25,9 @@ import httpx
 from app.core.rating.posterior import Posterior
 from app.lab.baselines import bests
 from app.lab.outcome import bill
-from app.lab.task_families import Problem
 from app.lab.workers import final
 from app.lab.world import standard_pool
+from app.providers.rehearsal.task_families import Problem
 from tests.harness.processes import KEY, Process, environment
 from tests.lab import bandit
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from app.lab.calibration_tasks import EACH, MOST, VERSION, built_in, rule
-from app.lab.task_families import FAMILIES, LEVELS, read, write
+from app.providers.rehearsal.task_families import FAMILIES, LEVELS, read, write
 
 
 def test_every_family_is_asked_at_every_level() -> None:

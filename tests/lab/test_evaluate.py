@@ -10,8 +10,8 @@ from app.lab.baselines import ARMS, FIXED, OPTIMUM, bests, plans
 from app.lab.evaluate import TRAINED, compare, drawn, exam
 from app.lab.lessons import SPLITS, Lesson, lesson
 from app.lab.paired_statistics import resampled
-from app.lab.task_families import FAMILIES
 from app.lab.world import HELD_OUT_PRICES, Setting, Weights, held_out, profiles
+from app.providers.rehearsal.task_families import FAMILIES
 
 SMALL = tuple(profiles()[name] for name in ("birch", "cedar", "flint"))
 """Three workers: searched whole in a blink."""

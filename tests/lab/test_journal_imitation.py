@@ -16,8 +16,8 @@ from app.errors import ConfigInvalid
 from app.lab.journal_imitation import digest_of, learned_from, remembered
 from app.lab.plans import Plan, PlanStep, to_workflow
 from app.lab.rollouts import Rollout, from_lines, shown, to_line, written
-from app.lab.task_families import FAMILIES, Problem, write
 from app.lab.world import INPUT_SHARE, Pool, Weights, held_out, profiles, standard_pool
+from app.providers.rehearsal.task_families import FAMILIES, Problem, write
 
 PLAN = (PlanStep(5, "plan"), PlanStep(1, "reason", True, (0,)))
 

@@ -15,7 +15,7 @@ from app.lab.provider import WorldProvider
 from app.lab.workers import final
 from app.lab.world import standard_pool
 from app.providers.protocol import Request
-from app.providers.rehearsal import RehearsalProvider
+from app.providers.rehearsal.provider import RehearsalProvider
 from tests.harness.in_process import finish, open_house, order
 from tests.lab.test_world import any_problem
 

@@ -23,8 +23,8 @@ from app.lab.plans import (
     to_tokens,
     to_workflow,
 )
-from app.lab.task_families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
 from app.lab.world import CLASSES, DEAR, Setting, Weights, draw_pool, held_out, profiles, standard_pool
+from app.providers.rehearsal.task_families import DOMAINS, FAMILIES, LEVELS, Problem, read, write
 from tests.lab.pure_execution import Stage
 
 

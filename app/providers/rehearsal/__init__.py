@@ -1,9 +1,6 @@
 """The rehearsal pool: simulated workers that really solve small families of checkable tasks, with hidden skills.
 
-`provider.py` is the seam; `minds.py` how a worker answers, `planner.py` how the conductor plans; `families.py` lists
-what can be solved, each kind by computation in a file of its own.
+`provider` has the provider, `minds` how a worker answers, `planner` how the conductor plans, and `families` the readers
+of questions in free words. `task_families` has the tasks that templates both write and read: calibration, the built-in
+tasks of `baton eval` and the lab draw theirs from it. Both compute equations, sums and dates by the same functions.
 """
-
-from app.providers.rehearsal.provider import RehearsalProvider
-
-__all__ = ["RehearsalProvider"]

@@ -21,7 +21,7 @@ def dates(text: str) -> Problem | None:
     """One of the four kinds of question."""
     line = text.lower()
     try:
-        found = [_date(match) for match in DATE.finditer(line)]
+        found = all_dates(line)
     except ValueError:
         return None
     if len(found) == 2 and re.search(r"how many days", line):
@@ -35,6 +35,11 @@ def dates(text: str) -> Problem | None:
         right, other = ("yes", "no") if isleap(int(year.group(1) or year.group(2))) else ("no", "yes")
         return problem("dates", False, right, [other])
     return None
+
+
+def all_dates(line: str) -> list[date]:
+    """The dates in a line in lower case, in their order; ValueError for a day that there is not."""
+    return [_date(match) for match in DATE.finditer(line)]
 
 
 def _date(match: re.Match[str]) -> date:

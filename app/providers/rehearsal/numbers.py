@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 from app.providers.rehearsal.expression import Unreadable, evaluate, symbols, tokens
@@ -47,22 +48,43 @@ def expression(text: str) -> Problem | None:
 def equation(text: str) -> Problem | None:
     """`Solve 3x + 5 = 20`, `x + y = 10 and x - y = 2`: linear, in one or two unknowns."""
     line = symbols(text)
-    sides = re.findall(r"([-+*/^().\d\sxyzn]*[xyzn\d)]\s*)=\s*([-+*/^().\d\sxyzn]*[xyzn\d)])", line)
-    names = sorted({letter for pair in sides for side in pair for letter in re.findall(r"[a-z]", side)})
-    if not sides or len(sides) != len(names) or len(names) > 2:
-        return None
     try:
-        rows = [_row(left, right, names) for left, right in sides]
+        found = linear(line)
     except Unreadable:
         return None
-    found = _solved(rows)
-    if found is None:
-        return None
-    hard = len(names) > 1 or sum(side.count(names[0]) for side in sides[0]) > 1 or "(" in line
-    answer = " and ".join(f"{name} = {value!s}" for name, value in zip(names, found, strict=True))
-    slips = [[value + slip for value in found] for slip in (1, -1, 2, Fraction(1, 2))] + [[-value for value in found]]
-    wrong = [" and ".join(f"{n} = {v!s}" for n, v in zip(names, slip, strict=True)) for slip in slips]
+    first, mentions = next(iter(found)), _sides(line)[0]
+    hard = len(found) > 1 or sum(side.count(first) for side in mentions) > 1 or "(" in line
+    answer, *wrong = [_spelled(values) for values in (found, *_slips(found))]
     return problem("equations", hard, answer, wrong)
+
+
+def linear(line: str) -> dict[str, Fraction]:
+    """Solve the one or two linear equations in a line. Returns each unknown's value by its name; raises Unreadable if
+    there is not exactly one solution."""
+    sides = _sides(line)
+    names = sorted({letter for pair in sides for side in pair for letter in re.findall(r"[a-z]", side)})
+    if not sides or len(sides) != len(names) or len(names) > 2:
+        raise Unreadable
+    found = _solved([_row(left, right, names) for left, right in sides])
+    if found is None:
+        raise Unreadable
+    return dict(zip(names, found, strict=True))
+
+
+def _sides(line: str) -> list[tuple[str, str]]:
+    """The left and right side of each equation in a line."""
+    return re.findall(r"([-+*/^().\d\sxyzn]*[xyzn\d)]\s*)=\s*([-+*/^().\d\sxyzn]*[xyzn\d)])", line)
+
+
+def _spelled(values: Mapping[str, Fraction]) -> str:
+    return " and ".join(f"{name} = {value!s}" for name, value in values.items())
+
+
+def _slips(found: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
+    """Solutions that somebody who slips might give."""
+    added = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
+    moved = [{name: value + slip for name, value in found.items()} for slip in added]
+    return [*moved, {name: -value for name, value in found.items()}]
 
 
 def _row(left: str, right: str, names: list[str]) -> list[Fraction]:

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from random import Random
 
+from app.providers.rehearsal.expression import evaluate
+from app.providers.rehearsal.numbers import linear
+
 NUMBER = r"\d{1,5}"
-LINE = re.compile(r"(\d+)x \+ (\d+) = (\d+)")
-BRACKET = re.compile(r"(\d+)\(x \+ (\d+)\) = (\d+)x \+ (\d+)")
-TWO = re.compile(r"(\d+)x \+ (\d+)y = (\d+) and (\d+)x \+ (\d+)y = (\d+)")
 STEP = re.compile(r"multiply it by (\d+)|add (\d+)|subtract (\d+)")
 
 Slots = Mapping[str, str]
@@ -30,17 +30,9 @@ def draw_sum(random: Random, level: int) -> Slots:
 
 def sum_of(slots: Slots) -> Worked:
     """Products before sums."""
-    parts = slots["e"].split()
-    signs = parts[1::2]
-    level = 0 if len(signs) <= 2 else 1 if len(signs) <= 4 else 2
-    total, term, sign = 0, int(parts[0]), 1
-    for operator, number in zip(signs, parts[2::2], strict=True):
-        if operator == "*":
-            term *= int(number)
-            continue
-        total, term, sign = total + sign * term, int(number), 1 if operator == "+" else -1
-    total += sign * term
-    return str(total), str(total + 10), level
+    signs = len(slots["e"].split()) // 2
+    total = evaluate(slots["e"])
+    return str(total), str(total + 10), _level(signs, 2, 4)
 
 
 def draw_pair(random: Random, level: int) -> Slots:
@@ -52,8 +44,7 @@ def draw_pair(random: Random, level: int) -> Slots:
 
 
 def _digits(slots: Slots) -> int:
-    digits = max(len(slots["a"]), len(slots["b"]))
-    return 0 if digits <= 2 else 1 if digits <= 3 else 2
+    return _level(max(len(slots["a"]), len(slots["b"])), 2, 3)
 
 
 def divisor(slots: Slots) -> Worked:
@@ -86,23 +77,10 @@ def draw_equation(random: Random, level: int) -> Slots:
 
 def equation(slots: Slots) -> Worked:
     """The whole number x; ValueError where there is none."""
-    text = slots["q"]
-    if match := LINE.fullmatch(text):
-        a, b, c = map(int, match.groups())
-        return _whole(c - b, a, 0)
-    if match := BRACKET.fullmatch(text):
-        a, b, c, d = map(int, match.groups())
-        return _whole(d - a * b, a - c, 1)
-    if match := TWO.fullmatch(text):
-        a, b, c, d, e, f = map(int, match.groups())
-        return _whole(c * e - b * f, a * e - b * d, 2)
-    raise ValueError
-
-
-def _whole(above: int, below: int, level: int) -> Worked:
-    if not below or above % below:
+    found = linear(slots["q"]).get("x")
+    if found is None or found.denominator != 1:
         raise ValueError
-    found = above // below
+    level = 2 if " and " in slots["q"] else int("(" in slots["q"])
     return str(found), str(found - 1), level
 
 
@@ -129,7 +107,7 @@ def chain(slots: Slots) -> Worked:
         if match.group(1) and (not by or value % by):
             raise ValueError
         value = value // by if match.group(1) else value - more + less
-    return str(value), str(value + 2), 0 if len(steps) <= 2 else 1 if len(steps) == 3 else 2
+    return str(value), str(value + 2), _level(len(steps), 2, 3)
 
 
 def draw_neighbours(random: Random, level: int) -> Slots:
@@ -145,4 +123,11 @@ def neighbours(slots: Slots) -> Worked:
     if count < 2 or rest % count:
         raise ValueError
     found = rest // count
-    return str(found), str(found + 1), 0 if count <= 3 else 1 if count <= 5 else 2
+    return str(found), str(found + 1), _level(count, 3, 5)
+
+
+def _level(size: int, easy: int, medium: int) -> int:
+    """The level of a task of this size: easy or medium up to these sizes, else hard."""
+    if size <= easy:
+        return 0
+    return 1 if size <= medium else 2

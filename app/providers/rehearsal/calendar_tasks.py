@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from datetime import date, timedelta
 from random import Random
 
+from app.providers.rehearsal.dates import all_dates
+
 DATE = rf"\d{{1,2}} (?:{'|'.join(month_name[1:])}) \d{{4}}"
 
 Slots = Mapping[str, str]
@@ -68,5 +70,5 @@ def _spell(day: date) -> str:
 
 def _date(text: str) -> date:
     """ValueError for a day that there is not."""
-    day, month, year = text.split()
-    return date(int(year), list(month_name).index(month), int(day))
+    (day,) = all_dates(text.lower())
+    return day

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 
-from app.lab import calendar_tasks, number_tasks, word_tasks
+from app.providers.rehearsal import calendar_tasks, number_tasks, word_tasks
 
 DOMAINS = ("numbers", "equations", "words", "calendar")
 LEVELS = 3
@@ -256,9 +256,14 @@ def read(text: str) -> Problem | None:
     return None
 
 
+def named(name: str) -> Family:
+    """The family with this name; KeyError if there is none."""
+    return {family.name: family for family in FAMILIES}[name]
+
+
 def kept_back(problem: Problem) -> bool:
-    """Whether a task is of a family, or in the phrasing, that training never meets."""
-    family = next(family for family in FAMILIES if family.name == problem.family)
+    """Return True for a task of a family, or in a phrasing, that training never meets."""
+    family = named(problem.family)
     seen = [pattern for one, pattern in _readers() if one is family][:-1]
     return family.held_out or not any(pattern.fullmatch(problem.text.strip()) for pattern in seen)
 
