@@ -10,9 +10,10 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.auth import adopt, digest, mint
+from app.gateway.openapi.docs_page import ASSETS
 from tests.harness.stand_ins import CALLER, PEPPER, SECRET, House, api_routes, ask
 
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", *(f"/docs/{name}" for name in ASSETS)}
 NEEDS = {
     ("POST", "/v1/chat/completions"): {"runs:write"},
     ("POST", "/v1/completions"): {"runs:write"},

@@ -369,7 +369,7 @@ async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: 
     [
         ("GET", "/", 404),
         ("GET", "/v1/canary7Q", 404),
-        ("GET", "/docs", 404),
+        ("GET", "/docs/", 404),
         ("GET", "/v1/models/canary7Q", 404),
         ("GET", "/v1/runs/canary7Q", 404),
         ("GET", "/v1/runs/can%00ary7Q", 404),
