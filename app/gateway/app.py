@@ -1,7 +1,7 @@
 """The gateway as one ASGI application: `create_app(context)`.
 
-`Frontdoor` stands around every route: it gives each request an id, each reply the headers that its route collected,
-counts, and turns what nobody expected into a 500 in OpenAI's shape. Errors are logged by type and place, never by
+`Frontdoor` is the layer around every route: it gives each request an id and each reply the headers that its route
+collected, counts, and turns errors into replies in OpenAI's shape. Errors are logged by type and place, never by
 value. Keys are checked by a dependency of each route, so a route without one is open and can be seen to be.
 """
 
@@ -146,7 +146,7 @@ def _head(route: APIRoute) -> APIRoute:
 
 
 def _unrouted(scope: Scope, error: HTTPException, routes: Sequence[APIRoute]) -> Response:
-    """What the framework refuses."""
+    """The reply to a request that the router refuses."""
     if error.status_code == 404:
         return fault.refuse(404, unsupported_routes.advice(scope["path"]), "unknown_url")
     if error.status_code == 405:
@@ -208,7 +208,7 @@ class Frontdoor:
                 await reply(scope, receive, send)
 
     def _refusal(self, scope: Scope, error: Exception) -> Response | None:
-        """The reply to what is refused on purpose; None for what nobody expected."""
+        """The reply to an expected error; None for a bug."""
         if isinstance(error, HTTPException):
             return _unrouted(scope, error, self._routes)
         if isinstance(error, RequestValidationError):
@@ -225,7 +225,7 @@ class Frontdoor:
 
 
 def _is_anthropics(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request is one of Anthropic's format, so that its errors are too."""
+    """True if a request has Anthropic's format, so that its errors have it too."""
     path: str = scope["path"]
     if path.startswith("/v1/models"):
         return any(name == b"anthropic-version" for name, _ in scope["headers"])

@@ -191,7 +191,7 @@ def test_what_is_read_is_what_is_not_refused() -> None:
     ("read", "theirs"),
     [
         (ours.TextOptions, sdk.ResponseTextConfigParam),
-        (ours.BySchema, sdk.ResponseFormatTextJSONSchemaConfigParam),
+        (ours.JsonSchemaFormat, sdk.ResponseFormatTextJSONSchemaConfigParam),
         (ours.Reasoning, Reasoning),
         (ours.StreamOptions, response_create_params.StreamOptions),
         (tools.FunctionTool, sdk.FunctionToolParam),

@@ -13,7 +13,7 @@ from app.core.run.tool_results import returned
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Said, Told
 from app.engine.runs.request import Order
-from app.gateway.wire.lazy_conversation import Conversation
+from app.gateway.wire.lazy_conversation import LazyConversation
 from tests.harness.stand_ins import House, ask, ended
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}
@@ -90,7 +90,7 @@ def test_messages_are_made_when_somebody_looks_at_them() -> None:
         made.append(text)
         return Message("user" if text > "a" else "assistant", (Text(text),))
 
-    conversation = Conversation(["b", "a", "c", "d"], make)
+    conversation = LazyConversation(["b", "a", "c", "d"], make)
     assert returned(conversation) is None
     assert made == ["d", "c", "a"]
     whole = tuple(conversation)

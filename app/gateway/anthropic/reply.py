@@ -151,7 +151,7 @@ class Events:
         return border + finish + self._numbered(behind + position.DONE, _event("message_stop"))
 
     def failed(self, error: BatonError, ended: Ended) -> bytes:
-        """What ends a stream that went wrong."""
+        """The last event of a stream that failed."""
         return b"event: error\ndata: " + orjson.dumps(described(error, self._request_id)) + b"\n\n"
 
     def _numbered(self, number: int, frame: bytes) -> bytes:

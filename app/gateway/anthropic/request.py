@@ -15,9 +15,9 @@ from app.core.message.chat import Form, Image, Message, Part, Sampling, Task, Te
 from app.core.message.response_format import is_closed
 from app.errors import InvalidRequest
 from app.gateway.anthropic.tools import CacheMark, Name, ToolChoice, WireTool, allow, toolbox_of
-from app.gateway.wire.baton_options import Extension, Wire
+from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.response_formats import check
-from app.gateway.wire.validation_errors import check_kinds, refusal
+from app.gateway.wire.validation_errors import check_kinds, invalid_request
 
 IGNORED: Final = (
     *("service_tier", "speed", "top_k", "cache_control", "inference_geo", "diagnostics", "workspace_id"),
@@ -38,7 +38,7 @@ Read = TypeVar("Read", bound=BaseModel)
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,256}$")]
 
 
-class TextBlock(Wire):
+class TextBlock(WireModel):
     """A text."""
 
     type: Literal["text"]
@@ -47,7 +47,7 @@ class TextBlock(Wire):
     citations: list[Any] | None = None
 
 
-class Base64Source(Wire):
+class Base64Source(WireModel):
     """An image inline."""
 
     type: Literal["base64"]
@@ -55,14 +55,14 @@ class Base64Source(Wire):
     data: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=_-]+$")]
 
 
-class UrlSource(Wire):
+class UrlSource(WireModel):
     """An image by reference."""
 
     type: Literal["url"]
     url: Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]
 
 
-class ImageBlock(Wire):
+class ImageBlock(WireModel):
     """An image."""
 
     type: Literal["image"]
@@ -71,7 +71,7 @@ class ImageBlock(Wire):
     transformations: None = None
 
 
-class ToolUseBlock(Wire):
+class ToolUseBlock(WireModel):
     """A call of a tool, in an assistant's turn."""
 
     type: Literal["tool_use"]
@@ -83,7 +83,7 @@ class ToolUseBlock(Wire):
     toolset_name: None = None
 
 
-class ToolReferenceBlock(Wire):
+class ToolReferenceBlock(WireModel):
     """A deferred tool that a search of the caller's has found: from here on it is on offer."""
 
     type: Literal["tool_reference"]
@@ -91,8 +91,8 @@ class ToolReferenceBlock(Wire):
     cache_control: CacheMark | None = None
 
 
-class ToolResultBlock(Wire):
-    """What came of a call."""
+class ToolResultBlock(WireModel):
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
@@ -102,7 +102,7 @@ class ToolResultBlock(Wire):
     toolset_name: None = None
 
 
-class ThinkingBlock(Wire):
+class ThinkingBlock(WireModel):
     """An earlier turn's thinking, which only the model that thought it could use; it is left out."""
 
     type: Literal["thinking"]
@@ -110,8 +110,8 @@ class ThinkingBlock(Wire):
     signature: str
 
 
-class RedactedThinkingBlock(Wire):
-    """The same, sealed."""
+class RedactedThinkingBlock(WireModel):
+    """Encrypted thinking of an earlier turn; it is left out."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -123,55 +123,55 @@ Block = Annotated[
 ]
 
 
-class Turn(Wire):
+class Turn(WireModel):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=1_024, fail_fast=True)]
 
 
-class Thinking(Wire):
-    """How much the model is to think first."""
+class Thinking(WireModel):
+    """The thinking that the request asks for."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Wire):
+class OutputFormat(WireModel):
     """The form of the answer."""
 
     type: Literal["json_schema"]
     form: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Wire):
+class OutputConfig(WireModel):
     """Form and effort."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class ClearThinking(Wire):
+class ClearThinking(WireModel):
     """Earlier thinking is to be left out, which it always is."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Any = None
 
 
-class ContextManagement(Wire):
-    """What of the conversation is to be left out: nothing but earlier thinking."""
+class ContextManagement(WireModel):
+    """The parts of the conversation to leave out: only earlier thinking is known."""
 
     edits: Annotated[list[ClearThinking], Field(max_length=16)] = []
 
 
-class Metadata(Wire):
-    """Who the end user is."""
+class Metadata(WireModel):
+    """The end user."""
 
     user_id: Annotated[str, StringConstraints(max_length=512)] | None = None
 
 
-class TokenCountRequest(Wire):
+class TokenCountRequest(WireModel):
     """The fields of a request to count tokens, which a request for a message has too."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -203,7 +203,7 @@ class MessagesRequest(TokenCountRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: str | None = None
     diagnostics: dict[str, Any] | None = None
-    baton: Extension | None = None
+    baton: BatonOptions | None = None
 
 
 def read_request(body: Mapping[str, Any]) -> tuple[MessagesRequest, tuple[str, ...]]:
@@ -232,7 +232,7 @@ def _checked(model: type[Read], given: dict[str, Any]) -> Read:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, given) from None
+        raise invalid_request(error, given) from None
 
 
 def task_of(asked: TokenCountRequest) -> Task:
@@ -248,7 +248,7 @@ def task_of(asked: TokenCountRequest) -> Task:
 
 
 def whole_task(request: MessagesRequest) -> Task:
-    """The same with how to decode the answer, and for whom it is."""
+    """`task_of` with the sampling parameters and the end user."""
     stop = tuple(request.stop_sequences)
     sampling = Sampling(request.temperature, request.top_p, max_tokens=request.max_tokens, stop=stop)
     return replace(task_of(request), sampling=sampling, user=request.metadata.user_id if request.metadata else None)

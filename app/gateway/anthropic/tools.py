@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 
 from app.core.message.chat import NO_TOOLS, Tool, Toolbox
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 from app.gateway.wire.response_formats import check
 
 CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
@@ -19,8 +19,8 @@ CHOICES: Final[Mapping[str, Literal["auto", "none", "required", "named"]]] = {
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
-class CacheMark(Wire):
-    """Where the caller would have a prefix cached."""
+class CacheMark(WireModel):
+    """The end of a prefix that a provider might cache."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -28,7 +28,7 @@ class CacheMark(Wire):
     """Claude Code says who else may use the cache."""
 
 
-class WireTool(Wire):
+class WireTool(WireModel):
     """A function of the caller's."""
 
     type: Literal["custom"] | None = None
@@ -43,8 +43,8 @@ class WireTool(Wire):
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1)] | None = None
 
 
-class ToolChoice(Wire):
-    """How tools are to be used."""
+class ToolChoice(WireModel):
+    """Which tools the worker must or may use."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None

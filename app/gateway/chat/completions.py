@@ -26,7 +26,7 @@ from app.gateway.openapi import chat_replies, operations, replies
 from app.gateway.wire.baton_options import resolve_tier
 from app.gateway.wire.parameters import COMPLETIONS, is_ignored
 from app.gateway.wire.request_schemas import tabled
-from app.gateway.wire.validation_errors import NAME, unknown
+from app.gateway.wire.validation_errors import NAME, unknown_parameter
 
 SCHEMAS: Final[operations.Schemas] = {
     "CompletionRequest": lambda: tabled(CompletionRequest, "CompletionRequest", COMPLETIONS, ("model", "prompt")),
@@ -81,7 +81,7 @@ def read_prompt(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]:
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in COMPLETIONS:
-            raise unknown(name if NAME.fullmatch(name) else None)
+            raise unknown_parameter(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, COMPLETIONS)))
     message = {"role": "user", "content": _prompt(given.pop("prompt", None))}
     asked = {name: value for name, value in given.items() if COMPLETIONS[name].decision == "honoured"}

@@ -88,7 +88,7 @@ def extension(ended: Ended) -> dict[str, Any]:
 
 
 def proposals(state: RunState) -> list[dict[str, Any]]:
-    """What was proposed, and what became of it."""
+    """The workflows that were proposed, and their states."""
     return [
         {
             "mode": one.mode,

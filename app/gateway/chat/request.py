@@ -15,11 +15,11 @@ from app.engine.runs.request import Order
 from app.errors import InvalidRequest
 from app.gateway.chat.tools import CallId, CallsOfTurn, Choice, Tools, calls_of, check_conversation, toolbox_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import Extension, Wire, order_of
-from app.gateway.wire.lazy_conversation import Conversation
+from app.gateway.wire.baton_options import BatonOptions, WireModel, order_of
+from app.gateway.wire.lazy_conversation import LazyConversation
 from app.gateway.wire.parameters import PARAMETERS, is_ignored
 from app.gateway.wire.response_formats import ResponseFormat, form_of
-from app.gateway.wire.validation_errors import NAME, check_kinds, refusal, unknown
+from app.gateway.wire.validation_errors import NAME, check_kinds, invalid_request, unknown_parameter
 from app.store.protocol import KeyRow
 
 IMAGE = r"^(https?://[!-~]+|data:image/(png|jpe?g|gif|webp);base64,[A-Za-z0-9+/=_-]+)$"
@@ -38,21 +38,21 @@ TokenId = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
-class CacheBreakpoint(Wire):
-    """Where a prefix ends that a provider might cache; noted as ignored."""
+class CacheBreakpoint(WireModel):
+    """The end of a prefix that a provider might cache; noted as ignored."""
 
     mode: Literal["explicit"]
     ttl: Literal["30m", "12h"] | None = None
 
 
-class CacheMark(Wire):
-    """The same as Anthropic's clients write it; some send it to any server."""
+class CacheMark(WireModel):
+    """A cache breakpoint in the form of Anthropic's clients, some of which send it to any server."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextPart(Wire):
+class TextPart(WireModel):
     """A text part."""
 
     type: Literal["text"]
@@ -67,21 +67,21 @@ class TextPart(Wire):
     tool_calls: Any = None
 
 
-class RefusalPart(Wire):
-    """What an assistant said instead of an answer."""
+class RefusalPart(WireModel):
+    """A refusal by the assistant instead of an answer."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ImageUrl(Wire):
+class ImageUrl(WireModel):
     """A picture inline or by reference."""
 
     url: Annotated[str, StringConstraints(pattern=IMAGE)]
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class ImagePart(Wire):
+class ImagePart(WireModel):
     """An image part."""
 
     type: Literal["image_url"]
@@ -93,7 +93,7 @@ class ImagePart(Wire):
 AnyPart = Annotated[TextPart | ImagePart | RefusalPart, Discriminator("type")]
 
 
-class WireMessage(Wire):
+class WireMessage(WireModel):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -114,7 +114,7 @@ class WireMessage(Wire):
     provider_specific_fields: Any = None
 
 
-class StreamOptions(Wire):
+class StreamOptions(WireModel):
     """`include_obfuscation` is accepted and not needed."""
 
     include_usage: bool = False
@@ -125,7 +125,7 @@ MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, StringConstraints(max_length=512)]
 
 
-class ChatRequest(Wire):
+class ChatRequest(WireModel):
     """The fields that are read. Defaults are plain values: pydantic would copy a record for each request."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -150,7 +150,7 @@ class ChatRequest(Wire):
     tools: Tools = []
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
-    baton: Extension | None = None
+    baton: BatonOptions | None = None
     # Checked and noted; see parameters.py.
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
@@ -171,7 +171,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
     try:
         request = ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, given) from None
+        raise invalid_request(error, given) from None
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     if request.top_logprobs is not None and not request.logprobs:
@@ -186,11 +186,11 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
 def _check_names(given: Mapping[str, object]) -> None:
     for name in given:
         if name not in PARAMETERS:
-            raise unknown(name if NAME.fullmatch(name) else None)
+            raise unknown_parameter(name if NAME.fullmatch(name) else None)
 
 
 def to_order(request: ChatRequest, ignored: tuple[str, ...], tier: Tier, key: KeyRow) -> Order:
-    """What the request asks of a run."""
+    """The order of a run for a request."""
     task = _task(request)
     usage = request.stream_options is not None and request.stream_options.include_usage
     custom = custom_tools.names(task.toolbox)
@@ -225,7 +225,7 @@ def _task(request: ChatRequest) -> Task:
     toolbox = toolbox_of(request.tools, request.tool_choice, request.parallel_tool_calls)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     form = form_of(request.response_format)
-    messages = Conversation(request.messages, _message)
+    messages = LazyConversation(request.messages, _message)
     return Task(messages, sampling, request.user, request.metadata, toolbox, logprobs, form)
 
 

@@ -13,7 +13,7 @@ from app.core.message.chat import NO_TOOLS, Tool, Toolbox, ToolCall
 from app.core.message.tools import MOST_CALLS, run_of
 from app.errors import InvalidRequest
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 from app.gateway.wire.response_formats import check
 
 MOST_TOOLS: Final = 128
@@ -22,8 +22,8 @@ CallId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
 Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 
 
-class Function(Wire):
-    """What a function is called, does and takes."""
+class Function(WireModel):
+    """A function's name, description and parameters."""
 
     name: FunctionName
     description: Description = None
@@ -31,62 +31,62 @@ class Function(Wire):
     strict: bool | None = None
 
 
-class FunctionTool(Wire):
+class FunctionTool(WireModel):
     """A function on offer."""
 
     type: Literal["function"]
     function: Function
 
 
-class AnyText(Wire):
+class AnyText(WireModel):
     """Whatever text."""
 
     type: Literal["text"]
 
 
-class Rules(Wire):
+class Rules(WireModel):
     """The grammar of a text."""
 
     syntax: custom_tools.Syntax
     definition: Annotated[str, StringConstraints(max_length=65_536)]
 
 
-class Grammar(Wire):
+class Grammar(WireModel):
     """Text by a grammar."""
 
     type: Literal["grammar"]
     grammar: Rules
 
 
-class Custom(Wire):
-    """What a tool of free text is called, does and takes."""
+class Custom(WireModel):
+    """A custom tool's name, description and format."""
 
     name: FunctionName
     description: Description = None
     format: Annotated[AnyText | Grammar, Discriminator("type")] | None = None
 
 
-class CustomTool(Wire):
+class CustomTool(WireModel):
     """A tool of free text on offer."""
 
     type: Literal["custom"]
     custom: Custom
 
 
-class Named(Wire):
+class Named(WireModel):
     """A tool by its name."""
 
     name: FunctionName
 
 
-class NamedFunction(Wire):
+class NamedFunction(WireModel):
     """A function by its name, as a tool."""
 
     type: Literal["function"]
     function: Named
 
 
-class NamedCustom(Wire):
+class NamedCustom(WireModel):
     """A tool of free text by its name."""
 
     type: Literal["custom"]
@@ -96,22 +96,22 @@ class NamedCustom(Wire):
 NamedTool = Annotated[NamedFunction | NamedCustom, Discriminator("type")]
 
 
-class Allowed(Wire):
+class Allowed(WireModel):
     """Some of the tools on offer, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS, fail_fast=True)]
 
 
-class AllowedTools(Wire):
+class AllowedTools(WireModel):
     """A choice among some of the tools on offer."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
 
 
-class Called(Wire):
-    """What is called, with JSON text as it was written; the official clients' helpers add what they have read in it."""
+class Called(WireModel):
+    """The function that is called, with its JSON text as it was written; the official clients add what they parsed."""
 
     name: FunctionName
     arguments: str
@@ -119,7 +119,7 @@ class Called(Wire):
     provider_specific_fields: Any = None
 
 
-class AnyCall(Wire):
+class AnyCall(WireModel):
     """A call in an assistant's message. Who put it together from a stream may leave the `index` in it."""
 
     id: CallId
@@ -136,8 +136,8 @@ class Call(AnyCall):
     function: Called
 
 
-class Written(Wire):
-    """What is called, with its free text."""
+class Written(WireModel):
+    """The custom tool that is called, with its text."""
 
     name: FunctionName
     input: str
@@ -201,7 +201,7 @@ def _chosen(offered: dict[str, Tool], choice: Any, parallel: bool) -> Toolbox:
 
 def _known(choice: NamedFunction | NamedCustom, offered: dict[str, Tool]) -> str:
     name = choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
-    if name not in offered or custom_tools.is_free(offered[name]) != isinstance(choice, NamedCustom):
+    if name not in offered or custom_tools.is_custom(offered[name]) != isinstance(choice, NamedCustom):
         raise _refusal("tool_choice", "it names a tool that is not among tools")
     return name
 
@@ -217,7 +217,7 @@ def calls_of(calls: Sequence[Call | CustomCall]) -> tuple[ToolCall, ...]:
 
 
 class Turn(Protocol):
-    """What the rules of a conversation are about: one of its messages, as it was written."""
+    """One message of a conversation as the rules of conversations see it."""
 
     @property
     def tool_call_id(self) -> str | None:

@@ -1,1 +1,1 @@
-"""What every route shares: connections, parsing, keys, admission, idempotency, errors and event streams."""
+"""HTTP for every route: connections, parsing, keys, admission, idempotency, errors and event streams."""

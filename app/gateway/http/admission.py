@@ -1,4 +1,4 @@
-"""Whether a request may start now: rates, concurrency and the size of this process, before anything costs money.
+"""Admission of requests by rates, concurrency and the size of this process, before anything costs money.
 
 Counters are this process's own. A key has a bucket of requests and one of tokens, each of which holds one minute's
 worth and refills evenly. What was let in holds a `Permit`, which its owner gives back in a `finally`. Of a request's
@@ -15,7 +15,7 @@ from app.errors import Overloaded, OverQuota
 from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
-REMEMBERED = 10_000
+COUNTERS = 10_000
 BUSY_RETRY = 1.0
 """Seconds to wait when too many requests run: about what a short run takes."""
 BYTES_A_TOKEN = 4
@@ -25,7 +25,7 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(slots=True)
 class _Bucket:
-    """What a key may still use of one unit; `most` a minute, None without a limit."""
+    """A token bucket: the units that a key may still use; `most` a minute, None without a limit."""
 
     unit: str
     most: int | None = None
@@ -75,7 +75,7 @@ class Permit:
         self._expected = expected
 
     def used(self, tokens: int) -> None:
-        """Settle what was expected at first with what the run has used; whoever only hears it, uses nothing."""
+        """Replace the expected tokens by those that the run has used; a request that only follows a run uses none."""
         if self._runs:
             self._counter.tokens.level -= tokens - self._expected
             self._expected = tokens
@@ -98,8 +98,7 @@ class Admission:
     def enter(self, key: KeyRow, headers: Headers, task: Task | None = None) -> Permit:
         """Let a request in, or raise `OverQuota` or `Overloaded`. Rate headers are added to `headers` in each case.
 
-        One without a `task` begins no run, but hears one that is there: it counts as a request of its key, not as a
-        run.
+        A request without a `task` begins no run but follows one: it counts as a request of its key, not as a run.
         """
         counter = self._counter(key)
         runs, tokens = int(task is not None), 0
@@ -114,13 +113,15 @@ class Admission:
         return Permit(self, counter, runs, tokens)
 
     async def capacity(self) -> None:
-        """A dependency of routes that begin runs, before anything else is done for a request: with no place left it is
-        turned away unread, so that those who keep coming cost those who are in as little as can be."""
+        """Raise `Overloaded` if this process has no place for another run.
+
+        A dependency of routes that begin runs, which comes first: a request that is refused here was not read, and
+        costs the requests that are being served as little as possible."""
         if self.running >= self._context.rates.running:
             raise Overloaded(retry_after=BUSY_RETRY)
 
     def leave(self, counter: _Counter, runs: int) -> None:
-        """What `Permit.release` does."""
+        """Free the place of a permit."""
         counter.running -= runs
         self.running -= 1
 
@@ -152,7 +153,7 @@ class Admission:
 
     def _forget(self) -> None:
         """Make room by dropping the oldest counter that nobody uses."""
-        if len(self._counters) >= REMEMBERED:
+        if len(self._counters) >= COUNTERS:
             idle = next((key for key, counter in self._counters.items() if not counter.running), None)
             if idle is not None:
                 del self._counters[idle]

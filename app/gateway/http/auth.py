@@ -25,16 +25,16 @@ from app.gateway.http.context import GatewayContext
 from app.store.protocol import KeyRow
 
 SCOPES = frozenset({"runs:write", "runs:read", "audit:read", "admin"})
-FORM = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
-ABSENT = hashlib.sha256(b"no such key").digest()
-"""Compared against when there is no key of that id, so that both cases take the same path."""
-REMEMBERED = 10_000
+KEY_FORMAT = re.compile(r"bt_([A-Za-z0-9]{4,32})_([A-Za-z0-9_-]{16,128})")
+ABSENT_DIGEST = hashlib.sha256(b"no such key").digest()
+"""The digest that is compared when no key has the id, so that both cases take the same path."""
+CACHED_KEYS = 10_000
 LEFT: Literal["left"] = "left"
 Answer = KeyRow | BatonError | Literal["left"] | None
-"""What a lookup came to; `LEFT` if whoever began it has gone away in the middle."""
+"""The result of a lookup; `LEFT` if the request that began it was cancelled before its end."""
 LOOKUPS = 64
-"""Keys that are looked up at the same time: more is a flood of keys, most of which are none."""
-PATIENCE = 3.0
+"""The most keys that are looked up at the same time: more of them are a flood of invalid keys."""
+LOOKUP_TIMEOUT = 3.0
 """Seconds that a key lookup in the store may take."""
 
 
@@ -64,12 +64,12 @@ class Caller:
         return None if "admin" in self.key.scopes else self.key.tenant
 
     def may(self, scope: str) -> bool:
-        """Whether the key carries `scope`; `admin` carries every one."""
+        """True if the key carries `scope`; `admin` carries every one."""
         return scope in self.key.scopes or "admin" in self.key.scopes
 
 
 def digest(secret: str, pepper: bytes) -> bytes:
-    """What is stored of a key's secret."""
+    """The hash under which a key's secret is stored."""
     return hmac.digest(pepper, secret.encode(), "sha256")
 
 
@@ -93,7 +93,7 @@ def adopt(
     expires_at: float | None = None,
 ) -> KeyRow:
     """The row for a key chosen elsewhere (`BATON_BOOTSTRAP_KEY`); `ConfigInvalid` if it has not a key's form."""
-    found = FORM.fullmatch(key)
+    found = KEY_FORMAT.fullmatch(key)
     faults = [] if found else ["an API key must look like bt_<4-32 letters or digits>_<16-128 URL-safe characters>"]
     if unknown := sorted(set(scopes) - SCOPES):
         faults.append(f"unknown scope {', '.join(unknown)}; there are {', '.join(sorted(SCOPES))}")
@@ -129,7 +129,7 @@ class Keys:
         self._context = context
         self._known: dict[bytes, tuple[float, KeyRow | None]] = {}
         self._asked: dict[bytes, asyncio.Future[Answer]] = {}
-        """Lookups under way: whoever comes with the same key waits for the one that there is."""
+        """Lookups in progress: a request with the same key waits for the one that there is."""
 
     def needs(self, *scopes: str) -> Any:
         """The declaration of a route's caller: `Annotated[Caller, keys.needs("runs:read")]`."""
@@ -150,7 +150,7 @@ class Keys:
 
     async def _row(self, key: str | None) -> KeyRow:
         """A key's row, if it may be used now."""
-        parts = FORM.fullmatch(key or "")
+        parts = KEY_FORMAT.fullmatch(key or "")
         public, secret = (parts[1], parts[2]) if parts else ("", "")
         mark = hashlib.sha256((key or "").encode()).digest()
         until, row = self._known.get(mark, (0.0, None))
@@ -162,7 +162,7 @@ class Keys:
         return row
 
     async def _look_up(self, mark: bytes, public: str, secret: str) -> KeyRow | None:
-        """The row of a key, if that is the key: asked of the store once, however many requests bring it meanwhile."""
+        """The row of a key if its secret is right: one lookup, however many requests bring it meanwhile."""
         while (asked := self._asked.get(mark)) is not None:
             told = await asyncio.shield(asked)
             if isinstance(told, BatonError):
@@ -188,7 +188,7 @@ class Keys:
         if not public:
             return None
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
                 return await self._context.store.key(public)
         except BatonError:
             raise
@@ -197,11 +197,11 @@ class Keys:
 
     def _check(self, row: KeyRow | None, secret: str) -> KeyRow | None:
         asked = digest(secret, self._context.pepper)
-        same = hmac.compare_digest(asked, row.digest if row else ABSENT)
+        same = hmac.compare_digest(asked, row.digest if row else ABSENT_DIGEST)
         return row if row is not None and same else None
 
     def _remember(self, mark: bytes, row: KeyRow | None) -> None:
         self._known.pop(mark, None)
-        while len(self._known) >= REMEMBERED:
+        while len(self._known) >= CACHED_KEYS:
             del self._known[next(iter(self._known))]
         self._known[mark] = (self._context.tick() + min(self._context.key_ttl, 5.0), row)

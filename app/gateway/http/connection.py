@@ -1,4 +1,4 @@
-"""One HTTP connection before there is a request: what uvicorn refuses by itself, in OpenAI's shape, and two bounds.
+"""HTTP connections: uvicorn's own refusals in OpenAI's shape, and two bounds on the head of a request.
 
 A request's head must come within `HEAD_SECONDS` and `HEAD_BYTES`; uvicorn bounds neither. A head that comes in one
 packet, as nearly all do, costs nothing more.
@@ -33,8 +33,8 @@ class Connection(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has connected; whoever says nothing is not waited for."""
-        super().connection_made(cast(asyncio.Transport, _HeadFirst(transport, self.loop)))
+        """A client has connected; one that sends nothing is disconnected after a while."""
+        super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport, self.loop)))
         self._late = self.loop.call_later(self._seconds, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
         self._came()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; watch a head that has not come whole."""
+        """Feed the parser; watch a head that has not arrived whole."""
         super().data_received(data)
         if not self._in_head:
             return self._came()
@@ -59,13 +59,13 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head has arrived whole."""
         self._in_head = False
         self._head = 0
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """The bytes are no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self._refuse(400, "This is not a valid HTTP/1.1 request.", "invalid_http")
 
     def _came(self) -> None:
@@ -89,7 +89,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
 
-class _HeadFirst:
+class _JoinedWrites:
     """A transport that sends the head of a reply together with what follows it. uvicorn writes the two one by one, and
     uvloop sends each write as it comes: a second packet is a system call more here, and wakes the reader twice."""
 
@@ -124,7 +124,7 @@ class _HeadFirst:
 
 
 def connection(name: Callable[[str], str], seconds: float = HEAD_SECONDS) -> type[HttpToolsProtocol]:
-    """What to give `uvicorn.Config` as `http`. `name` gives ids; a head must come within `seconds`."""
+    """The value of `http` for `uvicorn.Config`. `name` makes ids; a head must arrive within `seconds`."""
     return cast(type[HttpToolsProtocol], partial(Connection, name=name, seconds=seconds))
 
 

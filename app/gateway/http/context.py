@@ -45,12 +45,12 @@ class GatewayContext:
     key_ttl: float = 5.0
     """Seconds for which a key lookup is remembered: a revocation takes effect within them."""
     ping: float = 10.0
-    """Longest silence of a stream, in seconds."""
+    """Seconds after which a stream on which nothing was sent gets a keep-alive."""
     origins: frozenset[str] = frozenset()
     """Origins whose pages may read replies; see `cross_origin.py`."""
     remembered: float = 86_400.0
     """Seconds for which an Idempotency-Key is remembered, counted from its run's time limit."""
     conducts: Callable[[], bool | None] = lambda: None
-    """Whether the models that conduct are fit to; None if there are none."""
+    """True if the models that conduct are healthy; None if there are none."""
     grace: float = 30.0
-    """Seconds beyond its time limit after which a run that has not ended is given up on."""
+    """Seconds beyond its time limit after which the gateway no longer waits for a run that has not ended."""

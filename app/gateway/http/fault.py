@@ -29,7 +29,7 @@ def render(error: BatonError) -> Response:
 
 
 def headers_of(error: BatonError) -> dict[str, str]:
-    """What the reply says beside its body."""
+    """The headers of an error's reply."""
     headers = {}
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -39,7 +39,7 @@ def headers_of(error: BatonError) -> dict[str, str]:
 
 
 def refuse(status: int, message: str, code: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The reply where the framework found the fault: no such route, no such method."""
+    """The reply to a fault that the framework found: no such route, no such method."""
     return _reply(status, plain(message, code), headers or {})
 
 
@@ -49,7 +49,7 @@ def plain(message: str, code: str) -> dict[str, Any]:
 
 
 def crashed(request_id: str) -> Response:
-    """The reply to a request that met a bug."""
+    """The reply to a request that failed because of a bug."""
     message = f"Something went wrong inside the service; report request {request_id} if it stays."
     return _reply(500, _object(message, "server_error", None, "internal_error"), {})
 

@@ -1,8 +1,8 @@
-"""`/healthz` says that the process lives, `/readyz` that it can do its work, `/metrics` what it has done.
+"""Probes and metrics: `/healthz`, `/readyz` and `/metrics`, none of which needs a key.
 
-None of them needs a key. `/healthz` asks nobody, so that a database that is down does not get every gateway restarted.
-Without the queue, or with a conductor that is out, `/readyz` says `degraded` and 200: a balancer that took the service
-away would end what still works.
+`/healthz` checks nothing but that the process is alive, so that an outage of the database does not get every gateway
+restarted. `/readyz` tells whether the process can do its work. Without the queue, or while a conductor is unhealthy, it
+says `degraded` and 200: a balancer that took the gateway away would end what still works.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from app.errors import BatonError
 from app.gateway.http.context import GatewayContext
 from app.gateway.openapi import operations, replies
 
-PATIENCE = 3.0
+CHECK_TIMEOUT = 3.0
 """Seconds for each check; the store and the queue give up by themselves after two."""
 
 
@@ -73,9 +73,9 @@ def routes(context: GatewayContext) -> APIRouter:
 
 
 async def _check(ask: Callable[[], Awaitable[None]]) -> str:
-    """`ok`, or why not, in the words of the error's class."""
+    """`ok`, or the code of the error."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(CHECK_TIMEOUT):
             await ask()
     except BatonError as error:
         return error.public_code or "failed"

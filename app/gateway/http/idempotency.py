@@ -3,12 +3,14 @@
 A key is 1 to 255 printable ASCII characters and belongs to its caller's tenant. It stands for one request: the SHA-256
 of the method, the path and the body, as JSON in its canonical form (keys sorted, no white space). The same key with
 another request is a 409. The claim is committed together with what it claims, so of two equal requests that come to two
-gateways at once one begins the run, and the other hears it. What was refused before anything was begun claims nothing.
+gateways at once one begins the run, and the other follows it. A request that was refused before anything was begun
+claims nothing.
 
 Every POST route under /v1 hands its body to one of two verbs (a test walks the routes):
 
-    begin    for what begins a run: the same request hears that run while it goes on, and its reply once it has ended
-    reply    for everything else: the first reply is kept and given again
+    begin    for routes that begin a run: the same request follows that run while it goes on, and gets its reply once
+             it has ended
+    reply    for all other routes: the first reply is stored and sent again
 """
 
 import hashlib
@@ -40,12 +42,12 @@ REPLAYED = (b"idempotent-replayed", b"true")
 
 @record(frozen=True, slots=True)
 class Begun:
-    """A run that this request has begun, or has found. Whoever has it gives `permit` back when the reply is over."""
+    """A run that this request has begun or follows. `permit` must be released when the reply is over."""
 
     driven: Driven
     permit: Permit
     seconds: float
-    """What is left of the run's time."""
+    """The time that the run has left."""
     after: int | None = None
     """The event after which a stream goes on; None: from its start."""
 
@@ -57,7 +59,7 @@ class Idempotency:
         self._context = context
         self._admission = admission
         self.capacity = Depends(admission.capacity)
-        """For the routes that begin runs: see there."""
+        """The dependency of routes that begin runs: see `Admission.capacity`."""
 
     async def begin(
         self,
@@ -68,8 +70,8 @@ class Idempotency:
         *,
         at: Callable[[int], Position] = position.read,
     ) -> Begun:
-        """Begin a run, or hear the one that this request has begun before. `order` is asked only in the first case, and
-        `at` only in the second: where a stream begins that goes on behind an event of that number.
+        """Begin a run, or follow the one that this request began before. `order` is called only in the first case, and
+        `at` only in the second: it gives the position of a stream that goes on behind an event of that number.
 
         Raises what `order`, `Admission.enter` and `Drivers.start` raise, `InvalidRequest` for a key that is none, and
         `Conflict` for one that was used with another request.
@@ -102,7 +104,7 @@ class Idempotency:
         once: str | None = None,
         at: Callable[[int], Position] = position.read,
     ) -> Begun:
-        """Hear a run that exists, from behind the event `after`: the given turn, the one that a claim began, or the
+        """Follow a run that exists, from behind the event `after`: the given turn, the one that a claim began, or the
         latest one."""
         headers = request.scope["baton.headers"]
         permit = self._admission.enter(caller.key, headers)
@@ -119,9 +121,11 @@ class Idempotency:
     async def reply(
         self, request: Request, caller: Caller, body: Mapping[str, object], act: Callable[[], Awaitable[Response]]
     ) -> Response:
-        """The reply of `act`, which must do no harm when it is done twice: equal requests may meet in it.
+        """The reply of `act`, or the stored reply of the same request.
 
-        What it raises is not kept. Where doing it twice would harm, its entry carries `claim(...)` with the reply.
+        Equal requests may run `act` at the same time, so it must do no harm when it is done twice. Where it would, its
+        entry carries `claim(...)` with the reply.
+        An error that it raises is not stored.
         """
         once = claim(request, caller, body)
         if once is None:
@@ -161,7 +165,7 @@ class Idempotency:
 
 
 def claim(request: Request, caller: Caller, body: Mapping[str, object]) -> Once | None:
-    """What a request claims, without an end; None if it has no key. Raises `InvalidRequest` for a key that is none."""
+    """The claim of a request, without an end; None if it has no key. Raises `InvalidRequest` for a malformed key."""
     given = [value.decode("latin-1") for name, value in request.scope["headers"] if name == b"idempotency-key"]
     if not given:
         return None
@@ -187,7 +191,7 @@ def last_event(request: Request) -> int | None:
 
 
 def _same(once: Once | None, found: Once | None) -> Once:
-    """The claim that is held, if it is this request's."""
+    """The claim that was found, if this request made it; raises `Conflict` otherwise."""
     if once is None or found is None:  # it ran out between two looks
         raise Conflict("The Idempotency-Key has just expired; send the request again.", code=TAKEN)
     if once.fingerprint != found.fingerprint:

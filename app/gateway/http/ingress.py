@@ -24,9 +24,9 @@ from app.errors import InvalidRequest, Overloaded, TooLarge, TooSlow, Unsupporte
 WHOLE = 1 << 63
 NUMBER = (float, int)
 YIELD_ABOVE = 1 << 18
-"""Bytes from which the event loop gets a turn between the passes over a body."""
+"""Bytes of a body from which the event loop gets a turn between the passes over it."""
 COLON = b"\\u003"
-"""How the escape of a colon begins."""
+"""The beginning of an escaped colon."""
 SLICE = 1 << 20
 """Bytes of a body from which escapes are taken in one turn."""
 
@@ -58,7 +58,7 @@ class Arriving:
 
 @record(frozen=True, slots=True)
 class Bounds:
-    """What a body may be. `seconds` is how long it may take to arrive."""
+    """Bounds on a body. `seconds` is the time within which it must arrive."""
 
     body: int = 8 << 20
     seconds: float = 60.0
@@ -101,7 +101,7 @@ async def _read_json(request: Request, bounds: Bounds, more: Callable[[int], Non
 
 
 async def read_json_if_any(request: Request, bounds: Bounds) -> dict[str, object]:
-    """The same, for routes that need no body: none at all is an empty object."""
+    """`read_json` for routes that need no body: none at all is an empty object."""
     headers = request.headers
     if headers.get("content-length", "0").strip() == "0" and "transfer-encoding" not in headers:
         return {}

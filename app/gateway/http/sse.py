@@ -33,7 +33,7 @@ STREAM_HEADERS = [
 
 
 async def collect(context: GatewayContext, begun: Begun, receive: Receive) -> Ended:
-    """The end of a turn that nobody streams, with its permit given back.
+    """The end of a turn that is not streamed; its permit is released.
 
     Raises the error that it ended with, or `RunExpired` if it has no end `GatewayContext.grace` after its time limit.
     """
@@ -76,7 +76,7 @@ def _end_in(batch: Sequence[Told]) -> Ended | None:
 async def _watching(
     context: GatewayContext, driven: Driven, receive: Receive, work: Callable[[], Awaitable[Ended | None]]
 ) -> Ended:
-    """Do `work` with an eye on the connection; when the client goes away the line has an end before long."""
+    """Do `work` and watch the connection; when the client disconnects, the mailbox gets an end before long."""
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(_watch(context, driven, receive))
         try:
@@ -98,7 +98,7 @@ class Frames(Protocol):
     """A wire format's events: bytes ready to be written."""
 
     ping: bytes
-    """What is said when there was nothing to say. Where that is a comment it does not end with a blank line: OpenAI's
+    """The keep-alive. Where it is a comment it does not end with a blank line: OpenAI's
     Python client takes each one for an event, of no data, once it has seen an `id:`."""
 
     def role(self) -> bytes:
@@ -110,15 +110,15 @@ class Frames(Protocol):
         ...
 
     def noted(self, noted: Noted) -> bytes:
-        """An event of the run, for a caller who asked for them."""
+        """An event of the run, for a caller that asked for them."""
         ...
 
     def ended(self, ended: Ended) -> bytes:
-        """Everything behind the answer."""
+        """All events that follow the answer."""
         ...
 
     def failed(self, error: BatonError, ended: Ended) -> bytes:
-        """What ends a stream that went wrong after its first byte."""
+        """The last event of a stream that failed after its first byte."""
         ...
 
 
@@ -128,7 +128,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, context: GatewayContext, driven: Driven, frames: Frames, permit: Permit, seconds: float) -> None:
-        """`seconds` is the run's time limit. The stream owns `permit` and gives it back when it is over."""
+        """`seconds` is the run's time limit. The stream owns `permit` and releases it when it is over."""
         self.status_code = 200
         self.background = None
         self.raw_headers = list(STREAM_HEADERS)

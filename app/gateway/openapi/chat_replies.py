@@ -117,7 +117,7 @@ class ToolCallDelta(Reply):
 
 
 class Delta(Reply):
-    """What one chunk adds to the message."""
+    """The part of the message that one chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

@@ -151,7 +151,7 @@ class ContentBlockStop(Reply):
 
 
 class MessageEnd(Reply):
-    """Why the message stopped."""
+    """The reason why the message stopped."""
 
     stop_reason: StopReason | None
     stop_sequence: None

@@ -140,7 +140,7 @@ class Health(Reply):
 
 
 class Readiness(Reply):
-    """What the process can reach."""
+    """The state of what the process depends on."""
 
     status: Literal["ready", "degraded", "not_ready"]
     checks: dict[str, str]

@@ -110,14 +110,14 @@ OutputItem = Annotated[
 
 
 class ResponseError(Reply):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: Literal["rate_limit_exceeded", "server_error"]
     message: str
 
 
 class IncompleteDetails(Reply):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"]
 

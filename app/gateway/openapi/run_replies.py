@@ -99,7 +99,7 @@ class Attempt(Reply):
     request: str | None
     """The hash of the request as it was sent to the provider."""
     held: Amount
-    """What was reserved of the run's budget."""
+    """The amount that was reserved of the run's budget."""
     passed_over: list[Any]
     """Workers that were not called, each with the reason."""
     despite: Any
@@ -142,7 +142,7 @@ class Proposal(Reply):
     state: Literal["open", "accepted", "rejected"]
     outage: Any
     reasons: list[str]
-    """Why it was rejected."""
+    """The reasons why it was rejected."""
     topology: str | None
     decision: Any
     order: list[str] | None

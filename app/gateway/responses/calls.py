@@ -13,7 +13,7 @@ from app.errors import InvalidRequest
 
 
 def paired(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """The same messages, with the outputs in their places. Raises `InvalidRequest`; it names only ids of ours."""
+    """The messages with each output right behind its call. Raises `InvalidRequest`, which names only ids of ours."""
     messages = tuple(messages)
     known = {call.id for message in messages for call in message.calls}
     outputs: defaultdict[str, deque[Message]] = defaultdict(deque)

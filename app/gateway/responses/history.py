@@ -1,4 +1,4 @@
-"""What a response was made of and what it leaves behind: read from the store, for replies and for what follows."""
+"""Stored responses: the task that a response was made of, and the conversation at its end."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,9 +15,9 @@ from app.store.protocol import Contents
 
 
 @record(frozen=True, slots=True)
-class Told:
-    """A response as it stands: `ended` is None while it is under way; `messages` is the conversation up to its end,
-    where that was asked for."""
+class StoredResponse:
+    """A response in its present state: `ended` is None while it is in progress; `messages` is the conversation up to
+    its end, where the caller of `conversation` added it."""
 
     subject: Subject
     ended: Ended | None
@@ -25,14 +25,14 @@ class Told:
 
 
 async def subject(store: Contents, state: RunState) -> Subject:
-    """What the state's present turn is written from. `NotFound` if content was erased."""
+    """The subject of the state's present turn. Raises `NotFound` if content was erased."""
     texts = await texts_of(store, state.run, {state.admitted.task, state.turn.request})
     task = task_from_json(orjson.loads(texts[state.admitted.task]))
     asked = task_from_json(orjson.loads(texts[state.turn.request])) if state.turn.request else task
     return Subject(state, task, asked)
 
 
-async def conversation(store: Contents, told: Told) -> tuple[Message, ...]:
+async def conversation(store: Contents, told: StoredResponse) -> tuple[Message, ...]:
     """The visible messages up to the end of a response: without its instructions, which are not carried over."""
     state, task = told.subject.state, told.subject.task
     messages = list(task.messages[1:] if task.messages and state.turn.wire.get("instructions") else task.messages)

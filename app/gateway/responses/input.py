@@ -16,7 +16,7 @@ from app.gateway.responses import tool_search
 from app.gateway.responses.tool_search import Execution, ToolSearch
 from app.gateway.responses.tools import MOST, AnyTool, FunctionName, Loadable, flat, functions, names_of
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 
 CallId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:|-]{1,256}$")]
 ItemId = Annotated[str, StringConstraints(max_length=256)] | None
@@ -24,13 +24,13 @@ Status = Literal["in_progress", "completed", "incomplete"] | None
 Role = Literal["user", "assistant", "system", "developer"]
 
 
-class Caller(Wire):
-    """Who called a function: the model itself."""
+class Caller(WireModel):
+    """The caller of a function: the model itself."""
 
     type: Literal["direct"]
 
 
-class InputText(Wire):
+class InputText(WireModel):
     """Words of the caller's."""
 
     type: Literal["input_text"]
@@ -38,7 +38,7 @@ class InputText(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class InputImage(Wire):
+class InputImage(WireModel):
     """An image inline or by reference."""
 
     type: Literal["input_image"]
@@ -48,7 +48,7 @@ class InputImage(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class OutputText(Wire):
+class OutputText(WireModel):
     """Words of an earlier answer."""
 
     type: Literal["output_text"]
@@ -57,8 +57,8 @@ class OutputText(Wire):
     logprobs: list[Any] | None = None
 
 
-class Refused(Wire):
-    """What an assistant said instead of an answer."""
+class Refused(WireModel):
+    """A refusal by the assistant instead of an answer."""
 
     type: Literal["refusal"]
     refusal: str
@@ -67,7 +67,7 @@ class Refused(Wire):
 AnyPart = Annotated[InputText | InputImage | OutputText | Refused, Discriminator("type")]
 
 
-class MessageItem(Wire):
+class MessageItem(WireModel):
     """A message of the conversation, with or without its type."""
 
     type: Literal["message"] | None = None
@@ -78,7 +78,7 @@ class MessageItem(Wire):
     phase: str | None = None
 
 
-class AnyCall(Wire):
+class AnyCall(WireModel):
     """An earlier answer's wish to call a tool."""
 
     call_id: CallId
@@ -104,8 +104,8 @@ class CustomCallItem(AnyCall):
     input: str
 
 
-class OutputItem(Wire):
-    """What came of a call."""
+class OutputItem(WireModel):
+    """The result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: CallId
@@ -117,7 +117,7 @@ class OutputItem(Wire):
     namespace: FunctionName | None = None
 
 
-class SearchCallItem(Wire):
+class SearchCallItem(WireModel):
     """An earlier answer's search for tools."""
 
     type: Literal["tool_search_call"]
@@ -129,8 +129,8 @@ class SearchCallItem(Wire):
     created_by: str | None = None
 
 
-class SearchOutputItem(Wire):
-    """What such a search has found: tools that are on offer from here on."""
+class SearchOutputItem(WireModel):
+    """The tools that a search has found, which are offered to workers from here on."""
 
     type: Literal["tool_search_output"]
     tools: Annotated[list[Loadable], Field(max_length=MOST, fail_fast=True)]
@@ -141,7 +141,7 @@ class SearchOutputItem(Wire):
     created_by: str | None = None
 
 
-class MoreTools(Wire):
+class MoreTools(WireModel):
     """Tools that are on offer from here on."""
 
     type: Literal["additional_tools"]
@@ -150,7 +150,7 @@ class MoreTools(Wire):
     id: ItemId = None
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(WireModel):
     """An earlier answer's thinking, which only the model that thought it could use; it is left out."""
 
     type: Literal["reasoning"]
@@ -161,7 +161,7 @@ class ReasoningItem(Wire):
     status: Status = None
 
 
-class ItemReference(Wire):
+class ItemReference(WireModel):
     """An item of an earlier response's output, by its id; `references.py` puts the item in its place."""
 
     type: Literal["item_reference"] | None = None

@@ -33,7 +33,7 @@ async def page(store: Contents, of: Subject, filters: ItemFilters) -> dict[str, 
 
 
 async def _given(store: Contents, of: Subject) -> list[Message]:
-    """What the request added; of results, behind the message that called for them."""
+    """The messages that the request added; results follow the message that called for them."""
     turn = of.state.turn.number
     if turn:
         return await exchanged(store, of.state, turn - 1)
@@ -53,7 +53,7 @@ def _items(of: Subject, place: int, message: Message, kinds: Mapping[str, Kind])
 
 
 def _output(of: Subject, name: str, message: Message, kind: Kind) -> dict[str, Any]:
-    """What came of a call; of a search, the tools that it put on offer first."""
+    """The result of a call as an item; of a search, with the tools that it was the first to offer."""
     told = {"call_id": message.call_id, "status": "completed"}
     if kind == "search":
         found = spelled(tool for tool in of.asked.toolbox.tools if loaded_by(tool) == message.call_id)

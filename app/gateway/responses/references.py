@@ -8,7 +8,7 @@ from app.core.message.tools import run_of
 from app.core.run.notices import response_id
 from app.engine.delivery import turn_result as endings
 from app.errors import InvalidRequest, NotFound
-from app.gateway.responses.history import Told
+from app.gateway.responses.history import StoredResponse
 from app.gateway.responses.input import (
     AnyItem,
     CallItem,
@@ -25,7 +25,7 @@ from app.store.protocol import Store
 MOST = 128
 CALLS: Final = ("fc_", "ctc_", "tsc_", "tso_")
 """Beginnings of the ids of items that go by a call's id."""
-Look = Callable[[str], Awaitable[Told]]
+Look = Callable[[str], Awaitable[StoredResponse]]
 """From a response's id to the response, if the caller may see it; `NotFound`."""
 
 
@@ -35,7 +35,7 @@ async def resolved(store: Store, request: ResponsesRequest, look: Look) -> Respo
         return request
     if sum(isinstance(item, ItemReference) for item in request.input) > MOST:
         raise InvalidRequest(f"At most {MOST} items may be references.", param="input", code="array_above_max_length")
-    found: dict[str, Told] = {}
+    found: dict[str, StoredResponse] = {}
     items = [
         await _named(store, item.id, place, found, look) if isinstance(item, ItemReference) else item
         for place, item in enumerate(request.input)
@@ -43,7 +43,7 @@ async def resolved(store: Store, request: ResponsesRequest, look: Look) -> Respo
     return request.model_copy(update={"input": items})
 
 
-async def _named(store: Store, name: str, place: int, found: dict[str, Told], look: Look) -> AnyItem:
+async def _named(store: Store, name: str, place: int, found: dict[str, StoredResponse], look: Look) -> AnyItem:
     """A message of an output, a call of one, or the search before it."""
     try:
         call = name.partition("_")[2] if name.startswith(CALLS) else None

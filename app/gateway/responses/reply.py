@@ -48,8 +48,8 @@ def parse_id(text: str) -> tuple[str, int] | None:
 
 @record(frozen=True, slots=True)
 class Subject:
-    """What a response is written from: the run's state, the task, and what the turn's request said of sampling and
-    tools (`asked`)."""
+    """The source of a response: the run's state, the task, and what the turn's request said of
+    sampling and tools (`asked`)."""
 
     state: RunState
     task: Task
@@ -67,7 +67,7 @@ def whole(of: Subject, ended: Ended | None) -> bytes:
 
 
 def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
-    """The same as JSON values."""
+    """The response object as JSON values."""
     state, wire = of.state, of.state.turn.wire
     status = status_of(of, ended)
     turn = state.turn.number
@@ -222,7 +222,7 @@ class Events:
         return b": baton " + orjson.dumps({"event": noted.kind, **noted.body}) + b"\n\n"
 
     def ended(self, ended: Ended) -> bytes:
-        """Whatever has not been told yet, and the end."""
+        """All events that were not sent yet, and the end."""
         frames, body = b"", document(self._of_end(ended), ended)
         if not self._spoken and not ended.calls:
             frames += self._begin_message()
@@ -262,7 +262,7 @@ class Events:
         return "refusal" if self._refused else "output_text"
 
     def _place(self) -> dict[str, Any]:
-        """Where the message's part is; the message comes first."""
+        """The place of the message's part; the message comes first."""
         return {"item_id": message_item(self._of, [], "")["id"], "output_index": 0, "content_index": 0}
 
     def _end_block(self, logprobs: Any = None, status: str = "completed") -> bytes:
@@ -320,7 +320,7 @@ class Events:
         return done + self._event("response.output_item.done", self._at + 1, output_index=self._index, item=item)
 
     def _event(self, kind: str, number: int, **fields: object) -> bytes:
-        """One frame, unless it was heard before."""
+        """One frame, or nothing if the caller has received it before."""
         self._at, at = number, self._base + number
         if at <= self._after:
             return b""

@@ -15,39 +15,39 @@ from app.gateway.chat.request import MetadataKey, MetadataValue
 from app.gateway.responses.calls import paired
 from app.gateway.responses.input import Item, conversation, loaded
 from app.gateway.responses.tools import MOST_LISTED, AnyTool, Choice, is_cached, left_out, toolbox_of
-from app.gateway.wire.baton_options import Extension, Wire
+from app.gateway.wire.baton_options import BatonOptions, WireModel
 from app.gateway.wire.parameters import RESPONSES, is_ignored
 from app.gateway.wire.response_formats import NamedSchema, schema_form
-from app.gateway.wire.validation_errors import NAME, check_kinds, refusal, unknown
+from app.gateway.wire.validation_errors import NAME, check_kinds, invalid_request, unknown_parameter
 
 
-class FreeText(Wire):
-    """No form."""
+class TextFormat(WireModel):
+    """Text without a format."""
 
     type: Literal["text"]
 
 
-class AnyObject(Wire):
-    """Some JSON object."""
+class JsonObjectFormat(WireModel):
+    """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class BySchema(NamedSchema):
-    """JSON that validates."""
+class JsonSchemaFormat(NamedSchema):
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
 
 
-class TextOptions(Wire):
-    """The form of the answer."""
+class TextOptions(WireModel):
+    """The format of the answer."""
 
-    format: Annotated[FreeText | AnyObject | BySchema, Discriminator("type")] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(Wire):
-    """How much to think."""
+class Reasoning(WireModel):
+    """The effort that the request asks for."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -56,13 +56,13 @@ class Reasoning(Wire):
     mode: Literal["standard"] | None = None
 
 
-class StreamOptions(Wire):
+class StreamOptions(WireModel):
     """Accepted and not needed."""
 
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(Wire):
+class ResponsesRequest(WireModel):
     """The fields that are read."""
 
     model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -85,7 +85,7 @@ class ResponsesRequest(Wire):
     background: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    baton: Extension | None = None
+    baton: BatonOptions | None = None
     # Checked and noted; see parameters.py.
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
@@ -102,14 +102,14 @@ def read_request(body: Mapping[str, Any]) -> tuple[ResponsesRequest, tuple[str, 
     given = {name: value for name, value in body.items() if value is not None}
     for name in given:
         if name not in RESPONSES:
-            raise unknown(name if NAME.fullmatch(name) else None)
+            raise unknown_parameter(name if NAME.fullmatch(name) else None)
     ignored = tuple(sorted(name for name, value in given.items() if is_ignored(name, value, RESPONSES)))
     given = {name: value for name, value in given.items() if RESPONSES[name].decision != "refused"}
     check_kinds(given.get("tools"), "function", "custom", "namespace", "tool_search", spared=is_cached)
     try:
         request = ResponsesRequest.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, given) from None
+        raise invalid_request(error, given) from None
     if request.background and not request.store:
         raise InvalidRequest("A background response must be stored: leave store out.", param="store")
     return request, (*ignored, *left_out(request.tools))
@@ -136,7 +136,7 @@ def task_of(request: ResponsesRequest, before: tuple[Message, ...], loaded_befor
 
 
 def given(request: ResponsesRequest) -> tuple[Message, ...]:
-    """What this request adds to the conversation."""
+    """The messages that this request adds to the conversation."""
     if isinstance(request.input, str):
         return (Message("user", (Text(request.input),)),)
     return conversation(request.input)
@@ -144,6 +144,6 @@ def given(request: ResponsesRequest) -> tuple[Message, ...]:
 
 def _form(request: ResponsesRequest) -> Form | None:
     asked = request.text.format if request.text is not None else None
-    if isinstance(asked, BySchema):
+    if isinstance(asked, JsonSchemaFormat):
         return schema_form(asked, "text.format.schema")
-    return Form() if isinstance(asked, AnyObject) else None
+    return Form() if isinstance(asked, JsonObjectFormat) else None

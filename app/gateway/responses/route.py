@@ -29,7 +29,7 @@ from app.gateway.http.sse import EventStream, collect
 from app.gateway.openapi import operations, response_replies
 from app.gateway.responses import items
 from app.gateway.responses import reply as reply
-from app.gateway.responses.history import Told, conversation, subject
+from app.gateway.responses.history import StoredResponse, conversation, subject
 from app.gateway.responses.references import resolved
 from app.gateway.responses.request import ResponsesRequest, given, read_request, task_of
 from app.gateway.responses.tools import found_by
@@ -67,7 +67,7 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
         """OpenAI's response: whole, in the background, or, with `stream: true`, as server-sent events."""
         asked, ignored = read_request(body)
         before = await _before(context, asked, caller)
-        asked = await resolved(context.store, asked, lambda response: _told(context, response, caller))
+        asked = await resolved(context.store, asked, lambda response: _stored(context, response, caller))
         begun = await idempotency.begin(
             request, caller, body, lambda: _order(context, asked, ignored, before, caller), at=_from_the_start
         )
@@ -93,8 +93,8 @@ def _begins(router: APIRouter, context: GatewayContext, keys: Keys, idempotency:
 def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: Idempotency) -> None:
     reader = Annotated[Caller, keys.needs("runs:read")]
 
-    async def stored(response: ResponseId, caller: reader) -> Told:
-        return await _told(context, response, caller)
+    async def stored(response: ResponseId, caller: reader) -> StoredResponse:
+        return await _stored(context, response, caller)
 
     @router.get(
         "/{response}",
@@ -108,7 +108,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         response: ResponseId, options: Annotated[query.ResponseOptions, Query()], caller: reader, request: Request
     ) -> Response:
         """As it stands, or its whole stream again. `Last-Event-ID` counts before `starting_after`."""
-        told = await _told(context, response, caller)
+        told = await _stored(context, response, caller)
         if not options.stream:
             return _json(reply.whole(told.subject, told.ended))
         after = last_event(request)
@@ -126,7 +126,7 @@ def _reads(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: 
         responses=operations.replies(*operations.READING),
     )
     async def list_response_input_items(
-        told: Annotated[Told, Depends(stored)], filters: Annotated[query.ItemFilters, Query()]
+        told: Annotated[StoredResponse, Depends(stored)], filters: Annotated[query.ItemFilters, Query()]
     ) -> Response:
         """Newest first, unless `order=asc`."""
         return _json(orjson.dumps(await items.page(context.store, told.subject, filters)))
@@ -152,7 +152,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
         """Cancel its run and wait a little for the end; a response that is over stays as it is."""
 
         async def stopped() -> Response:
-            told = await _told(context, response, caller)
+            told = await _stored(context, response, caller)
             row = await context.store.run(told.subject.state.run)
             await cancel.stop(context, row)
             return _json(await _present(context, response, caller))
@@ -168,7 +168,7 @@ def _ends(router: APIRouter, context: GatewayContext, keys: Keys, idempotency: I
     )
     async def delete_response(response: ResponseId, caller: writer) -> Response:
         """Its run is cancelled if it goes on; the journal keeps what is no content."""
-        told = await _told(context, response, caller)
+        told = await _stored(context, response, caller)
         row = await context.store.run(told.subject.state.run)
         await cancel.stop(context, row)
         await context.store.erase(row.id)
@@ -180,7 +180,11 @@ def _json(body: bytes) -> Response:
 
 
 def _order(
-    context: GatewayContext, asked: ResponsesRequest, ignored: tuple[str, ...], before: Told | None, caller: Caller
+    context: GatewayContext,
+    asked: ResponsesRequest,
+    ignored: tuple[str, ...],
+    before: StoredResponse | None,
+    caller: Caller,
 ) -> Order:
     history = before.messages if before is not None else ()
     found = _found(before) if before is not None else []
@@ -204,7 +208,7 @@ def _order(
     return replace(order, on_disconnect="finish") if asked.background else order
 
 
-def _found(before: Told) -> list[Tool]:
+def _found(before: StoredResponse) -> list[Tool]:
     """The tools that a response leaves on offer."""
     return found_by(before.subject.asked.toolbox, before.ended.calls if before.ended is not None else ())
 
@@ -227,7 +231,7 @@ async def _begun(context: GatewayContext, request: Request, begun: Begun, asked:
     return _json(reply.whole(await subject(context.store, ended.state), ended))
 
 
-async def _told(context: GatewayContext, response: str, caller: Caller) -> Told:
+async def _stored(context: GatewayContext, response: str, caller: Caller) -> StoredResponse:
     """A response of this caller's tenant that may be retrieved; `NotFound`."""
     parsed = reply.parse_id(response)
     if parsed is None:
@@ -243,23 +247,25 @@ async def _told(context: GatewayContext, response: str, caller: Caller) -> Told:
         if turn > state.turn.number:
             raise NotFound(GONE)
         over = state.ended or state.state == "awaiting_tool"
-        return Told(await subject(context.store, state), await endings.read(context.store, state) if over else None)
+        return StoredResponse(
+            await subject(context.store, state), await endings.read(context.store, state) if over else None
+        )
     except NotFound:
         raise NotFound(GONE) from None
 
 
 async def _present(context: GatewayContext, response: str, caller: Caller) -> bytes:
-    told = await _told(context, response, caller)
+    told = await _stored(context, response, caller)
     return reply.whole(told.subject, told.ended)
 
 
-async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> Told | None:
+async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Caller) -> StoredResponse | None:
     """The response that this one follows, with the conversation that it leaves behind."""
     previous = asked.previous_response_id
     if previous is None:
         return None
     try:
-        told = await _told(context, previous, caller)
+        told = await _stored(context, previous, caller)
     except NotFound:
         raise InvalidRequest(
             "There is no previous response of that id; send the whole conversation as input instead.",
@@ -274,12 +280,12 @@ async def _before(context: GatewayContext, asked: ResponsesRequest, caller: Call
 
 
 def _from_the_start(_after: int) -> Position:
-    """The events behind the text repeat all of it, so that whoever writes them must have heard it."""
+    """The start of the run: the events behind the text repeat all of it, so their writer must have received it."""
     return Position()
 
 
 def _check(state: RunState, after: int | None) -> None:
-    """Whether a stream can go on behind that event."""
+    """Raise `InvalidRequest` if a stream cannot go on behind that event."""
     if after is not None:
         at = position.read(after)
         chars = max(at.chars - reply.TEXT, 0)

@@ -16,17 +16,17 @@ from pydantic import StringConstraints
 
 from app.core.message.chat import Tool
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 
 NAME: Final = "tool_search"
-"""What workers call it."""
+"""The name of the search's function for workers."""
 SHOWN: Final = 400
 """Characters of a deferred tool's description that the search is told with."""
 OFFERS: Final = "Finds tools that are not offered yet. Those that it finds are offered from then on."
 Execution = Literal["server", "client"]
 
 
-class ToolSearch(Wire):
+class ToolSearch(WireModel):
     """A search for deferred tools."""
 
     type: Literal["tool_search"]
@@ -36,7 +36,7 @@ class ToolSearch(Wire):
 
 
 def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iterable[Tool], most: int) -> list[Tool]:
-    """What a worker is offered of a request's tools and of those that were `loaded`; a request's own definition counts.
+    """The tools that a worker is offered: the request's own, whose definitions count, and those that were `loaded`.
 
     Where all would be more than `most`, those that were loaded first give way. Raises `InvalidRequest`.
     """
@@ -77,7 +77,7 @@ def loaded_by(tool: Tool) -> str | None:
 
 
 def is_hidden(tool: Tool) -> bool:
-    """Whether it is on offer though no search that the caller knows of has found it."""
+    """True if a tool is offered to workers though no search that the caller knows of has found it."""
     return "deferred" in (tool.spelling or {}) and loaded_by(tool) is None
 
 
@@ -95,7 +95,7 @@ def begun(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_request(tool: Tool) -> bool:
-    """Whether it stands among the request's own tools."""
+    """True if a tool is one of the request's own."""
     return loaded_by(tool) is None or "asked" in (tool.spelling or {})
 
 
@@ -109,7 +109,7 @@ def as_function(search: ToolSearch, deferred: Sequence[Tool]) -> Tool:
 
 
 def _surface(tool: Tool) -> tuple[str, str]:
-    """What a deferred tool is found by: its own name, or that of its namespace; and what that is about."""
+    """The name by which a deferred tool is found (its own or its namespace's), and its description."""
     spelling = tool.spelling or {}
     if "namespace" in spelling:
         return spelling["namespace"], spelling["about"] or ""
@@ -136,5 +136,5 @@ def arguments_in(text: str) -> object:
 
 
 def outcome(names: Sequence[str]) -> str:
-    """What a worker is told of an output: the definitions themselves stand among its tools."""
+    """The result of a search for the worker, whose tools include those that were found."""
     return f"These tools are on offer now: {', '.join(names)}." if names else "No tool was found."

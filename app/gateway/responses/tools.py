@@ -26,7 +26,7 @@ from app.gateway.responses.tool_search import (
     on_offer,
 )
 from app.gateway.wire import custom_tools
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 from app.gateway.wire.response_formats import check
 
 MOST: Final = 128
@@ -45,10 +45,10 @@ PREFIXES: Final[Mapping[Kind, str]] = {"function": "fc", "custom": "ctc", "searc
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Description = Annotated[str, StringConstraints(max_length=65_536)] | None
 Direct = Annotated[list[Literal["direct"]], Field(max_length=1)] | None
-"""Who may call a function: the model itself, and no program of its."""
+"""The callers of a function: the model itself, and no program that it writes."""
 
 
-class FunctionTool(Wire):
+class FunctionTool(WireModel):
     """A function of the caller's."""
 
     type: Literal["function"]
@@ -62,13 +62,13 @@ class FunctionTool(Wire):
     is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
-class AnyText(Wire):
+class AnyText(WireModel):
     """Whatever text."""
 
     type: Literal["text"]
 
 
-class Grammar(Wire):
+class Grammar(WireModel):
     """Text by a grammar."""
 
     type: Literal["grammar"]
@@ -76,7 +76,7 @@ class Grammar(Wire):
     definition: Annotated[str, StringConstraints(max_length=65_536)]
 
 
-class CustomTool(Wire):
+class CustomTool(WireModel):
     """A tool of the caller's that takes free text."""
 
     type: Literal["custom"]
@@ -88,7 +88,7 @@ class CustomTool(Wire):
     is_async: Annotated[Literal[False] | None, Field(alias="async")] = None
 
 
-class Namespace(Wire):
+class Namespace(WireModel):
     """Tools that belong together."""
 
     type: Literal["namespace"]
@@ -99,7 +99,7 @@ class Namespace(Wire):
     ]
 
 
-class CachedSearch(Wire):
+class CachedSearch(WireModel):
     """A search that may not reach the web, as Codex offers one by default: left out, and noted."""
 
     type: Literal["web_search"]
@@ -112,17 +112,17 @@ class CachedSearch(Wire):
 
 AnyTool = Annotated[FunctionTool | CustomTool | Namespace | ToolSearch | CachedSearch, Discriminator("type")]
 Loadable = Annotated[FunctionTool | CustomTool | Namespace, Discriminator("type")]
-"""What the items of a conversation may put on offer."""
+"""Tools that the items of a conversation may add to those of the request."""
 
 
-class Named(Wire):
+class Named(WireModel):
     """A tool by its name: the one that must be called, or one of those that may be."""
 
     type: Literal["function", "custom"]
     name: FunctionName
 
 
-class AllowedTools(Wire):
+class AllowedTools(WireModel):
     """Some of the tools on offer, and whether one of them must be called."""
 
     type: Literal["allowed_tools"]
@@ -134,17 +134,17 @@ Choice = Literal["none", "auto", "required"] | Annotated[Named | AllowedTools, D
 
 
 def is_cached(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool is a `CachedSearch`."""
+    """True if a tool is a `CachedSearch`."""
     return tool.get("type") == "web_search" and tool.get("external_web_access") is False
 
 
 def left_out(tools: Iterable[AnyTool]) -> tuple[str, ...]:
-    """What of the tools is only noted."""
+    """The names of the tools that are noted as ignored."""
     return ("tools.web_search",) if any(isinstance(tool, CachedSearch) for tool in tools) else ()
 
 
 def flat(namespace: str | None, name: str) -> str:
-    """What a worker calls a tool of a namespace; the same for the same two names at any time.
+    """The name of a namespace's tool for workers; it depends on the two names alone.
 
     OpenAI has a function that a search has found in a namespace of its own name.
     """
@@ -205,7 +205,7 @@ def functions(asked: Iterable[AnyTool], param: str) -> Iterator[Tool]:
 
 
 def _function(tool: FunctionTool | CustomTool, param: str) -> Tool:
-    """Where nothing is said of it, a function is strict if its schema allows that, as with OpenAI."""
+    """The tool for workers. Without `strict`, a function is strict if its schema allows that, as with OpenAI."""
     said = tool.description or ""
     if isinstance(tool, CustomTool):
         grammar = (tool.format.syntax, tool.format.definition) if isinstance(tool.format, Grammar) else None
@@ -224,7 +224,7 @@ def _checked(parameters: dict[str, Any] | None, param: str) -> None:
 
 
 def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:
-    """What workers call them."""
+    """The names of tools for workers."""
     return [
         name
         for tool in tools
@@ -271,7 +271,7 @@ def chosen(toolbox: Toolbox) -> object:
 
 
 def kind_of(toolbox: Toolbox, name: str) -> Kind:
-    """What of the caller's that function stands for."""
+    """The kind of the caller's tool that a function stands for."""
     spelling = _spelling(toolbox, name)
     return "search" if "search" in spelling else "custom" if "format" in spelling else "function"
 

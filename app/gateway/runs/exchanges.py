@@ -75,7 +75,7 @@ def refs(step: StepState) -> set[str]:
 
 
 def full(step: StepState, events: Sequence[Event], texts: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The same with what the worker said and what came back; null where that was erased, or has not come yet."""
+    """`exchanges` with the texts of calls and results; null where one was erased or has not arrived yet."""
     shown = exchanges(step, events)
     for record, exchange in zip(shown, step.exchanges, strict=True):
         said, came = texts.get(exchange.said), texts.get(exchange.results) if exchange.results else None

@@ -15,15 +15,15 @@ from app.core.rating.feedback import Feedback
 from app.errors import Conflict, InvalidRequest
 from app.gateway.http.auth import Caller
 from app.gateway.http.context import GatewayContext
-from app.gateway.wire.baton_options import Label, Wire
-from app.gateway.wire.validation_errors import refusal
+from app.gateway.wire.baton_options import Label, WireModel
+from app.gateway.wire.validation_errors import invalid_request
 from app.store.protocol import Once, RunRow
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,63}$")]
 THUMBS: Mapping[str, float] = {"up": 1.0, "down": 0.0}
 
 
-class FeedbackRequest(Wire):
+class FeedbackRequest(WireModel):
     """A score, a thumb (up is 1, down is 0) or a label, or a label beside one of the others."""
 
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
@@ -69,7 +69,7 @@ def _read(body: Mapping[str, Any]) -> FeedbackRequest:
     try:
         asked = FeedbackRequest.model_validate(given)
     except ValidationError as error:
-        raise refusal(error, given) from None
+        raise invalid_request(error, given) from None
     if asked.score is not None and asked.thumbs is not None:
         raise InvalidRequest("Give a score or a thumb, not both.", param="thumbs")
     if asked.score is None and asked.thumbs is None and asked.label is None:

@@ -1,1 +1,1 @@
-"""What the wire formats share: parameters, response formats, custom tools and validation errors."""
+"""Parts that the wire formats share: parameters, response formats, custom tools and validation errors."""

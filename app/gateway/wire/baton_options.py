@@ -1,6 +1,6 @@
-"""What every request for a run may say beside its own wire format: which tier, how much effort, and the `baton` field.
+"""Options of a run that every wire format has: the tier, the effort, and the `baton` field.
 
-`order_of` makes an `Order` of it, the same for every format.
+`order_of` makes an `Order` of them, in the same way for every format.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/-]{
 WorkerName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """Types as they stand in JSON, without conversions; unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Budget(Wire):
-    """What this run may use at most; it can only narrow the limits of the effort level."""
+class Budget(WireModel):
+    """Limits of this run; they can only narrow those of the effort level."""
 
     usd: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
     seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
@@ -39,7 +39,7 @@ class Budget(Wire):
     rounds: Annotated[int, Field(ge=1, le=1_000)] | None = None
 
 
-class PoolChoice(Wire):
+class PoolChoice(WireModel):
     """Which workers of the tier's pool may be used."""
 
     allow: Annotated[list[WorkerName], Field(max_length=256, fail_fast=True)] = []
@@ -47,7 +47,7 @@ class PoolChoice(Wire):
     pin: WorkerName | None = None
 
 
-class Extension(Wire):
+class BatonOptions(WireModel):
     """The `baton` field of a request."""
 
     budget: Budget | None = None
@@ -60,7 +60,7 @@ class Extension(Wire):
     """False: a selector takes what it holds for best, and leaves nothing to chance."""
 
 
-NOTHING_ASKED: Final = Extension()
+NO_OPTIONS: Final = BatonOptions()
 WHOLE_POOL: Final = PoolChoice()
 
 
@@ -83,14 +83,14 @@ def order_of(
     *,
     model: str,
     effort: str | None,
-    extension: Extension | None,
+    extension: BatonOptions | None,
     streams: bool,
     ignored: tuple[str, ...],
     wire: Mapping[str, Any],
 ) -> Order:
-    """What a request asks of a run. `wire` is what its reply depends on beside the run."""
+    """The order of a run for a request. `wire` holds what the reply depends on besides the run."""
     level = nearest_effort(tier, effort)
-    extension = extension or NOTHING_ASKED
+    extension = extension or NO_OPTIONS
     pool = extension.pool or WHOLE_POOL
     steps = streams and extension.stream_steps
     return Order(

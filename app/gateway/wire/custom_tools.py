@@ -1,4 +1,4 @@
-"""Tools of the caller's that take free text, as functions that any worker can call, and their calls as texts again.
+"""Custom tools, which take free text, as functions that any worker can call, and their calls as texts again.
 
 A worker is offered functions only. Such a tool becomes a function of one text, `input`, and is told its grammar in
 words, since no decoder of ours keeps to it. How the caller spelled it stands beside it in the task (`Tool.spelling`).
@@ -30,14 +30,14 @@ def as_function(
     return Tool(name, told, PARAMETERS, spelling={"name": name, "said": description, "format": spelled})
 
 
-def is_free(tool: Tool) -> bool:
-    """Whether a function stands for a tool of free text."""
+def is_custom(tool: Tool) -> bool:
+    """True if a function stands for a custom tool."""
     return tool.spelling is not None and "format" in tool.spelling
 
 
 def names(toolbox: Toolbox) -> list[str]:
-    """The functions on offer that stand for tools of free text."""
-    return [tool.name for tool in toolbox.tools if is_free(tool)]
+    """The names of the functions that stand for custom tools."""
+    return [tool.name for tool in toolbox.tools if is_custom(tool)]
 
 
 def arguments_of(text: str) -> str:

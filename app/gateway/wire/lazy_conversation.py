@@ -1,7 +1,7 @@
-"""A conversation whose messages are made when somebody looks at them.
+"""A conversation whose messages are converted when they are first read.
 
-Who comes back with tool results sends all that was said before them, too, and a run that waits needs the results only.
-Whatever could be wrong with a message must have been found before.
+A request that brings tool results repeats the whole conversation before them, of which the waiting run needs only the
+results. Every message must have been validated before.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from typing import Any, overload
 from app.core.message.chat import Message
 
 
-class Conversation(Sequence[Message]):
-    """The messages that `make` makes of `written`. Who goes through all of them has them made for good."""
+class LazyConversation(Sequence[Message]):
+    """The messages that `make` makes of `written`. Iteration converts all of them once."""
 
     __slots__ = ("_made", "_make", "_written")
 
@@ -39,7 +39,7 @@ class Conversation(Sequence[Message]):
         return isinstance(other, Sequence) and self._whole() == tuple(other)
 
     def _whole(self) -> tuple[Message, ...]:
-        """All of them; what they were made of is needed no longer."""
+        """All messages; what they were made of is dropped."""
         if self._made is None:
             self._written = self._made = tuple(map(self._make, self._written))
         return self._made

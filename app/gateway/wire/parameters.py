@@ -1,4 +1,4 @@
-"""What becomes of every top-level field of OpenAI's completion requests, decided here and nowhere else.
+"""Tables of every top-level field of OpenAI's requests: which are honoured, ignored or refused.
 
 honoured    it is read and acted upon
 ignored     it is checked and noted in the journal, and changes nothing, as OpenAI too may do
@@ -105,7 +105,7 @@ COMPLETIONS: Final[Mapping[str, Parameter]] = {
     "suffix": _refused("No worker is told what follows.", ""),
     "logprobs": _refused("Ask `/v1/chat/completions` for them."),
 }
-"""Those of the legacy route."""
+"""The parameters of the legacy route."""
 
 
 RESPONSES: Final[Mapping[str, Parameter]] = {
@@ -161,11 +161,11 @@ RESPONSES: Final[Mapping[str, Parameter]] = {
     "moderation": PARAMETERS["moderation"],
     "prompt": _refused("Baton keeps no prompts: send the text."),
 }
-"""Those of `POST /v1/responses`."""
+"""The parameters of `POST /v1/responses`."""
 
 
 def is_ignored(name: str, value: object, table: Mapping[str, Parameter] = PARAMETERS) -> bool:
-    """Whether a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
+    """True if a field is only noted; raises `InvalidRequest` for one that is refused with this value."""
     row = table[name]
     if row.decision != "refused":
         return row.decision == "ignored"

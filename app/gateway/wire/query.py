@@ -154,7 +154,7 @@ class RunFilters(Parameters):
     degraded: Truth | None = None
     """`true`: runs that a fallback planned; `false`: the others."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
-    """How many runs a page has."""
+    """The most runs of a page."""
     after: Annotated[Any, BeforeValidator(cursor), WithJsonSchema({"type": "string"})] = None
     """`next` of the page before."""
 
@@ -165,18 +165,18 @@ class EventFilters(Parameters):
     after: EventNumber = 0
     """The number of the last event that is not wanted any more: `next` of the page before."""
     limit: Annotated[Whole, Field(ge=1, le=EVENT_PAGE)] = 500
-    """How many events a page has."""
+    """The most events of a page."""
 
 
 class StreamOptions(Parameters):
-    """Where a stream begins."""
+    """The beginning of a stream."""
 
     starting_after: EventNumber | None = None
     """The number of the last event that was received: the stream goes on behind it."""
 
 
 class ResponseOptions(StreamOptions):
-    """How a response is retrieved."""
+    """The way in which a response is retrieved."""
 
     stream: Truth = False
     """`true`: as server-sent events, which go on while the response is in progress."""
@@ -194,7 +194,7 @@ class ItemFilters(Parameters):
     order: Literal["asc", "desc"] = "desc"
     """`desc`: newest first."""
     limit: Annotated[Whole, Field(ge=1, le=PAGE)] = 20
-    """How many items a page has."""
+    """The most items of a page."""
     after: Text | None = None
     """The id of the last item of the page before."""
     include: Text | None = None

@@ -1,4 +1,4 @@
-"""The form that a request asks its answer to have: OpenAI's `response_format`, checked before anything is started."""
+"""OpenAI's `response_format`: the format of the answer, checked before a run begins."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,30 +10,30 @@ from pydantic import Discriminator, Field, StringConstraints
 from app.core.message.chat import Form
 from app.core.message.response_format import is_closed, schema_fault
 from app.errors import InvalidRequest
-from app.gateway.wire.baton_options import Wire
+from app.gateway.wire.baton_options import WireModel
 
 SCHEMA_BYTES: Final = 64 * 1024
 SCHEMA_DEPTH: Final = 16
 """Levels of objects and lists in a schema; each step into a property takes two."""
-KEPT: Final = 512
-KEPT_BYTES: Final = 8 * 1024
-"""Schemas whose faults are remembered, and how long one may be."""
+CACHED_SCHEMAS: Final = 512
+CACHED_SCHEMA_BYTES: Final = 8 * 1024
+"""The number of schemas whose faults are cached, and the most bytes of one."""
 
 
-class FreeText(Wire):
-    """No form."""
+class TextFormat(WireModel):
+    """Text without a format."""
 
     type: Literal["text"]
 
 
-class AnyObject(Wire):
-    """Some JSON object."""
+class JsonObjectFormat(WireModel):
+    """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(Wire):
-    """A schema and what it is called."""
+class NamedSchema(WireModel):
+    """A schema with its name."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Annotated[str, StringConstraints(max_length=4096)] | None = None
@@ -41,21 +41,21 @@ class NamedSchema(Wire):
     strict: bool | None = None
 
 
-class BySchema(Wire):
-    """JSON that validates."""
+class JsonSchemaFormat(WireModel):
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
-ResponseFormat = Annotated[FreeText | AnyObject | BySchema, Discriminator("type")]
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")]
 
 
-def form_of(asked: FreeText | AnyObject | BySchema | None) -> Form | None:
+def form_of(asked: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> Form | None:
     """None for free text; raises `InvalidRequest` for a schema that cannot be used."""
-    if isinstance(asked, BySchema):
+    if isinstance(asked, JsonSchemaFormat):
         return schema_form(asked.json_schema, "response_format.json_schema.schema")
-    return Form() if isinstance(asked, AnyObject) else None
+    return Form() if isinstance(asked, JsonObjectFormat) else None
 
 
 def schema_form(named: NamedSchema, param: str) -> Form:
@@ -71,14 +71,14 @@ def check(schema: dict[str, Any], param: str) -> None:
     if len(text) > SCHEMA_BYTES:
         fault: str | None = f"it is longer than {SCHEMA_BYTES:,} bytes"
     else:
-        fault = _known_fault(text) if len(text) <= KEPT_BYTES else _fault(schema)
+        fault = _known_fault(text) if len(text) <= CACHED_SCHEMA_BYTES else _fault(schema)
     if fault is not None:
         raise InvalidRequest(f"Invalid schema for '{param}': {fault}.", param=param, code="invalid_json_schema")
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED_SCHEMAS)
 def _known_fault(text: bytes) -> str | None:
-    """The same for a schema as text. An agent sends its tools with every turn, and to read one takes 50 us."""
+    """The fault of a schema, by its text. An agent sends its tools with every turn, and checking one takes 50 us."""
     return _fault(orjson.loads(text))
 
 

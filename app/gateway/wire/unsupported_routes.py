@@ -1,4 +1,4 @@
-"""What to tell somebody who asks for a route that there is not: which of OpenAI's APIs Baton has none of, and why."""
+"""The messages of 404s: which of OpenAI's APIs Baton does not offer, and why."""
 
 from collections.abc import Mapping
 from typing import Final

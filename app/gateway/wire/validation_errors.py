@@ -23,11 +23,11 @@ LENGTHS: Final = {
     "string_too_long": "string_above_max_length",
     "string_too_short": "string_below_min_length",
 }
-TOLD: Final = TYPES | RANGES | frozenset(LENGTHS) | {"finite_number", "literal_error"}
-"""Kinds of errors whose texts hold no input."""
+SAFE_TEXTS: Final = TYPES | RANGES | frozenset(LENGTHS) | {"finite_number", "literal_error"}
+"""Kinds of errors whose texts contain nothing of the input."""
 
 
-def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
+def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     """The deepest of the faults in `given`, as a 400 with OpenAI's `param` and `code`."""
     found = error.errors(include_url=False, include_input=False)
     deepest = max(found, key=lambda one: len(one["loc"]))
@@ -36,10 +36,10 @@ def refusal(error: ValidationError, given: Mapping[str, Any]) -> InvalidRequest:
     if kind == "union_tag_not_found" and isinstance(value, dict) and deepest["ctx"]["discriminator"] == "'type'":
         kind, param = "missing", f"{param}.type"
     if kind == "extra_forbidden":
-        return unknown(param)
+        return unknown_parameter(param)
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-    said = deepest["msg"] if kind in TOLD else "This is not a valid value"
+    said = deepest["msg"] if kind in SAFE_TEXTS else "This is not a valid value"
     if kind == "union_tag_invalid":  # the tags that there are; the one that was given is not told
         said = f"its type must be one of {deepest['ctx']['expected_tags']}"
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
@@ -72,14 +72,14 @@ def check_kinds(tools: object, *kinds: str, spared: Callable[[Mapping[str, Any]]
             )
 
 
-def unknown(param: str | None) -> InvalidRequest:
+def unknown_parameter(param: str | None) -> InvalidRequest:
     """A field that there is not."""
     shown = f": '{param}'" if param else ""
     return InvalidRequest(f"Unknown parameter{shown}.", param=param, code="unknown_parameter")
 
 
 def _is_tag(entry: int | str, following: int | str, value: Mapping[str, object]) -> bool:
-    """Whether an entry only says which member of a union was tried, though a field has the same name."""
+    """True if an entry only names the member of a union that was tried, though a field has the same name."""
     return following in value and not isinstance(value.get(str(entry)), dict | list)
 
 
