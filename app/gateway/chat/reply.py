@@ -188,7 +188,7 @@ class Chunks:
         self._said_end = b',"finish_reason":null}]' + self._null + b"}\n\n"
         self._custom = custom_of(state)
         self._written: dict[int, list[str] | None] = {}
-        """The arguments of calls of free text, by the call's place; None once the text was told."""
+        """The arguments of calls of free text, by the call's place; None once the text was sent."""
 
     def role(self) -> bytes:
         """The first chunk."""
@@ -196,7 +196,7 @@ class Chunks:
         return b"" if self._after >= 0 else b"id: 0\n" + self._chunk(delta, None, b"")
 
     def said(self, said: Said) -> bytes:
-        """More of the answer, with what its decoder told of its tokens if it was asked to; then more of tool calls,
+        """More of the answer, with the log-probabilities of its tokens if they were asked for; then more of tool calls,
         which have no event number of their own."""
         self._at = said.at
         calls = b"".join(map(self._called, said.calls))
@@ -218,7 +218,7 @@ class Chunks:
         return self._more_text(more)
 
     def _more_text(self, more: ToolDelta) -> bytes:
-        """A text inside of JSON is told when it is whole."""
+        """The text inside of JSON, once it is whole."""
         if (pieces := self._written[more.index]) is None:
             return b""
         gather(pieces, more.arguments)

@@ -59,7 +59,7 @@ class TextPart(WireModel):
     text: str
     prompt_cache_breakpoint: CacheBreakpoint | None = None
     cache_control: CacheMark | None = None
-    # The reply that it came in: OpenAI's Agents SDK for JavaScript writes the rest of that beside the text. It has no
+    # The reply that it came in: OpenAI's Agents SDK for JavaScript writes the rest of that next to the text. It has no
     # effect; calls that are to be answered stand in the message.
     role: Literal["assistant"] | None = None
     refusal: None = None
@@ -110,7 +110,7 @@ class WireMessage(WireModel):
     # Earlier thinking, as other servers tell it: only the model that thought it could use it, so it is left out.
     reasoning_content: str | None = None
     reasoning: str | None = None
-    # What LiteLLM has found in a reply beside OpenAI's own fields, and whoever builds on it sends back.
+    # Fields that LiteLLM adds to OpenAI's own in a reply, and that its users send back.
     provider_specific_fields: Any = None
 
 
@@ -178,9 +178,20 @@ def read_request(body: Mapping[str, Any]) -> tuple[ChatRequest, tuple[str, ...]]
         raise InvalidRequest("top_logprobs needs logprobs: true.", param="top_logprobs")
     if None not in (request.max_tokens, request.max_completion_tokens):
         raise InvalidRequest("Send max_tokens or max_completion_tokens, not both.", param="max_tokens")
-    parts = [part for message in request.messages if isinstance(message.content, list) for part in message.content]
-    marks = [name for name in MARKS if any(getattr(part, name, None) is not None for part in parts)]
-    return request, (*ignored, *marks)
+    return request, (*ignored, *_marks(request))
+
+
+def _marks(request: ChatRequest) -> list[str]:
+    """The names of `MARKS` that a part of the conversation has."""
+    parts: list[object] = []
+    for message in request.messages:
+        if isinstance(message.content, list):
+            parts += message.content
+    marks: list[str] = []
+    for name in MARKS:
+        if any(getattr(part, name, None) is not None for part in parts):
+            marks.append(name)
+    return marks
 
 
 def _check_names(given: Mapping[str, object]) -> None:

@@ -84,7 +84,7 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "max_output_tokens": of.asked.sampling.max_tokens,
         "max_tool_calls": None,
         "model": state.admitted.tier,
-        "output": items(of, ended, "incomplete" if status == "incomplete" else "completed") if ended else [],
+        "output": items(of, ended, _message_status(status)) if ended else [],
         "parallel_tool_calls": of.asked.toolbox.parallel,
         "previous_response_id": response_id(state.run, turn - 1) if turn else wire.get("previous"),
         "reasoning": {"effort": wire.get("effort"), "summary": wire.get("summary")},
@@ -101,6 +101,10 @@ def document(of: Subject, ended: Ended | None) -> dict[str, Any]:
         "metadata": dict(of.task.metadata),
     }
     return body | ({"baton": extension(ended)} if ended is not None else {})
+
+
+def _message_status(status: str) -> str:
+    return "incomplete" if status == "incomplete" else "completed"
 
 
 def status_of(of: Subject, ended: Ended | None) -> str:
@@ -130,7 +134,7 @@ def message_item(of: Subject, content: list[dict[str, Any]], status: str) -> dic
 
 
 def usage_of(bill: Bill) -> dict[str, Any]:
-    """The visible tokens, with the orchestration beside them (DESIGN §6)."""
+    """The visible tokens, and those of the orchestration apart (DESIGN §6)."""
     seen, rest = bill.visible, bill.orchestration
     return {
         "input_tokens": seen.input,
@@ -157,7 +161,7 @@ def _part(text: str, logprobs: Any, refusal: bool) -> dict[str, Any]:
 
 def _streamed(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Log-probabilities as events have them: without the tokens' bytes, which the whole part has."""
-    return [_bare(one) | {"top_logprobs": [_bare(top) for top in one["top_logprobs"]]} for one in logprobs]
+    return [_bare(one) | {"top_logprobs": list(map(_bare, one["top_logprobs"]))} for one in logprobs]
 
 
 def _bare(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +237,10 @@ class Events:
         return frames + self._event(f"response.{body['status']}", self._at + 1, response=body)
 
     def failed(self, error: BatonError, ended: Ended) -> bytes:
-        """The end of a run that failed, or what ends a stream of which none can be told."""
+        """The end of a run that failed, or of a stream that is broken."""
         if ended.state.ended and ended.state.state != "succeeded":
             return self._event("response.failed", self._at + 1, response=document(self._of_end(ended), ended))
-        told = fault.describe(error)["error"]  # the stream alone is broken: it can be taken up behind the event before
+        told = fault.describe(error)["error"]  # the stream alone is broken: it can be resumed
         body = told | {"type": "error", "sequence_number": self._base + self._at}
         return b"event: error\ndata: %s\n\n" % orjson.dumps(body)
 
@@ -298,7 +302,7 @@ class Events:
         call, box = self._calls[-1], self._of.asked.toolbox
         told = max(self._after - self._base - self._at, 0)
         self._calls[-1] = call = replace(call, arguments=call.arguments + text)
-        if kind_of(box, call.name) != "function":  # what stands inside of JSON is told when it is whole
+        if kind_of(box, call.name) != "function":  # a text inside JSON is sent when it is whole
             self._at += len(text)
             return b""
         place = {"item_id": item_id(box, call), "output_index": self._index}

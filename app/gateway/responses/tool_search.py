@@ -21,7 +21,7 @@ from app.gateway.wire.baton_options import WireModel
 NAME: Final = "tool_search"
 """The name of the search's function for workers."""
 SHOWN: Final = 400
-"""Characters of a deferred tool's description that the search is told with."""
+"""Characters of a deferred tool's description that the search's description contains."""
 OFFERS: Final = "Finds tools that are not offered yet. Those that it finds are offered from then on."
 Execution = Literal["server", "client"]
 
@@ -46,7 +46,7 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
         found.pop(tool.name, None)
         found[tool.name] = tool
     if len(searches) > 1 or (not searches and NAME not in found and deferred - found.keys()):
-        said = "one tool_search at most" if searches else "a deferred tool needs a tool_search beside it that finds it"
+        said = "one tool_search at most" if searches else "a deferred tool needs a tool_search that finds it"
         raise InvalidRequest(f"Invalid value for 'tools': {said}.", param="tools", code="invalid_value")
     mine = [search for search in searches if search.execution == "client"]
     held = deferred if mine else set()
@@ -55,12 +55,13 @@ def on_offer(tools: Sequence[Tool], searches: Sequence[ToolSearch], loaded: Iter
     late = late[max(len(late) + len(always) - most, 0) :]
     own = [_marked(tool, found) for tool in tools if tool.name not in held or tool.name in late]
     others = set(late) - {tool.name for tool in own}
-    functions = [as_function(search, [tool for tool in tools if tool.name in deferred]) for search in mine]
+    searchable = [tool for tool in tools if tool.name in deferred]
+    functions = [as_function(search, searchable) for search in mine]
     return [*own, *functions, *(found[name] for name in late if name in others)]
 
 
 def _marked(tool: Tool, found: Mapping[str, Tool]) -> Tool:
-    """Of a deferred one, which search has found it."""
+    """The tool; if it is deferred and was found, with the search that found it."""
     if tool.name not in found or "deferred" not in (tool.spelling or {}):
         return tool
     return replace(tool, spelling={**(tool.spelling or {}), "loaded": loaded_by(found[tool.name]), "asked": True})

@@ -225,11 +225,13 @@ def _checked(parameters: dict[str, Any] | None, param: str) -> None:
 
 def names_of(tools: Iterable[FunctionTool | CustomTool | Namespace]) -> list[str]:
     """The names of tools for workers."""
-    return [
-        name
-        for tool in tools
-        for name in ([flat(tool.name, one.name) for one in tool.tools] if isinstance(tool, Namespace) else [tool.name])
-    ]
+    names: list[str] = []
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            names += [flat(tool.name, one.name) for one in tool.tools]
+        else:
+            names.append(tool.name)
+    return names
 
 
 def described(toolbox: Toolbox) -> list[dict[str, Any]]:
@@ -273,7 +275,9 @@ def chosen(toolbox: Toolbox) -> object:
 def kind_of(toolbox: Toolbox, name: str) -> Kind:
     """The kind of the caller's tool that a function stands for."""
     spelling = _spelling(toolbox, name)
-    return "search" if "search" in spelling else "custom" if "format" in spelling else "function"
+    if "search" in spelling:
+        return "search"
+    return "custom" if "format" in spelling else "function"
 
 
 def call_item(toolbox: Toolbox, call: ToolCall, status: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ THUMBS: Mapping[str, float] = {"up": 1.0, "down": 0.0}
 
 
 class FeedbackRequest(WireModel):
-    """A score, a thumb (up is 1, down is 0) or a label, or a label beside one of the others."""
+    """A score, a thumb (up is 1, down is 0) or a label, or a label with one of the others."""
 
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     thumbs: Literal["up", "down"] | None = None
@@ -92,6 +92,8 @@ def shown(one: Feedback) -> dict[str, Any]:
 
 
 def listed(given: Sequence[Feedback]) -> dict[str, list[dict[str, Any]]]:
-    """All ratings of a run, oldest first; what callers said, what rules found and what callers did apart."""
-    kinds = ("explicit", "grader", "implicit")
-    return {kind: [shown(one) for one in given if one.kind == kind] for kind in kinds}
+    """All ratings of a run by kind, oldest first: by callers, by graders, and from what callers did."""
+    ratings: dict[str, list[dict[str, Any]]] = {"explicit": [], "grader": [], "implicit": []}
+    for one in given:
+        ratings[one.kind].append(shown(one))
+    return ratings

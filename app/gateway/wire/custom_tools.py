@@ -46,7 +46,7 @@ def arguments_of(text: str) -> str:
 
 
 def text_of(arguments: str) -> str:
-    """The free text that arguments bring: all of them, where a worker did not write them as it was told."""
+    """The free text that arguments bring: all of the arguments, where a worker did not write them as it should."""
     text = whole(arguments)
     return text if text is not None else arguments
 

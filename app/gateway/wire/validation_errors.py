@@ -40,7 +40,7 @@ def invalid_request(error: ValidationError, given: Mapping[str, Any]) -> Invalid
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
     said = deepest["msg"] if kind in SAFE_TEXTS else "This is not a valid value"
-    if kind == "union_tag_invalid":  # the tags that there are; the one that was given is not told
+    if kind == "union_tag_invalid":  # the tags that there are, without the one that was given
         said = f"its type must be one of {deepest['ctx']['expected_tags']}"
     return InvalidRequest(f"Invalid value for '{param}': {said}.", param=param, code=_code(kind, value))
 
