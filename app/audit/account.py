@@ -12,7 +12,7 @@ import orjson
 from app.audit.bodies import faulty
 from app.audit.report import Violation
 from app.core.plan.workflow import CONDUCTOR
-from app.core.run.events import TERMINAL, Kind
+from app.core.run.kinds import TERMINAL, Kind
 from app.store.archive import Record
 
 KINDS: Mapping[str, Kind] = {kind.value: kind for kind in Kind}

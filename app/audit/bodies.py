@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from app.core.run.events import TERMINAL, Kind
+from app.core.run.kinds import TERMINAL, Kind
 
 Test = Callable[[object], bool]
 

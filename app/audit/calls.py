@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from app.audit.account import Account, Call, Step
 from app.audit.report import Violation
-from app.core.run.events import OUTCOMES
+from app.core.run.kinds import OUTCOMES
 
 SLOW = 10.0
 """Seconds that may pass between the decision to call, which checks the deadline, and the intent."""

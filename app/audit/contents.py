@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from app.audit.account import Account
 from app.audit.report import Violation
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 
 REFS = ("task", "subtask", "output", "logprobs", "said", "results", "request", "answer")
 """Fields that name a content. The request of an intent is the hash of the bytes that were sent, which are not

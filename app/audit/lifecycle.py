@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from app.audit.account import SETTLING, Account, Fact
 from app.audit.report import Violation
-from app.core.run.events import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
+from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, TERMINAL, Kind
 
 GRACE = 60.0
 """Seconds after its deadline within which a run must have ended (N-2)."""

@@ -6,7 +6,7 @@ from typing import Any
 from app.audit.account import Account, Call, Fact
 from app.audit.bodies import COUNTS
 from app.audit.report import Violation
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 
 NOTHING: Mapping[str, Any] = {"input": 0, "cached": 0, "output": 0, "reasoning": 0, "estimated": False}
 

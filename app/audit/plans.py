@@ -8,7 +8,7 @@ from app.audit.choices import decided
 from app.audit.nesting import itself, nested, own_inputs, room
 from app.audit.report import Violation
 from app.core.plan.workflow import topology
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 
 FIRST, REPAIR, FALLBACK = "first", "repair", "fallback"
 UNCONDUCTED = frozenset({"caller", FALLBACK})

@@ -14,7 +14,7 @@ from app.core.message.chat import Text
 from app.core.plan.arms import tier_of
 from app.core.pool.catalog import MILLION, Catalog, ConductorSpec, Price, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import restored
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 from app.errors import BatonError
 from app.providers.protocol import Provider, Request
 

@@ -6,7 +6,7 @@ from typing import Any
 from app.audit.account import Account, Step
 from app.audit.lifecycle import degraded, state_of
 from app.audit.report import Violation
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 
 
 def row(run: Account) -> Iterator[Violation]:

@@ -5,7 +5,7 @@ from itertools import chain
 
 from app.audit.account import Account, Fact, Step
 from app.audit.report import Violation
-from app.core.run.events import Kind
+from app.core.run.kinds import Kind
 
 
 def steps(run: Account) -> Iterator[Violation]:

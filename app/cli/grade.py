@@ -19,7 +19,7 @@ from app.cli import event_loop, storage, taskset, terminal
 from app.cli.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
 from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
-from app.core.run.events import Event, Kind
+from app.core.run.events import Event, RunAdmitted, RunSucceeded, facts
 from app.errors import ConfigInvalid
 from app.lab import grading
 from app.lab.grading import Execute, Grader
@@ -141,7 +141,7 @@ async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIte
 
 async def _read_run(store: Store, row: RunRow) -> EndedRun:
     events = (await store.journal(row.id)).events
-    task = str(events[0].body["task"])
+    task = next((fact.task for fact in facts(events, RunAdmitted)), "")
     bodies = await store.contents(row.id, [task])
     return EndedRun(row, events, task_from_json(orjson.loads(bodies[task])).messages if bodies else None)
 
@@ -154,10 +154,10 @@ async def _graded(
     fitting = list(rules.get(None, ()))
     if ended.question is not None:
         fitting += rules.get(ended.question, ())
-    answers = [str(event.body.get("answer") or "") for event in ended.events if event.kind is Kind.SUCCEEDED]
+    answers = [fact.answer for fact in facts(ended.events, RunSucceeded)]
     if not fitting:
         found.skipped["no rule is for its question" if ended.messages is not None else "its content was erased"] += 1
-    elif not answers or ended.events[0].body["preview"]:
+    elif not answers or any(fact.preview for fact in facts(ended.events, RunAdmitted)):
         found.skipped[f"it has no answer ({row.state})"] += 1
     else:
         bodies = await store.contents(row.id, [answers[0]]) if answers[0] else {"": b""}

@@ -21,6 +21,7 @@ from app.core.rating.features import Features, features, from_json
 from app.core.rating.features import asked as words
 from app.core.rating.posterior import Posterior
 from app.core.rating.published_posterior import policy as policy_of
+from app.core.run.events import RunAdmitted, facts
 from app.engine.conductors.ratings import read, selectors
 from app.errors import ConfigInvalid
 from app.lab.logged_decisions import ALWAYS, CURRENT, GREEDY, UNIFORM, Beliefs, Decided, choice, decided, folded, worth
@@ -121,7 +122,7 @@ async def _note(store: Store, loaded: Loaded, row: RunRow, found: Read) -> None:
     if reason or one is None:
         found.skipped[reason] += 1
         return
-    seen = await _seen(store, row.id, one, str(events[0].body["task"]))
+    seen = await _seen(store, row.id, one, next((fact.task for fact in facts(events, RunAdmitted)), ""))
     found.rows.setdefault((row.tier, one.layer, one.shape), []).append(Row(one, seen, reward))
 
 

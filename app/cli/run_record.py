@@ -19,8 +19,7 @@ async def read(store: Store, row: RunRow) -> tuple[dict[str, Any], str | None]:
     given = await store.feedback(row.id)
     record = audit.whole(row, journal, given)
     record["comments"] = {one.id: one.comment for one in given if one.comment}
-    admitted = journal.events[0].body
-    record |= {"rehearsal": admitted["rehearsal"], "preview": admitted["preview"]}
+    record |= {"rehearsal": state.admitted.rehearsal, "preview": state.admitted.preview}
     record["steps"] = [await audit.step_in_full(store, state, journal.events, n) for n in state.steps]
     return record, await _question(store, state)
 

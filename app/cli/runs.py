@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import orjson
 from rich.console import RenderableType
@@ -11,7 +10,30 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
-from app.core.run.events import TERMINAL, Event, Kind
+from app.core.message.chat import usage_to_json
+from app.core.run.events import (
+    TERMINAL,
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    Kind,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunAwaitingTool,
+    RunEnd,
+    RunResumed,
+    RunSucceeded,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+)
 from app.gateway.runs import audit, cancel
 from app.process.config import Settings, read
 from app.store.protocol import RunQuery, RunRow
@@ -141,44 +163,68 @@ async def _cancel(settings: Settings, wanted: str, now: float) -> int:
 
 def _event_in_words(event: Event) -> str:
     """Return one event in words."""
-    body = event.body
-    words = DETAILS.get(event.kind)
-    detail = words(body) if words else ", ".join(str(body[name]) for name in ("error",) if body.get(name))
+    fact = event.fact
+    detail = _run_detail(fact) or _plan_detail(fact) or _step_detail(fact)
     return terminal.clean(f"{event.kind.value:<18} {detail}")
 
 
-def _call(body: Mapping[str, Any]) -> str:
-    return "plan" if body["n"] is None else f"step {body['n']}"
+def _run_detail(fact: Fact) -> str:
+    match fact:
+        case RunAdmitted():
+            return f"{fact.conductor} conductor, pool {', '.join(fact.pool)}"
+        case RunAwaitingTool():
+            return f"turn {fact.turn}, until {run_words.moment(fact.until)}"
+        case RunResumed():
+            return f"turn {fact.turn}"
+        case RunSucceeded():
+            return terminal.dollars(fact.usd)
+        case RunEnd():
+            return fact.error
+        case _:
+            return ""
 
 
-def _round(body: Mapping[str, Any]) -> str:
-    return f", round {body['round']}" if body.get("round", 1) > 1 else ""
+def _plan_detail(fact: Fact) -> str:
+    match fact:
+        case PlanOpened():
+            return f"proposal {fact.proposal}, {fact.mode}" + (f", round {fact.round}" if fact.round > 1 else "")
+        case PlanStep():
+            return f"step {fact.n}: {fact.worker}, sees {run_words.sees(fact.access.as_list())}"
+        case PlanAccepted():
+            return f"{fact.topology}, {fact.steps} steps" if fact.steps else run_words.ENOUGH
+        case PlanRejected():
+            return "; ".join(fact.reasons)
+        case CallIntended():
+            return f"{_call(fact)}: {fact.worker}, {terminal.dollars(fact.usd_held)} reserved"
+        case CallFinished():
+            return f"{_call(fact)}: {_outcome(fact)}"
+        case _:
+            return ""
 
 
-def _finished(body: Mapping[str, Any]) -> str:
-    usage = run_words.tokens(body["usage"])
-    why = f" ({body['error']})" if body.get("error") else ""
-    spent = f"{terminal.dollars(body['usd'])}, {run_words.seconds(body['seconds'])}"
-    return f"{_call(body)}: {body['outcome']}{why}, {usage}, {spent}"
+def _step_detail(fact: Fact) -> str:
+    match fact:
+        case StepQueued():
+            return f"step {fact.n}"
+        case StepAwaitingTool():
+            return f"step {fact.n}: calls {', '.join(one.name for one in fact.calls)}"
+        case StepToolResults():
+            return f"step {fact.n}: {run_words.count(len(fact.ids), 'result')}"
+        case StepDone():
+            return f"step {fact.n}: {fact.chars:,} characters"
+        case StepFailed():
+            return f"step {fact.n}: {fact.error}"
+        case StepSkipped():
+            return f"step {fact.n}: {fact.reason}"
+        case _:
+            return ""
 
 
-DETAILS: Mapping[Kind, Callable[[Mapping[str, Any]], str]] = {
-    Kind.ADMITTED: lambda body: f"{body['conductor']} conductor, pool {', '.join(body['pool'])}",
-    Kind.PLAN_OPENED: lambda body: f"proposal {body['proposal']}, {body['mode']}{_round(body)}",
-    Kind.PLAN_STEP: lambda body: f"step {body['n']}: {body['worker']}, sees {run_words.sees(body['access'])}",
-    Kind.PLAN_ACCEPTED: lambda body: (
-        f"{body['topology']}, {body['steps']} steps" if body["steps"] else run_words.ENOUGH
-    ),
-    Kind.PLAN_REJECTED: lambda body: "; ".join(body["reasons"]),
-    Kind.STEP_QUEUED: lambda body: f"step {body['n']}",
-    Kind.CALL_INTENDED: lambda body: f"{_call(body)}: {body['worker']}, {terminal.dollars(body['usd_held'])} reserved",
-    Kind.CALL_FINISHED: _finished,
-    Kind.STEP_AWAITING: lambda body: f"step {body['n']}: calls {', '.join(one['name'] for one in body['calls'])}",
-    Kind.AWAITING: lambda body: f"turn {body['turn']}, until {run_words.moment(body['until'])}",
-    Kind.RESUMED: lambda body: f"turn {body['turn']}",
-    Kind.STEP_RESULTS: lambda body: f"step {body['n']}: {run_words.count(len(body['ids']), 'result')}",
-    Kind.STEP_DONE: lambda body: f"step {body['n']}: {body['chars']:,} characters",
-    Kind.STEP_FAILED: lambda body: f"step {body['n']}: {body['error']}",
-    Kind.STEP_SKIPPED: lambda body: f"step {body['n']}: {body['reason']}",
-    Kind.SUCCEEDED: lambda body: f"{terminal.dollars(body['usd'])}",
-}
+def _call(fact: CallIntended | CallFinished) -> str:
+    return "plan" if fact.n is None else f"step {fact.n}"
+
+
+def _outcome(fact: CallFinished) -> str:
+    why = f" ({fact.error})" if fact.error else ""
+    spent = f"{terminal.dollars(fact.usd)}, {run_words.seconds(fact.seconds)}"
+    return f"{fact.outcome}{why}, {run_words.tokens(usage_to_json(fact.usage))}, {spent}"

@@ -7,12 +7,13 @@ runs that this one drives, so that a gateway knows whom its dispatchers have giv
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from app.core.pool import breaker
 from app.core.pool.breaker import NO_TIME, Breaker, Offer, Place, Verdict
 from app.core.pool.catalog import Catalog, ProviderSpec, Worker
 from app.core.records import record
+from app.core.run.events import CallFinished
 from app.telemetry import Telemetry
 
 LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
@@ -42,16 +43,6 @@ class Choice:
     def hopeless(self) -> bool:
         """Whether nobody is called because nobody could answer in time."""
         return bool(self.passed_over) and all(reason == NO_TIME for _, reason in self.passed_over)
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """The same for the journal; nothing where there is nothing to explain."""
-        body: dict[str, Any] = {}
-        if self.passed_over:
-            body["passed_over"] = [{"worker": name, "reason": reason} for name, reason in self.passed_over]
-        if self.despite:
-            body["despite"] = self.despite
-        return body
 
 
 class Health:
@@ -181,13 +172,13 @@ class Health:
         self._ours[call] = None
         self._hear(worker, verdict, began, asked, extra)
 
-    def overhear(self, call: str, name: str, finished: Mapping[str, Any]) -> None:
-        """The body of a `call.finished` came by; one of another process is as good as our own."""
-        if call in self._ours:
-            del self._ours[call]
+    def overhear(self, name: str, finished: CallFinished) -> None:
+        """The outcome of a call to this worker was journaled; one of another process counts like our own."""
+        if finished.call in self._ours:
+            del self._ours[finished.call]
         elif (worker := self._workers.get(name)) is not None:
-            verdict: Verdict = "good" if finished["outcome"] == "ok" else finished.get("blamed", "silent")
-            self._hear(worker, verdict, self._tick() - finished["seconds"], finished.get("retry_after"))
+            verdict: Verdict = "good" if finished.outcome == "ok" else finished.blamed
+            self._hear(worker, verdict, self._tick() - finished.seconds, finished.retry_after)
 
     def _hear(self, worker: Worker, verdict: Verdict, began: float, asked: float | None, extra: bool = False) -> None:
         now, before = self._tick(), self._of(_key(worker))

@@ -8,7 +8,6 @@ nothing about the plan that is its first, and is left out; so is one that a work
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import orjson
 
@@ -17,7 +16,7 @@ from app.core.message.chat import Task, task_from_json
 from app.core.plan.workflow import Access, Step
 from app.core.pool.catalog import MILLION, Catalog
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Event, Kind
+from app.core.run.events import CallIntended, Event, Kind, PlanOpened, PlanStep, facts
 from app.core.run.progress import fold
 from app.core.run.state import Proposal, RunState
 from app.lab.rollouts import Rollout, critical, shown, split, written
@@ -51,7 +50,7 @@ def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[F
     _allowed(record, state, wanted)
     task = _task(record, state, wanted)
     proposal = _accepted(state)
-    catalog = catalogs.get(str(events[0].body["catalog"]))
+    catalog = catalogs.get(state.admitted.catalog)
     order = _order(state, events, proposal)
     if catalog is None or not set(order) <= set(catalog.workers):
         raise Skipped("its pool is not known any more")
@@ -61,7 +60,7 @@ def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[F
         limits=state.admitted.limits,
         usd_left=_usd_left(state, events, proposal),
     )
-    steps = _steps(record, state, proposal)
+    steps = _steps(record, state, events, proposal)
     if not {step.worker for step in steps} <= set(order):
         raise Skipped("its plan names a worker that was not offered")
     score, rated = judged(ratings)
@@ -80,7 +79,7 @@ def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[F
         prompt=shown(brief),
         completion=written(steps, order),
         workers=tuple(order),
-        pool=str(events[0].body["catalog"]),
+        pool=state.admitted.catalog,
         steps=len(steps),
         usd=sum(call.usd for call in calls) / MILLION,
         seconds=round(_seconds(state, proposal), 6),
@@ -149,38 +148,30 @@ def _accepted(state: RunState) -> Proposal:
 
 def _order(state: RunState, events: Sequence[Event], proposal: Proposal) -> list[str]:
     """The workers in the order in which the conductor saw them; one that saw none would have seen them shuffled."""
-    opened = next(
-        event.body for event in events if event.kind is Kind.PLAN_OPENED and event.body["proposal"] == proposal.number
-    )
-    order = list(opened["order"])
-    if opened["instant"]:
+    opened = next(fact for fact in facts(events, PlanOpened) if fact.proposal == proposal.number)
+    order = list(opened.order)
+    if opened.instant:
         Random(state.run).shuffle(order)
     return order
 
 
 def _usd_left(state: RunState, events: Sequence[Event], proposal: Proposal) -> int:
-    told = [event.body.get("usd_left") for event in events if event.kind is Kind.CALL_INTENDED]
-    return next((int(left) for left in told if left is not None), state.admitted.limits.usd)
+    told = [fact.usd_left for fact in facts(events, CallIntended)]
+    return next((left for left in told if left is not None), state.admitted.limits.usd)
 
 
-def _steps(record: Record, state: RunState, proposal: Proposal) -> list[Step]:
-    planned = {body["n"]: body for body in _planned(record)}
+def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: Proposal) -> list[Step]:
+    planned = {fact.n: fact for fact in facts(events, PlanStep)}
     steps = []
     for step in state.workflow(proposal.round):
-        if step.worker != planned[step.n]["worker"]:
+        if step.worker != planned[step.n].worker:
             raise Skipped("another worker stood in for a planned one")
         subtask = record.contents.get(step.subtask, b"") if step.subtask else b""
         if step.subtask and step.subtask not in record.contents:
             raise Skipped("its content was erased")
         access = Access(step.access.user, tuple(n - proposal.base for n in step.access.steps))
-        steps.append(
-            Step(step.worker, subtask.decode(), access, step.answers, planned[step.n].get("probability"), step.tools)
-        )
+        steps.append(Step(step.worker, subtask.decode(), access, step.answers, planned[step.n].probability, step.tools))
     return steps
-
-
-def _planned(record: Record) -> list[Mapping[str, Any]]:
-    return [orjson.loads(one.body) for one in record.events if one.kind == Kind.PLAN_STEP]
 
 
 def _seconds(state: RunState, proposal: Proposal) -> float:

@@ -15,14 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from app.core.plan.templates import MODEL, arms
 from app.core.pool.catalog import SelectorSpec, Worker
 from app.core.rating.features import Features
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, estimates
-from app.core.run.events import Event, Kind
+from app.core.run.events import Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 from app.lab.offpolicy import Policy
 
 PLACES = 61
@@ -58,25 +57,24 @@ class Decided:
 def decided(events: Sequence[Event]) -> Decided | None:
     """The decision behind the first workflow of a run that has an answer; None if there is none of these kinds, or if
     that workflow was a repair or a fallback."""
-    accepted = next((event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED), None)
-    opened = [event.body for event in events if event.kind is Kind.PLAN_OPENED]
-    made = next((body for body in opened if body["proposal"] == accepted), None)
-    if made is None or made["mode"] != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
+    accepted = next((fact.proposal for fact in facts(events, PlanAccepted)), None)
+    made = next((fact for fact in facts(events, PlanOpened) if fact.proposal == accepted), None)
+    if made is None or made.mode != "first" or not any(event.kind is Kind.SUCCEEDED for event in events):
         return None
-    if "decision" in made:
-        told = made["decision"]
-        candidates, order = dict(told["candidates"]), tuple(made["order"])
-        return Decided(told["layer"], "", told["action"], told["propensity"], candidates, order, told["features"])
-    steps = [event.body for event in events if event.kind is Kind.PLAN_STEP and event.body["proposal"] == accepted]
-    return _planned(made, steps) if steps and all("probability" in step for step in steps) else None
+    if made.decision is not None:
+        told, candidates = made.decision, dict(made.decision["candidates"])
+        return Decided(told["layer"], "", told["action"], told["propensity"], candidates, made.order, told["features"])
+    steps = [fact for fact in facts(events, PlanStep) if fact.proposal == accepted]
+    odds = [step.probability for step in steps if step.probability is not None]
+    return _planned(made, steps, odds) if steps and len(odds) == len(steps) else None
 
 
-def _planned(made: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Decided:
-    base = steps[0]["n"]
-    shape = [[one - base if isinstance(one, int) else one for one in step["access"]] for step in steps]
-    action = " ".join(step["worker"] for step in steps)
-    chance = min(1.0, math.prod(step["probability"] for step in steps))
-    return Decided(made["conductor"], json.dumps(shape), action, chance, {action: chance}, tuple(made["order"]))
+def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float]) -> Decided:
+    """The decision of a model; `odds` are the probabilities of the workers of its steps."""
+    shape = [step.access.shifted(-steps[0].n).as_list() for step in steps]
+    action = " ".join(step.worker for step in steps)
+    chance = min(1.0, math.prod(odds))
+    return Decided(made.conductor, json.dumps(shape), action, chance, {action: chance}, made.order)
 
 
 def choice(policy: str, one: Decided) -> Policy | None:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.store.protocol import Entry, Ledger, Move, NewRun, Outbox, Projection
 from app.store.rows.content import address
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit.migrate import migrate
+from tests.harness.raw_facts import Raw
 
 SALT = b"0123456789abcdef"
 TEXT = b"A question of a few lines, or an answer to it. " * 20
@@ -61,7 +62,7 @@ def one_step_run(run: str) -> list[Entry]:
         Entry(
             run,
             1.0,
-            (Draft(Kind.ADMITTED, {"task": question, "tier": "mini", "labels": []}),),
+            (Raw(Kind.ADMITTED, {"task": question, "tier": "mini", "labels": []}),),
             new=new,
             contents=((question, TEXT + run.encode()),),
         ),
@@ -69,8 +70,8 @@ def one_step_run(run: str) -> list[Entry]:
             run,
             2.0,
             (
-                Draft(Kind.PLAN_ACCEPTED, {"round": 0, "steps": [{"worker": "alpha", "access": ["user"]}]}),
-                Draft(Kind.STEP_QUEUED, {"step": 0}),
+                Raw(Kind.PLAN_ACCEPTED, {"round": 0, "steps": [{"worker": "alpha", "access": ["user"]}]}),
+                Raw(Kind.STEP_QUEUED, {"step": 0}),
             ),
             epoch=1,
             outbox=(Outbox(0, "mini", "driver"),),
@@ -80,7 +81,7 @@ def one_step_run(run: str) -> list[Entry]:
         Entry(
             run,
             3.0,
-            (Draft(Kind.CALL_INTENDED, call),),
+            (Raw(Kind.CALL_INTENDED, call),),
             move=Move(0, "take", holder="d", until=FAR),
             hold=Ledger(420, 900),
         ),
@@ -88,9 +89,9 @@ def one_step_run(run: str) -> list[Entry]:
             run,
             4.0,
             (
-                Draft(Kind.CALL_FINISHED, {"call": f"{run}-0", "outcome": "ok", "usage": {"in": 300, "out": 200}}),
-                Draft(Kind.STEP_DONE, {"step": 0, "answer": answer}),
-                Draft(Kind.SUCCEEDED, {"answer": answer, "usd": 300}),
+                Raw(Kind.CALL_FINISHED, {"call": f"{run}-0", "outcome": "ok", "usage": {"in": 300, "out": 200}}),
+                Raw(Kind.STEP_DONE, {"step": 0, "answer": answer}),
+                Raw(Kind.SUCCEEDED, {"answer": answer, "usd": 300}),
             ),
             move=Move(0, "finish", claim=1),
             release=Ledger(420, 900),

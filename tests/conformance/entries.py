@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.store.protocol import (
     Entry,
     Ledger,
@@ -16,6 +16,7 @@ from app.store.protocol import (
     Projection,
 )
 from app.store.sql import SqlStore
+from tests.harness.raw_facts import Raw
 
 GRACE = 5.0
 SALT = b"salt-of-this-run"
@@ -28,17 +29,17 @@ def new_run(**changes: Any) -> NewRun:
 
 
 def admitted(run: str, at: float = 1.0, row: Projection | None = None, **changes: Any) -> Entry:
-    event = Draft(Kind.ADMITTED, {"tier": "mini"})
+    event = Raw(Kind.ADMITTED, {"tier": "mini"})
     return Entry(run, at, (event,), new=new_run(**changes), row=row or Projection())
 
 
 def note(run: str, **fields: Any) -> Entry:
     """Any event that asks for no right."""
-    return Entry(run, 2.0, (Draft(Kind.CANCEL_ASKED, {}),), **fields)
+    return Entry(run, 2.0, (Raw(Kind.CANCEL_ASKED, {}),), **fields)
 
 
 def queued(run: str, step: int = 0, at: float = 2.0) -> Entry:
-    return Entry(run, at, (Draft(Kind.STEP_QUEUED, {"step": step}),), epoch=1, outbox=(Outbox(step, "mini", "driver"),))
+    return Entry(run, at, (Raw(Kind.STEP_QUEUED, {"step": step}),), epoch=1, outbox=(Outbox(step, "mini", "driver"),))
 
 
 def take(run: str, version: int, holder: str, at: float = 3.0, until: float = 10.0) -> Entry:
@@ -46,7 +47,7 @@ def take(run: str, version: int, holder: str, at: float = 3.0, until: float = 10
 
 
 def moved(run: str, verb: Any, claim: int, until: float = 0.0) -> Entry:
-    return Entry(run, 4.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, verb, claim=claim, until=until))
+    return Entry(run, 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, verb, claim=claim, until=until))
 
 
 async def settled(calls: Iterable[Awaitable[Any]]) -> list[Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.run.events import TERMINAL, Draft, Event, Kind
+from app.core.run.events import TERMINAL, Event, Kind
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import (
     MOVED,
@@ -21,6 +21,7 @@ from app.store.protocol import (
 from app.store.rows.content import address
 from app.store.writing import group_commit
 from tests.conformance.entries import SALT, Opener, admitted, moved, note, queued, settled, take
+from tests.harness.raw_facts import Raw
 
 # Events
 
@@ -28,7 +29,12 @@ from tests.conformance.entries import SALT, Opener, admitted, moved, note, queue
 async def test_events_are_numbered_from_one_and_read_back_as_they_were_answered(store: Store) -> None:
     first = await store.append(admitted("run"))
     second = await store.append(
-        Entry("run", 2.5, (Draft(Kind.PLAN_OPENED, {"n": 1}), Draft(Kind.PLAN_STEP, {"access": ("user", 0)})), epoch=1)
+        Entry(
+            "run",
+            2.5,
+            (Raw(Kind.PLAN_OPENED, {"n": 1}), Raw(Kind.PLAN_STEP, {"access": ("user", 0)})),
+            epoch=1,
+        )
     )
     assert [(event.seq, event.kind, event.at) for event in (*first.events, *second.events)] == [
         (1, Kind.ADMITTED, 1.0),
@@ -55,7 +61,7 @@ async def test_numbers_have_no_gaps_under_many_writers(opener: Opener) -> None:
 async def test_entries_of_one_run_are_written_in_the_order_of_the_calls(store: Store) -> None:
     await store.append(admitted("run"))
     bodies = [{"n": n} for n in range(100)]
-    await asyncio.gather(*(store.append(Entry("run", 2.0, (Draft(Kind.PLAN_STEP, body),), epoch=1)) for body in bodies))
+    await asyncio.gather(*(store.append(Entry("run", 2.0, (Raw(Kind.PLAN_STEP, body),), epoch=1)) for body in bodies))
     assert [event.body for event in (await store.journal("run")).events[1:]] == bodies
 
 
@@ -78,7 +84,7 @@ async def test_a_run_is_admitted_once(opener: Opener) -> None:
 async def test_a_body_that_is_not_json_is_the_callers_fault(store: Store) -> None:
     await store.append(admitted("run"))
     with pytest.raises(TypeError):
-        await store.append(Entry("run", 2.0, (Draft(Kind.PLAN_STEP, {"bad": object()}),), epoch=1))
+        await store.append(Entry("run", 2.0, (Raw(Kind.PLAN_STEP, {"bad": object()}),), epoch=1))
     assert (await store.run("run")).seq == 1
 
 
@@ -98,7 +104,7 @@ async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(st
     """A sum over all that came before would be wrong."""
     await store.append(admitted("run"))
     await store.append(note("run", epoch=1))
-    last = Entry("run", 9.0, (Draft(Kind.FAILED, {}),), epoch=1, seq=1)
+    last = Entry("run", 9.0, (Raw(Kind.FAILED, {}),), epoch=1, seq=1)
     with pytest.raises(Conflict) as refusal:
         await store.append(last)
     assert refusal.value.public_code == MOVED
@@ -117,7 +123,7 @@ async def test_no_journal_is_read_up_to_nothing(store: Store) -> None:
 async def test_a_run_ends_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await one.append(admitted("run"))
-        ends = [Entry("run", 9.0, (Draft(kind, {}),), epoch=1) for kind in TERMINAL for _ in range(4)]
+        ends = [Entry("run", 9.0, (Raw(kind, {}),), epoch=1) for kind in TERMINAL for _ in range(4)]
         answers = await settled(store.append(end) for store, end in zip([one, other] * len(ends), ends, strict=False))
         (winner,) = [answer for answer in answers if isinstance(answer, Appended)]
         assert sum(isinstance(answer, RunEnded) for answer in answers) == len(ends) - 1
@@ -129,12 +135,12 @@ async def test_after_the_end_only_an_outcome_is_taken(store: Store) -> None:
     await store.append(admitted("run"))
     await store.append(queued("run"))
     claim = (await store.append(take("run", 0, "a"))).claim
-    await store.append(Entry("run", 5.0, (Draft(Kind.CANCELLED, {}),), epoch=1))
+    await store.append(Entry("run", 5.0, (Raw(Kind.CANCELLED, {}),), epoch=1))
     refused = (
         note("run", epoch=1),
         Entry("run", 6.0, outbox=(Outbox(1, "mini", "driver"),)),
         Entry("run", 6.0, hold=Ledger(1, 1)),
-        Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}), Draft(Kind.STEP_DONE, {})), epoch=1),
+        Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}), Raw(Kind.STEP_DONE, {})), epoch=1),
     )
     for entry in refused:
         with pytest.raises(RunEnded):
@@ -148,7 +154,7 @@ async def test_one_entry_cannot_go_on_after_its_own_end(store: Store) -> None:
     await store.append(admitted("run"))
     for second in (Kind.SUCCEEDED, Kind.STEP_DONE):
         with pytest.raises(RunEnded):
-            await store.append(Entry("run", 2.0, (Draft(Kind.FAILED, {}), Draft(second, {})), epoch=1))
+            await store.append(Entry("run", 2.0, (Raw(Kind.FAILED, {}), Raw(second, {})), epoch=1))
     assert (await store.run("run")).ended_at is None
 
 
@@ -157,7 +163,7 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
     await store.append(queued("run", 0))
     await store.append(queued("run", 1))
     await store.append(take("run", 0, "a"))
-    await store.append(Entry("run", 5.0, (Draft(Kind.EXPIRED, {}),), epoch=1))
+    await store.append(Entry("run", 5.0, (Raw(Kind.EXPIRED, {}),), epoch=1))
     assert await store.due("run", 1) is None
     assert await store.due("run", 0) is not None
 
@@ -168,7 +174,7 @@ async def test_tickets_that_nobody_took_die_with_the_run(store: Store) -> None:
 async def test_racing_holds_never_pass_a_cap(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await one.append(admitted("run", cap=Ledger(1000, 10**6)))
-        holds = [Entry("run", 2.0, (Draft(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
+        holds = [Entry("run", 2.0, (Raw(Kind.CALL_INTENDED, {}),), epoch=1, hold=Ledger(7, 1)) for _ in range(200)]
         answers = await settled(store.append(hold) for store, hold in zip([one, other] * 100, holds, strict=True))
         granted = sum(isinstance(answer, Appended) for answer in answers)
         assert granted == 1000 // 7
@@ -335,8 +341,8 @@ async def test_an_erased_run_begins_no_turn(opener: Opener) -> None:
         await store.append(admitted("run"))
         assert await store.erase("run")
         with pytest.raises(NotFound):
-            await store.append(Entry("run", 2.0, (Draft(Kind.RESUMED, {"turn": 1}),), epoch=1))
-        await store.append(Entry("run", 2.0, (Draft(Kind.FAILED, {}),), epoch=1))
+            await store.append(Entry("run", 2.0, (Raw(Kind.RESUMED, {"turn": 1}),), epoch=1))
+        await store.append(Entry("run", 2.0, (Raw(Kind.FAILED, {}),), epoch=1))
 
 
 async def test_an_address_depends_on_the_salt() -> None:
@@ -371,7 +377,11 @@ async def test_a_prefix_from_memory_is_completed_from_the_database(opener: Opene
 async def test_an_ended_run_is_read_from_the_database(opener: Opener) -> None:
     async with opener() as store:
         appended: list[Event] = []
-        for entry in (admitted("run"), note("run"), Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {"usd": 1}),), epoch=1)):
+        for entry in (
+            admitted("run"),
+            note("run"),
+            Entry("run", 3.0, (Raw(Kind.SUCCEEDED, {"usd": 1}),), epoch=1),
+        ):
             appended += (await store.append(entry)).events
         assert (await store.journal("run", upto=3)).events == tuple(appended)
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from app.core.run.events import ANYBODY, Draft, Kind
+from app.core.run.events import ANYBODY, Kind
 from app.errors import Conflict, LeaseLost, RunEnded
 from app.store.protocol import TAKEN, Appended, Entry, Once, Store
 from tests.conformance.entries import Opener, admitted, note, settled
+from tests.harness.raw_facts import Raw
 
 
 def claim(name: str = "claim", until: float = 100.0, body: bytes = b"body") -> Once:
@@ -106,9 +107,9 @@ async def test_whoever_holds_nothing_may_only_ask_for_the_end(store: Store) -> N
     await store.append(admitted("run"))
     for kind in set(Kind) - ANYBODY:
         with pytest.raises(LeaseLost):
-            await store.append(Entry("run", 2.0, (Draft(Kind.CANCEL_ASKED, {}), Draft(kind, {}))))
-    asked = await store.append(Entry("run", 2.0, (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {}), Raw(kind, {}))))
+    asked = await store.append(Entry("run", 2.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))
     assert [(event.seq, event.kind) for event in asked.events] == [(2, Kind.CANCEL_ASKED)]
-    await store.append(Entry("run", 3.0, (Draft(Kind.CANCELLED, {}),), epoch=1))
+    await store.append(Entry("run", 3.0, (Raw(Kind.CANCELLED, {}),), epoch=1))
     with pytest.raises(RunEnded):
-        await store.append(Entry("run", 4.0, (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+        await store.append(Entry("run", 4.0, (Raw(Kind.CANCEL_ASKED, {"by": "caller"}),)))

@@ -6,11 +6,12 @@ import pytest
 
 from app.core.rating.evidence import Learned
 from app.core.rating.feedback import Feedback
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.errors import Conflict, NotFound
 from app.store.protocol import Entry, Store
 from app.store.rows.feedback import MOST
 from tests.conformance.entries import admitted
+from tests.harness.raw_facts import Raw
 
 GOOD = Feedback("fb_1", "run", "tenant", "key", 5.0, "explicit", "user", "1", 0.25, "too_long", "It rambles.")
 
@@ -79,7 +80,7 @@ async def test_what_was_learned_is_replaced_by_whoever_has_read_it(store: Store)
 
 
 async def test_rated_runs_come_with_what_was_asked_of_them(store: Store) -> None:
-    opened = Draft(Kind.PLAN_OPENED, {"looked_at": "ref"})
+    opened = Raw(Kind.PLAN_OPENED, {"looked_at": "ref"})
     await store.append(admitted("run"))
     await store.append(Entry("run", 2.0, (opened,), epoch=1, contents=(("ref", b"seen"), ("other", b"unseen"))))
     await store.append(admitted("erased"))

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
-from app.core.run.events import TERMINAL, Draft, Kind
+from app.core.run.events import TERMINAL, Kind, fact_from_json
 from app.core.run.notices import Notice
 from app.errors import LeaseLost, RunEnded
 from app.store.protocol import Appended, Entry, Lease, Store
 from tests.conformance.entries import Opener, admitted, note, settled
+
+TURN: dict[str, Any] = {"deadline": 9.0, "streams": False, "at": 1.0, "turn": 0, "until": 9.0}
+"""The fields that the bodies of `run.awaiting_tool` and `run.resumed` must have."""
 
 
 def told(run: str, at: float = 1.0) -> Entry:
@@ -18,7 +21,7 @@ def told(run: str, at: float = 1.0) -> Entry:
 
 
 def event(run: str, kind: Kind, at: float = 5.0, *, epoch: int = 1, **fields: Any) -> Entry:
-    return Entry(run, at, (Draft(kind, fields.pop("body", {})),), epoch=epoch, **fields)
+    return Entry(run, at, (fact_from_json(kind, TURN | fields.pop("body", {})),), epoch=epoch, **fields)
 
 
 async def taken(store: Store, now: float = 10.0, until: float = 20.0, limit: int = 10) -> tuple[Notice, ...]:
@@ -37,7 +40,7 @@ async def test_the_end_of_a_run_becomes_a_notice(store: Store, kind: Kind) -> No
 
 async def test_an_end_in_the_entry_of_its_admission_becomes_one_too(store: Store) -> None:
     whole = told("run")
-    await store.append(replace(whole, events=(*whole.events, Draft(Kind.SUCCEEDED, {"finish": "length"}))))
+    await store.append(replace(whole, events=(*whole.events, fact_from_json(Kind.SUCCEEDED, {"finish": "length"}))))
     assert await taken(store) == (Notice("run", 0, "incomplete", 1.0, tries=1),)
 
 

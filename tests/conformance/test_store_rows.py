@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
     Appended,
@@ -26,6 +26,7 @@ from app.store.protocol import (
 )
 from app.store.sql import open_store
 from tests.conformance.entries import GRACE, Opener, admitted, moved, note, queued, settled, take
+from tests.harness.raw_facts import Raw
 
 LOGGED = 24 + 4096
 """Bytes of a page in SQLite's write-ahead log."""
@@ -229,7 +230,7 @@ KINDS = [("mini", "v1")]
 async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
     async with opener() as one, opener() as other:
         await asyncio.gather(*(one.append(admitted(f"run-{n:02}", lease_until=10.0)) for n in range(20)))
-        await one.append(Entry("run-00", 5.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
+        await one.append(Entry("run-00", 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
         await one.append(queued("run-01"))
         assert await one.take_over("early", 9.9, 30.0, 50, KINDS) == ()
         calls = [store.take_over(f"heir-{n}", 10.0, 30.0, 5, KINDS) for n, store in enumerate([one, other] * 5)]
@@ -245,7 +246,7 @@ async def test_a_lapsed_run_is_taken_over_once(opener: Opener) -> None:
 
 async def test_renewal_tells_which_leases_are_left(store: Store) -> None:
     await asyncio.gather(*(store.append(admitted(name, lease_until=10.0)) for name in ("mine", "ended", "lost")))
-    await store.append(Entry("ended", 5.0, (Draft(Kind.FAILED, {}),), epoch=1))
+    await store.append(Entry("ended", 5.0, (Raw(Kind.FAILED, {}),), epoch=1))
     await store.renew_leases("driver", {"mine": 1}, 20.0)
     assert [row.id for row in await store.take_over("heir", 15.0, 99.0, 10, KINDS)] == ["lost"]
     epochs = {"mine": 1, "ended": 1, "lost": 1, "none": 1}
@@ -279,12 +280,12 @@ async def test_runs_of_another_kind_are_left_until_their_deadline(store: Store) 
 async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     """Let go of until the wait is over, then taken by whoever comes back: each old epoch is worth nothing from then."""
     await store.append(admitted("run"))
-    await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
+    await store.append(Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (2, "", 900.0, 900.0, 2)
     assert await store.take_over("other", 899.0, 950.0, 9, [("mini", "v1")]) == ()
     late, taken, twice = await settled(
-        store.append(Entry("run", 3.0, (Draft(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
+        store.append(Entry("run", 3.0, (Raw(Kind.RESUMED, {}),), epoch=epoch, lease=Lease("home", 9.0, 70.0)))
         for epoch in (1, 2, 2)
     )
     assert isinstance(late, LeaseLost)
@@ -292,7 +293,7 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
     assert isinstance(twice, LeaseLost)
     row = await store.run("run")
     assert (row.epoch, row.driver, row.lease_until, row.deadline, row.seq) == (3, "home", 9.0, 70.0, 3)
-    await store.append(Entry("run", 3.0, (Draft(Kind.STEP_QUEUED, {}),), epoch=3))
+    await store.append(Entry("run", 3.0, (Raw(Kind.STEP_QUEUED, {}),), epoch=3))
     assert await store.renew_leases("home", {"run": 3}, 20.0) == {"run": 4}
     with pytest.raises(LeaseLost):
         await store.append(Entry("run", 4.0, lease=Lease("thief", 9.0, 70.0)))
@@ -300,14 +301,14 @@ async def test_a_lease_changes_hands_with_an_entry(store: Store) -> None:
 
 async def test_a_run_that_waits_is_taken_over_when_its_wait_is_over(store: Store) -> None:
     await store.append(admitted("run"))
-    await store.append(Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
+    await store.append(Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0)))
     (row,) = await store.take_over("home", 900.0, 950.0, 9, [])
     assert (row.id, row.epoch, row.driver, row.lease_until) == ("run", 3, "home", 950.0)
 
 
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together: bool) -> None:
-    rest = Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
+    rest = Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
     await settled(store.append(admitted(name)) for name in ("run", "driven"))
     if together:
         await settled(store.append(entry) for entry in (rest, note("run"), note("driven")))
@@ -320,7 +321,7 @@ async def test_a_wish_wakes_a_run_that_waits_and_no_other(store: Store, together
 
 
 async def test_a_run_that_is_born_and_let_go_of_in_one_batch_is_nobodys(store: Store) -> None:
-    rest = Entry("run", 2.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
+    rest = Entry("run", 2.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 900.0, 900.0))
     await settled(store.append(entry) for entry in (admitted("run"), rest))
     row = await store.run("run")
     assert (row.epoch, row.driver, row.seq) == (2, "", 2)
@@ -331,7 +332,7 @@ async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
         await store.append(admitted(f"run{n}", row=Projection("awaiting_tool")))
     await store.append(admitted("other", row=Projection("running")))
     assert [await store.waiting(most) for most in (2, 10)] == [2, 3]
-    ended = Draft(Kind.EXPIRED, {"error": "tool_results_missing"})
+    ended = Raw(Kind.EXPIRED, {"error": "tool_results_missing"})
     await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired")))
     assert await store.waiting(10) == 2
 
@@ -340,7 +341,7 @@ async def test_lists_filter_by_every_column(store: Store) -> None:
     await store.append(admitted("a", 10.0, tenant="t1", tier="ultra", key="k1"))
     await store.append(replace(admitted("b", 20.0, tenant="t1"), tags=(("worker", "w"), ("label", "phi"))))
     await store.append(admitted("c", 30.0, tenant="t2", row=Projection(degraded=True)))
-    await store.append(Entry("a", 31.0, (Draft(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
+    await store.append(Entry("a", 31.0, (Raw(Kind.FAILED, {}),), epoch=1, row=Projection(error="no_worker")))
     row = Projection(state="running", topology="chain", steps=3)
     await store.append(note("b", spent=Ledger(700, 1), row=row, tags=(("worker", "w"),)))
     cases: dict[str, list[RunQuery]] = {
@@ -412,7 +413,7 @@ async def test_ready_writes(store: Store) -> None:
 async def test_a_run_may_change_hands_and_end_in_one_transaction(store: Store) -> None:
     await store.append(admitted("run"))
     handed = Entry("run", 2.0, epoch=1, lease=Lease("another", 9.0, 500.0))
-    ended = Entry("run", 3.0, (Draft(Kind.SUCCEEDED, {}),), epoch=2)
+    ended = Entry("run", 3.0, (Raw(Kind.SUCCEEDED, {}),), epoch=2)
     await settled([store.append(handed), store.append(ended)])
     row = await store.run("run")
     assert (row.state, row.ended_at, row.epoch) == ("succeeded", 3.0, 2)

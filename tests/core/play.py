@@ -9,13 +9,27 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from app.core.message.chat import Usage, summed, usage_to_json
+from app.core.message.chat import Usage, summed
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.bill import bill
 from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import Draft, Event, Kind
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Draft,
+    Event,
+    NamedCall,
+    PlanOpened,
+    RunAdmitted,
+    RunCancelAsked,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepToolResults,
+)
 from app.core.run.nesting import depth, may_nest, parent_of
 from app.core.run.progress import advance, begin, decide
 from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
@@ -45,32 +59,29 @@ def admission(**changes: Any) -> Draft:
         "on_disconnect": "cancel",
         "wire": {"format": "chat"},
     }
-    return drafts.admitted(**plain | changes)
+    chosen = plain | changes
+    return RunAdmitted(**chosen | {"labels": frozenset(chosen["labels"])})
 
 
 def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Draft:
     """`call.intended`."""
-    body = {"call": call, "n": n, "worker": worker, "access": list(access), "usd_held": 9, "tokens_held": 90}
-    return Draft(Kind.CALL_INTENDED, body)
+    seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
+    return CallIntended(call=call, n=n, worker=worker, access=seen, usd_held=9, tokens_held=90)
 
 
 def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, kind: str = "ok") -> Draft:
     """`call.finished`."""
-    usage_json = usage_to_json(usage)
-    return Draft(
-        Kind.CALL_FINISHED, {"call": call, "n": n, "outcome": kind, "usage": usage_json, "usd": usd, "seconds": 0.5}
-    )
+    return CallFinished(call=call, n=n, outcome=kind, usage=usage, usd=usd, seconds=0.5)
 
 
 def done(n: int, call: str, chars: int = 5) -> Draft:
     """`step.done`."""
-    body = {"n": n, "call": call, "output": f"ref-{n}" if chars else "", "chars": chars, "finish": "stop"}
-    return Draft(Kind.STEP_DONE, body)
+    return StepDone(n, call, output=f"ref-{n}" if chars else "", chars=chars, finish="stop")
 
 
 def called(n: int, call: str, *ids: str) -> Draft:
     """`step.awaiting_tool`."""
-    return drafts.tool_calls(n, call, f"said-{call}", 4, [(id_, "look") for id_ in ids])
+    return StepAwaitingTool(n, call, f"said-{call}", chars=4, calls=tuple(NamedCall(id_, "look") for id_ in ids))
 
 
 def resumed(number: int, deadline: float, *, streams: bool = True) -> Draft:
@@ -80,12 +91,12 @@ def resumed(number: int, deadline: float, *, streams: bool = True) -> Draft:
 
 def failed(n: int, error: str = "worker_failed") -> Draft:
     """`step.failed`."""
-    return Draft(Kind.STEP_FAILED, {"n": n, "error": error})
+    return StepFailed(n, error)
 
 
 def numbered(*written: Draft) -> tuple[Event, ...]:
     """A journal of these."""
-    return tuple(Event("run", seq, draft.kind, 0.0, draft.body) for seq, draft in enumerate(written, 1))
+    return tuple(Event.of("run", seq, 0.0, draft) for seq, draft in enumerate(written, 1))
 
 
 @dataclass
@@ -112,7 +123,7 @@ class Play:
         rounds, depth = self.random.choice((1, 1, 2, 3)), self.random.choice((0, 0, 1, 2))
         limits = Limits(steps=5, fan_out=self.random.randint(1, 4), rounds=rounds, depth=depth)
         draft = admission(preview=self.preview, limits=limits)
-        self.events.append(Event("run", 1, draft.kind, 0.0, draft.body))
+        self.events.append(Event.of("run", 1, 0.0, draft))
         self.state = begin(self.events[0])
 
     def play(self) -> RunState:
@@ -128,16 +139,16 @@ class Play:
     def write(self, *written: Draft) -> None:
         """Commit one entry."""
         for draft in written:
-            event = Event("run", len(self.events) + 1, draft.kind, self.now, draft.body)
+            event = Event.of("run", len(self.events) + 1, self.now, draft)
             self.events.append(event)
             self.state = advance(self.state, event)
             self.check(draft)
 
     def check(self, draft: Draft) -> None:
         """What must hold after every event."""
-        state, body = self.state, draft.body
-        if draft.kind is Kind.STEP_QUEUED:
-            step = state.steps[body["n"]]
+        state = self.state
+        if isinstance(draft, StepQueued):
+            step = state.steps[draft.n]
             assert step.n not in self.queued, "a step is queued once"
             self.queued.append(step.n)
             assert all(state.steps[n].settled for n in step.access.steps), "inputs are settled"
@@ -152,7 +163,7 @@ class Play:
                 seen = {n for n in step.access.steps if state.steps[n].proposal != step.proposal}
                 assert seen <= set(parent.access.steps), "authority never widens"
                 assert parent.access.user or not step.access.user
-        if draft.kind is Kind.PLAN_OPENED and state.round > 1 and "parent" not in body:
+        if isinstance(draft, PlanOpened) and state.round > 1 and draft.parent is None:
             assert state.previous is not None, "a round follows an answer"
             assert all(step.settled for step in state.steps.values()), "with nothing left to do"
         assert state.round <= state.admitted.limits.rounds
@@ -193,7 +204,7 @@ class Play:
                 if random.random() > self.forgiving:
                     yield (failed(step.n, random.choice(("worker_failed", "run_over_budget", "no_time"))),)
         if random.random() < 0.02:
-            yield (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)
+            yield (RunCancelAsked("client"),)
         if random.random() < 0.02:
             self.now += DEADLINE / 3
 
@@ -202,7 +213,7 @@ class Play:
         waiting = [step for step in self.state.steps.values() if step.state == "awaiting_tool"]
         assert set(self.state.awaited.values()) == {step.n for step in waiting}
         assert not any(step.state in ("queued", "running") for step in self.state.current)
-        results = [drafts.tool_results(step.n, f"results-{step.n}", step.exchanges[-1].ids) for step in waiting]
+        results = [StepToolResults(step.n, f"results-{step.n}", step.exchanges[-1].ids) for step in waiting]
         self.now = self.random.choice((self.now, self.state.turn.until))
         deadline = self.now + DEADLINE
         yield (resumed(self.state.turn.number + 1, deadline, streams=self.random.random() < 0.5), *results)
@@ -229,7 +240,7 @@ class Play:
             return (drafts.opened(command, "model", POOL, instant=False),)
         if isinstance(command, Queue):
             assert command.steps
-            return tuple(Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps)
+            return tuple(StepQueued(n) for n in command.steps)
         if isinstance(command, Skip | Conclude):
             return drafts.settled(self.state, command)
         if isinstance(command, Await):
@@ -241,7 +252,7 @@ class Play:
     def _after(self, written: tuple[Draft, ...]) -> RunState:
         state = self.state
         for draft in written:
-            state = advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+            state = advance(state, Event.of("run", state.seq + 1, 0.0, draft))
         return state
 
     def _plan(self, proposal: Proposal) -> tuple[Draft, ...]:

@@ -7,7 +7,7 @@ import pytest
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import Access, Step
-from app.core.run import drafts, events
+from app.core.run import drafts, kinds
 from app.core.run.events import (
     AFTER_THE_END,
     ENDED,
@@ -19,6 +19,9 @@ from app.core.run.events import (
     Draft,
     Event,
     Kind,
+    RunAwaitingTool,
+    StepToolResults,
+    fact_from_json,
 )
 from app.core.run.progress import Propose, advance, fold
 from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
@@ -38,22 +41,22 @@ LEAVES = {Kind.CALL_INTENDED: {"queued"}, Kind.STEP_RESULTS: {"awaiting_tool"}}
 SETTLED = {"done", "failed", "skipped"}
 DRAFTS = {
     Kind.ADMITTED: admission(),
-    Kind.CANCEL_ASKED: Draft(Kind.CANCEL_ASKED, {"by": "client"}),
+    Kind.CANCEL_ASKED: fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),
     Kind.PLAN_OPENED: drafts.opened(Propose(1, 1, "repair"), "model", POOL, instant=False),
     Kind.PLAN_STEP: drafts.planned(0, 0, 1, Step("ada"), ""),
     Kind.PLAN_ACCEPTED: drafts.accepted(0, "", [()]),
     Kind.PLAN_REJECTED: drafts.rejected(0, "", ["no"], outage=False),
-    Kind.STEP_QUEUED: Draft(Kind.STEP_QUEUED, {"n": 0}),
+    Kind.STEP_QUEUED: fact_from_json(Kind.STEP_QUEUED, {"n": 0}),
     Kind.CALL_INTENDED: intent("fresh", 0),
     Kind.CALL_FINISHED: outcome("open", 0),
     Kind.STEP_AWAITING: called(0, "open", "id"),
-    Kind.STEP_RESULTS: drafts.tool_results(0, "results", ["id"]),
+    Kind.STEP_RESULTS: StepToolResults(0, "results", ("id",)),
     Kind.STEP_DONE: done(0, "open"),
     Kind.STEP_FAILED: failed(0),
-    Kind.STEP_SKIPPED: Draft(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
-    Kind.AWAITING: Draft(Kind.AWAITING, {"until": 7.0}),
+    Kind.STEP_SKIPPED: fact_from_json(Kind.STEP_SKIPPED, {"n": 0, "reason": "inputs_lost"}),
+    Kind.AWAITING: RunAwaitingTool(turn=0, until=7.0),
     Kind.RESUMED: resumed(1, 9.0),
-    **{kind: Draft(kind, {"step": None}) for kind in TERMINAL},
+    **{kind: fact_from_json(kind, {"step": None}) for kind in TERMINAL},
 }
 
 EXCHANGE = Exchange("open", "ada", "said", ("id",), 0)
@@ -76,7 +79,7 @@ def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "ac
 def after(state: RunState, draft: Draft) -> RunState | None:
     """The next state, or None if the event is refused."""
     try:
-        return advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+        return advance(state, Event.of("run", state.seq + 1, 0.0, draft))
     except ValueError:
         return None
 
@@ -175,7 +178,7 @@ def test_the_arrows_are_drawn_for_every_state() -> None:
         *[s for s in RUN_ARROWS if s in ENDED],
     )
     assert set(RUN_ARROWS) == set(RUN_STATES)
-    drawing = str(events.__doc__)
+    drawing = str(kinds.__doc__)
     assert all(word in drawing for word in {*RUN_STATES, *STEP_ARROWS, *OUTCOMES})
     assert not any(RUN_ARROWS[end] for end in ENDED)
     assert {state for state, ends in STEP_ARROWS.items() if not ends} == SETTLED

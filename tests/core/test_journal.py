@@ -1,7 +1,6 @@
 """The journal's words, the records of a task as JSON, and the bodies of a driver's events."""
 
 import json
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from app.core.message.chat import (
 )
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
-from app.core.run.events import AFTER_THE_END, ENDED, RUN_STATES, TERMINAL, Kind
+from app.core.run.events import AFTER_THE_END, ENDED, RUN_STATES, TERMINAL, Kind, fact_from_json
 from app.core.run.progress import Finish, Propose, fold
 from tests.core.play import POOL, admission, numbered
 
@@ -75,15 +74,15 @@ def test_usages_add_up_and_come_back_from_json(one: Usage, two: Usage, three: Us
 
 def test_admission_pins_what_bounds_the_run() -> None:
     draft = admission(labels=("z", "a"), excluded={"eve": "why"})
-    body = json.loads(json.dumps(draft.body))
+    body = json.loads(json.dumps(draft.to_json()))
     assert (body["labels"], body["excluded"], body["pool"]) == (["a", "z"], {"eve": "why"}, list(POOL))
-    [event] = numbered(replace(draft, body=body))
+    [event] = numbered(fact_from_json(draft.kind, body))
     assert fold((event,)) == fold(numbered(draft))
 
 
 def test_a_planned_step_is_numbered_within_the_run() -> None:
     step = Step("ada", "text", Access(True, (0, 1)), answers=True, probability=0.25)
-    assert drafts.planned(2, 5, 2, step, "ref").body == {
+    assert drafts.planned(2, 5, 2, step, "ref").to_json() == {
         "proposal": 2,
         "n": 7,
         "worker": "ada",
@@ -92,20 +91,20 @@ def test_a_planned_step_is_numbered_within_the_run() -> None:
         "answers": True,
         "probability": 0.25,
     }
-    assert "probability" not in drafts.planned(0, 0, 0, Step("ada"), "").body
+    assert "probability" not in drafts.planned(0, 0, 0, Step("ada"), "").to_json()
 
 
 def test_a_rejection_keeps_a_bounded_number_of_reasons() -> None:
-    assert len(drafts.rejected(0, "", ["no"] * 900, outage=False).body["reasons"]) == 50
+    assert len(drafts.rejected(0, "", ["no"] * 900, outage=False).reasons) == 50
 
 
 def test_only_open_steps_are_skipped_and_a_failed_run_says_why() -> None:
     opened = drafts.opened(Propose(0, 0, "first"), "fixed", POOL, instant=True)
     state = fold(numbered(admission(), opened, drafts.planned(0, 0, 0, Step("ada", answers=True), "")))
     [skip] = drafts.skipped(state.steps.values(), "run_ended")
-    assert skip.body == {"n": 0, "reason": "run_ended"}
+    assert skip.to_json() == {"n": 0, "reason": "run_ended"}
     skipped = fold(numbered(admission(), opened, drafts.planned(0, 0, 0, Step("ada", answers=True), ""), skip))
     assert drafts.skipped(skipped.steps.values(), "again") == ()
-    body = drafts.ended(skipped, Finish(Kind.EXPIRED, error="run_expired")).body
+    body = drafts.ended(skipped, Finish(Kind.EXPIRED, error="run_expired")).to_json()
     assert (body["error"], body["step"], body["usd"]) == ("run_expired", None, 0)
     assert "answer" not in body

@@ -8,11 +8,12 @@ from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts, position
 from app.core.run.commands import Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import Draft, Event, Kind
+from app.core.run.events import Draft, Event, Kind, fact_from_json
+from app.core.run.kinds import Mode
 from app.core.run.nesting import depth, granted, may_nest, parent_of, room, speaks
 from app.core.run.position import Position
 from app.core.run.progress import advance, confirmed, decide
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, Mode, RunState
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RunState
 from tests.core.play import POOL, done, failed, intent, outcome
 from tests.core.test_progress import answered, planned, queued, state_of
 
@@ -28,7 +29,7 @@ def at(*written: Draft) -> RunState:
 def after(state: RunState, *written: Draft) -> RunState:
     """The state after these too."""
     for draft in written:
-        state = advance(state, Event("run", state.seq + 1, draft.kind, 0.0, draft.body))
+        state = advance(state, Event.of("run", state.seq + 1, 0.0, draft))
     return state
 
 
@@ -91,7 +92,7 @@ def test_its_answer_is_the_steps() -> None:
     [command] = decide(over, 0.0)
     assert isinstance(command, Conclude)
     told = drafts.settled(over, command)
-    assert [(one.kind, one.body["n"], one.body["from"], one.body["output"]) for one in told] == [
+    assert [(one.kind, one.to_json()["n"], one.to_json()["from"], one.to_json()["output"]) for one in told] == [
         (Kind.STEP_DONE, 1, 3, "ref-3")
     ]
     closed = after(over, *told)
@@ -103,8 +104,8 @@ def test_its_answer_is_the_steps() -> None:
 
 def test_what_is_told_of_an_answer_is_told_of_the_step() -> None:
     nested = inside(OPENED, 1, Step("bob"))
-    body = done(2, "call-2").body | {"logprobs": "ref-l", "refusal": True}
-    over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), Draft(Kind.STEP_DONE, body))
+    body = done(2, "call-2").to_json() | {"logprobs": "ref-l", "refusal": True}
+    over = after(nested, *queued(2), intent("call-2", 2), outcome("call-2", 2), fact_from_json(Kind.STEP_DONE, body))
     [command] = decide(over, 0.0)
     closed = after(over, *drafts.settled(over, command))  # type: ignore[arg-type]
     assert (closed.steps[1].logprobs, closed.steps[1].refusal) == ("ref-l", True)
@@ -116,7 +117,7 @@ def test_one_without_an_answer_is_a_failed_step() -> None:
     ended = after(lost, *drafts.settled(lost, Conclude(1, None, "worker_failed")))
     assert (ended.steps[1].state, ended.steps[1].error) == ("failed", "worker_failed")
     [unnamed] = drafts.settled(lost, Conclude(1))
-    assert unnamed.body["error"] == "run_failed"
+    assert unnamed.to_json()["error"] == "run_failed"
     assert decide(after(lost, unnamed), 0.0) == (Finish(Kind.FAILED, error="run_failed"),)
 
 

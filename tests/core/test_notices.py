@@ -6,7 +6,7 @@ import time
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from app.core.run.events import TERMINAL, Kind
+from app.core.run.events import TERMINAL, Kind, RunSucceeded
 from app.core.run.notices import (
     KEEP,
     LONGEST,
@@ -19,6 +19,7 @@ from app.core.run.notices import (
     wanted,
     word,
 )
+from tests.core.test_arrows import DRAFTS
 
 OLD = "whsec_" + base64.b64encode(b"o" * 24).decode()
 NEW = "whsec_" + base64.b64encode(b"n" * 64).decode()
@@ -97,7 +98,7 @@ def test_ids_differ_by_turn_and_are_those_of_the_response() -> None:
 
 
 def test_every_end_has_a_word() -> None:
-    words = {kind: word(kind, {}) for kind in Kind}
+    words = {kind: word(draft) for kind, draft in DRAFTS.items()}
     assert {kind for kind, found in words.items() if found} == {*TERMINAL, Kind.AWAITING}
     assert {kind.value: found for kind, found in words.items() if found} == {
         "run.awaiting_tool": "completed",
@@ -107,7 +108,7 @@ def test_every_end_has_a_word() -> None:
         "run.expired": "failed",
         "run.over_budget": "failed",
     }
-    assert [word(Kind.SUCCEEDED, {"finish": end}) for end in ("stop", "length", "content_filter", None)] == [
+    assert [word(RunSucceeded(step=0, finish=end)) for end in ("stop", "length", "content_filter", None)] == [
         "completed",
         "incomplete",
         "incomplete",

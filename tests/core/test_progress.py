@@ -15,10 +15,12 @@ from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.bill import bill
 from app.core.run.commands import Finish, Propose, Queue, Skip
-from app.core.run.events import ENDED, TERMINAL, Draft, Kind
+from app.core.run.events import ENDED, TERMINAL, Draft, Kind, RunSucceeded, fact_from_json
+from app.core.run.kinds import Mode
 from app.core.run.progress import advance, confirmed, decide, fold
-from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, Mode, RunState, answer_of
+from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, answer_of
 from tests.core.play import DEADLINE, POOL, Play, admission, called, done, failed, intent, numbered, outcome
+from tests.harness.ends import end_of
 
 OVER = "run_over_budget"
 
@@ -44,7 +46,7 @@ def state_of(*written: Draft, **changes: Any) -> RunState:
 
 def queued(*steps: int) -> list[Draft]:
     """`step.queued` of each."""
-    return [Draft(Kind.STEP_QUEUED, {"n": n}) for n in steps]
+    return [fact_from_json(Kind.STEP_QUEUED, {"n": n}) for n in steps]
 
 
 def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Draft]:
@@ -74,15 +76,15 @@ def test_every_history_ends_in_exactly_one_terminal_state(seed: int) -> None:
     assert decide(end, 0.0) == decide(end, DEADLINE) == ()
     assert all(call.outcome for call in end.calls.values())
     if end.state == "succeeded":
-        answer = end.steps[end.end["step"]]
+        answer = end.steps[end_of(end).step]
         assert answer.state == "done"
-        assert end.end["answer"] == answer.output
+        assert end_of(end).answer == answer.output
         workflow = end.workflow(next(one.round for one in end.proposals if one.number == answer.proposal))
-        assert end.end["fell_back"] == (answer is not workflow[-1])
+        assert end_of(end).fell_back == (answer is not workflow[-1])
         assert workflow[-1].state == "done"
         last = end.proposals[-1]
         taken = answer in end.current or (last.state == "accepted" and not end.current)
-        assert bool(end.end.get("stopped")) != taken
+        assert bool(end_of(end).stopped) != taken
     for proposal in end.proposals:
         access = [step.access.steps for step in end.steps.values() if step.proposal == proposal.number]
         before = end.answer(proposal.round - 1)
@@ -103,7 +105,7 @@ def test_no_conductor_gets_more_rounds_than_the_limits_allow(seed: int) -> None:
     assert max((one.round for one in end.proposals), default=1) <= rounds
     assert sum(one.mode == "first" and one.state != "rejected" for one in end.proposals) <= rounds
     assert len([one for one in end.proposals if one.state == "accepted"]) <= rounds
-    if end.round > 1 and not end.cancel_asked and end.end.get("error") != "tool_results_missing":
+    if end.round > 1 and not end.cancel_asked and end_of(end).error != "tool_results_missing":
         assert end.state == "succeeded", "the first round's answer is there"
 
 
@@ -149,7 +151,7 @@ def test_a_preview_ends_with_its_plan_and_executes_nothing(seed: int) -> None:
     assert {step.state for step in end.current} <= {"skipped"}
     assert not any(call.step is not None for call in end.calls.values())
     if end.state == "succeeded":
-        assert end.end["step"] is None
+        assert end_of(end).step is None
         assert end.degraded == (end.proposals[-1].mode == "fallback")
 
 
@@ -255,7 +257,7 @@ def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int],
     journal = [*planned(seeing(), seeing()), *answered(0, chars[0]), *answered(1, chars[1])]
     state = state_of(*journal)
     assert decide(state, 0.0) == (finish,)
-    body = drafts.ended(state, finish).body
+    body = drafts.ended(state, finish).to_json()
     assert (body["answer"], body["fell_back"]) == (state.steps[finish.step or 0].output, finish.fell_back)
     assert not state.degraded
 
@@ -270,7 +272,11 @@ def test_without_its_answering_step_a_run_fails(end: Draft, error: str) -> None:
 @pytest.mark.parametrize("state", ["failed", "skipped"])
 def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(state: str) -> None:
     """An empty output is stood in for, a missing one is not: a plan or a draft must not pass for an answer."""
-    ending = failed(1, "worker_timeout") if state == "failed" else Draft(Kind.STEP_SKIPPED, {"n": 1, "reason": "gone"})
+    ending = (
+        failed(1, "worker_timeout")
+        if state == "failed"
+        else fact_from_json(Kind.STEP_SKIPPED, {"n": 1, "reason": "gone"})
+    )
     spoken = state_of(*planned(seeing(), seeing(0)), *answered(0, 5), *queued(1), ending)
     assert [step.chars for step in spoken.current] == [5, 0]
     error = "worker_timeout" if state == "failed" else "gone"
@@ -278,7 +284,7 @@ def test_what_an_earlier_step_said_is_no_answer_where_the_answering_one_failed(s
 
 
 def test_cancel_comes_before_the_deadline_and_the_deadline_before_everything_else() -> None:
-    cancel = Draft(Kind.CANCEL_ASKED, {"by": "client"})
+    cancel = fact_from_json(Kind.CANCEL_ASKED, {"by": "client"})
     running = [*planned(seeing()), *queued(0)]
     assert decide(state_of(*running, cancel), DEADLINE) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
     assert decide(state_of(*running), DEADLINE) == (Finish(Kind.EXPIRED, error="run_expired"),)
@@ -361,8 +367,8 @@ def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> No
     out = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", ["conductor_out"], True), limits=ROUNDS)
     kept = Finish(Kind.SUCCEEDED, 0, stopped="plan_rejected")
     assert decide(out, 0.0) == (kept,), "no worker answers in place of an answer that is there"
-    assert drafts.ended(out, kept).body["stopped"] == "plan_rejected"
-    assert drafts.ended(out, kept).body["degraded"] is True
+    assert drafts.ended(out, kept).stopped == "plan_rejected"
+    assert drafts.ended(out, kept).degraded is True
     lost = state_of(*FIRST_ROUND, opened, drafts.rejected(1, "", [DRIVER_LOST], True), limits=ROUNDS)
     assert decide(lost, 0.0) == (Propose(2, 1, "first", 2),)
 
@@ -397,7 +403,7 @@ def test_an_answer_that_comes_before_the_end_is_written_is_the_end() -> None:
     for first in (stopped, silent):
         assert confirmed(first, spoken, DEADLINE) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
         assert confirmed(first, spoken, DEADLINE - 9) == Finish(Kind.SUCCEEDED, 1, fell_back=True)
-    asked = state_of(*late, Draft(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
+    asked = state_of(*late, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}), limits=ROUNDS)
     assert confirmed(stopped, asked, DEADLINE).kind is Kind.CANCELLED
 
 
@@ -426,7 +432,7 @@ SEEN, HIDDEN, PLAN = Usage(10, 2, 5, 1), Usage(100, 20, 50, 10), Usage(7, 0, 3)
 def split_of(*written: Draft, step: int | None) -> tuple[Usage, Usage]:
     """What the caller sees, and the rest; asserts that nothing is lost between them."""
     state = state_of(*written)
-    split = bill(replace(state, end={"step": step}))
+    split = bill(replace(state, end=RunSucceeded(step=step)))
     assert summed((split.visible, split.orchestration)) == split.total
     return split.visible, split.orchestration
 

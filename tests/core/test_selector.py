@@ -18,7 +18,7 @@ from app.core.rating.features import COUNTED, SKETCH, WIDTH, Features, features,
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import START, Estimate, Posterior, Rating, estimates, faded, learned
 from app.core.rating.posterior import from_json as read
-from app.core.run.events import Event, Kind
+from app.core.run.events import CallIntended, Event, Fact, PlanAccepted, PlanOpened, PlanStep
 
 DAY = 86_400.0
 
@@ -229,16 +229,14 @@ def journal(*workers: str, called: tuple[str, ...] = (), action: str = "", fallb
     """What was planned and called for a selector's run."""
     made = Choice({action: 1.0}, action, action)
     body = Decision(made, "policy", "1-x", "ref", 0.05, "seed").body()
-    opened = [
-        {"proposal": 0, "mode": "first", "decision": body},
-        *([{"proposal": 1, "mode": "fallback"}] if fallback else []),
-    ]
-    last = len(opened) - 1
-    told = [(Kind.PLAN_OPENED, one) for one in opened]
-    told += [(Kind.PLAN_STEP, {"proposal": last, "n": n, "worker": name}) for n, name in enumerate(workers)]
-    told += [(Kind.PLAN_ACCEPTED, {"proposal": last})]
-    told += [(Kind.CALL_INTENDED, {"n": n, "worker": name}) for n, name in enumerate(called or workers)]
-    return tuple(Event("run", seq, kind, 0.0, one) for seq, (kind, one) in enumerate(told, 1))
+    told: list[Fact] = [PlanOpened(0, 0, "first", "selector", decision=body)]
+    told += [PlanOpened(1, 0, "fallback", "fallback")] if fallback else []
+    last = len(told) - 1
+    told += [PlanStep(last, n, name, "", Access(), answers=False) for n, name in enumerate(workers)]
+    told += [PlanAccepted(last, "", len(workers), "chain")]
+    calls = enumerate(called or workers)
+    told += [CallIntended(f"call-{n}", n, name, Access(), usd_held=0, tokens_held=0) for n, name in calls]
+    return tuple(Event.of("run", seq, 0.0, one) for seq, one in enumerate(told, 1))
 
 
 def rated(events: tuple[Event, ...], *, answered: bool = True, seen: bytes | None = None) -> Rating | None:

@@ -10,7 +10,7 @@ from app.core.message.tools import mint
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.bill import bill
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Draft, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, confirmed, decide
 from app.core.run.state import NO_RESULTS, RunState
 from app.core.run.tool_results import Returned, latest, portions, returned, standing
@@ -38,7 +38,7 @@ def waits(*steps: int) -> Draft:
 
 def back(*results: tuple[int, tuple[str, ...]]) -> list[Draft]:
     """`run.resumed` with results for steps."""
-    return [resumed(1, 2_000.0), *(drafts.tool_results(n, f"results-{n}", ids) for n, ids in results)]
+    return [resumed(1, 2_000.0), *(StepToolResults(n, f"results-{n}", ids) for n, ids in results)]
 
 
 SINGLE = [*planned(seeing()), *queued(0), *wanting(0, ONE, TWO)]
@@ -88,7 +88,7 @@ def test_while_it_waits_only_results_a_wish_or_time_move_it() -> None:
     assert (state.state, state.turn.until) == ("awaiting_tool", UNTIL)
     assert decide(state, UNTIL - 1) == ()
     assert decide(state, UNTIL) == (Finish(Kind.EXPIRED, error="tool_results_missing"),)
-    asked = state_of(*waiting, Draft(Kind.CANCEL_ASKED, {"by": "caller"}))
+    asked = state_of(*waiting, fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}))
     assert decide(asked, 0.0) == (Finish(Kind.CANCELLED, error="run_cancelled"),)
     again = state_of(*waiting, *back((0, (ONE, TWO))))
     assert (again.state, again.turn.number, again.deadline, again.streams) == ("running", 1, 2_000.0, True)
@@ -107,10 +107,10 @@ def test_the_same_step_goes_on_and_answers() -> None:
     "wrong",
     [
         [*SINGLE, intent("early", 0)],
-        [*SINGLE, drafts.tool_results(0, "r", (ONE,)), drafts.tool_results(0, "r", (ONE,))],
+        [*SINGLE, StepToolResults(0, "r", (ONE,)), StepToolResults(0, "r", (ONE,))],
         [*SINGLE, *back((0, (ONE, TWO)))],
         [*SINGLE, waits(0), waits(0)],
-        [*SINGLE, waits(0), drafts.tool_results(0, "r", (ONE,))],
+        [*SINGLE, waits(0), StepToolResults(0, "r", (ONE,))],
         [*SINGLE[:3], called(0, "none", ONE)],
     ],
 )
@@ -121,7 +121,7 @@ def test_nothing_comes_out_of_turn(wrong: list[Draft]) -> None:
 
 def test_results_for_a_step_that_was_given_up_change_nothing() -> None:
     skipped = drafts.skipped([state_of(*SINGLE).steps[0]], "plan_rejected")
-    assert state_of(*SINGLE, *skipped, drafts.tool_results(0, "r", (ONE, TWO))).steps[0].state == "skipped"
+    assert state_of(*SINGLE, *skipped, StepToolResults(0, "r", (ONE, TWO))).steps[0].state == "skipped"
 
 
 def test_a_plan_says_which_steps_may_call_tools() -> None:
@@ -140,10 +140,10 @@ def test_each_turn_is_billed_by_itself_and_the_turns_add_up() -> None:
     split = bill(state)
     assert (split.visible, split.orchestration) == (first, Usage(3, 0, 2))
     assert (split.turn, split.total, split.turn_usd, split.usd) == (split.total, Usage(13, 4, 7, 1), 5, 5)
-    body = drafts.awaiting(state_of(*waiting), Await((1,)), UNTIL).body
+    body = drafts.awaiting(state_of(*waiting), Await((1,)), UNTIL).to_json()
     assert (body["visible"]["output"], body["usage"]["input"], body["usd"], body["turn"]) == (5, 13, 5, 0)
     again = [*waiting, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, second, usd=9), done(1, "2")]
-    end = state_of(*again, Draft(Kind.SUCCEEDED, {"step": 1}))
+    end = state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 1}))
     split = bill(end)
     assert (split.visible, split.orchestration, split.turn, split.turn_usd) == (second, Usage(), second, 9)
     assert (split.total, split.usd) == (summed((Usage(13, 4, 7, 1), second)), 14)
@@ -160,7 +160,7 @@ def test_an_answer_of_an_earlier_turn_was_paid_for_there() -> None:
     """The last step said nothing, so what an earlier one said in the first turn is the answer."""
     head = [*planned(seeing(), seeing(0)), *answered(0, usage=Usage(9, 0, 8)), *queued(1), *wanting(1, ONE)]
     again = [*head, waits(1), *back((1, (ONE,))), intent("2", 1), outcome("2", 1, Usage(4, 0, 1)), done(1, "2", 0)]
-    split = bill(state_of(*again, Draft(Kind.SUCCEEDED, {"step": 0})))
+    split = bill(state_of(*again, fact_from_json(Kind.SUCCEEDED, {"step": 0})))
     assert (split.visible, split.orchestration) == (Usage(4, 0, 0), Usage(0, 0, 1))
 
 
@@ -254,7 +254,7 @@ def test_results_for_a_run_that_is_not_waiting_yet_are_no_answer() -> None:
 
 
 def test_the_conversation_of_an_ended_run_is_history() -> None:
-    ended = state_of(*SINGLE, waits(0), Draft(Kind.EXPIRED, {"step": None}))
+    ended = state_of(*SINGLE, waits(0), fact_from_json(Kind.EXPIRED, {"step": None}))
     for ids in ((ONE, TWO), (ONE,), (THREE,)):
         assert standing(ended, bringing(*ids)) == "history"
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.engine.commit.speculative import Aheads
 from app.gateway.runs import cancel
 from app.process.wiring import House
@@ -123,8 +123,10 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
         append = opened.means.store.append
 
         async def overtaken(entry: Entry) -> Appended:
-            if any(draft.kind is Kind.STEP_QUEUED and draft.body["n"] for draft in entry.events):
-                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            if any(draft.kind is Kind.STEP_QUEUED and draft.to_json()["n"] for draft in entry.events):
+                await append(
+                    Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                )
             return await append(entry)
 
         opened.means.store.append = overtaken  # type: ignore[method-assign]
@@ -148,7 +150,9 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
 
         async def overtaken(entry: Entry) -> Appended:
             if any(draft.kind is Kind.AWAITING for draft in entry.events):
-                await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+                await append(
+                    Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                )
             return await append(entry)
 
         opened.means.store.append = overtaken  # type: ignore[method-assign]
@@ -163,7 +167,7 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub
 
     async def overtaken(entry: Entry) -> Appended:
         if entry.lease is not None and not entry.events:
-            await append(Entry(entry.run, opened.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            await append(Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)))
         return await append(entry)
 
     opened.means.store.append = overtaken  # type: ignore[method-assign]

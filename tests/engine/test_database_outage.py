@@ -206,7 +206,7 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
     stub.script("alpha", Fail(status=500))
 
     def next_intent(entry: Entry) -> bool:
-        told = [(draft.kind, draft.body.get("outcome")) for draft in entry.events]
+        told = [(draft.kind, draft.to_json().get("outcome")) for draft in entry.events]
         return told == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
 
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:

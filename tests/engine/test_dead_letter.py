@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
 from app.engine.steps.execution import DELIVERIES
 from app.errors import NotFound
 from app.process.wiring import House
 from app.store.protocol import Entry, Ledger, Move
+from tests.harness.ends import end_of
 from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
 from tests.stubs import ProviderStub
 
@@ -33,7 +34,7 @@ async def die(opened: House, run: str, times: int, *, with_intent: bool = False)
     assert due is not None
     for n in range(times):
         body = {"call": f"call_{n}", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
-        intent = (Draft(Kind.CALL_INTENDED, body),) if with_intent else ()
+        intent = (fact_from_json(Kind.CALL_INTENDED, body),) if with_intent else ()
         move = Move(0, "take", version=due.version + n, holder=f"dead-{n}", until=now - 1)
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
@@ -45,7 +46,7 @@ async def ended(opened: House, driven: Driven) -> str:
         group.create_task(opened.dispatcher.run(stopping))
         outcome = (await finish(driven)).ended
         stopping.set()
-    return f"{outcome.state.state} {outcome.state.end.get('error', '')}".strip()
+    return f"{outcome.state.state} {end_of(outcome.state).error}".strip()
 
 
 async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:

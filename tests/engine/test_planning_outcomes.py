@@ -35,7 +35,7 @@ class Refusing:
         monkeypatch.setattr(SqlStore, "append", lambda store, entry: self(store, entry))
 
     def _is_meant(self, draft: Draft) -> bool:
-        return draft.kind is self._kind and draft.body["n"] is None
+        return draft.kind is self._kind and draft.to_json()["n"] is None
 
     async def __call__(self, store: SqlStore, entry: Entry) -> Appended:
         if any(map(self._is_meant, entry.events)):
@@ -68,7 +68,7 @@ async def test_an_outcome_that_could_not_be_kept_is_unknown(
 ) -> None:
     monkeypatch.setattr(pending_outcomes, "OUTCOME_PATIENCE", 0.05)
     refusing = Refusing(monkeypatch, Kind.CALL_FINISHED, 0.0)
-    refusing._is_meant = lambda draft: draft.body.get("outcome") == "ok" and draft.body["n"] is None  # type: ignore[method-assign]
+    refusing._is_meant = lambda draft: draft.to_json().get("outcome") == "ok" and draft.to_json()["n"] is None  # type: ignore[method-assign]
     refusing._seconds = 60.0
     assert await planned(stub, tmp_path) == (["unknown"], ["plan.rejected", "plan.accepted"], True)
 
@@ -88,7 +88,7 @@ async def test_a_call_that_was_never_intended_is_named_by_nobody(
     append = SqlStore.append
 
     async def over_budget(store: SqlStore, entry: Entry) -> Appended:
-        if any(draft.kind is Kind.CALL_INTENDED and draft.body["n"] is None for draft in entry.events):
+        if any(draft.kind is Kind.CALL_INTENDED and draft.to_json()["n"] is None for draft in entry.events):
             raise WorkerUnavailable
         return await append(store, entry)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
@@ -352,7 +352,7 @@ async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: Prov
         driven = await opened.drivers.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         began = time.monotonic()
-        asked = Draft(Kind.CANCEL_ASKED, {"by": "operator"})
+        asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
         await opened.means.store.append(Entry(driven.run, opened.means.now(), (asked,)))
         assert (await finish(driven)).ended.state.state == "cancelled"
         assert time.monotonic() - began < LEASE / 3 + 0.5

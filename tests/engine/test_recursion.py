@@ -14,6 +14,7 @@ from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
 from app.core.run.state import DRIVER_LOST
 from app.process.wiring import House
+from tests.harness.ends import end_of
 from tests.harness.in_process import (
     SAYS,
     Outcome,
@@ -77,7 +78,7 @@ async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderSt
     plans(stub, OUTER, INNER)
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
-    assert (outcome.ended.error, state.degraded, state.end["step"]) == (None, False, 2)
+    assert (outcome.ended.error, state.degraded, end_of(state).step) == (None, False, 2)
     assert [(body["proposal"], body.get("parent"), body.get("room")) for body in of(journal, Kind.PLAN_OPENED)] == [
         (0, None, None),
         (1, 1, 2),
@@ -216,7 +217,7 @@ async def test_money_is_the_runs(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
     outcome = await run(opened, limits=narrowed(opened, TIER, rounds=1, usd=13_000))
     state = outcome.ended.state
-    assert (state.state, state.end["error"]) == ("over_budget", "run_over_budget")
+    assert (state.state, end_of(state).error) == ("over_budget", "run_over_budget")
     assert len(stub.of("planner")) == 1
     assert state.usd <= 13_000
 

@@ -25,6 +25,7 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.core.play import admission, numbered
+from tests.harness.ends import end_of
 from tests.harness.in_process import (
     SAYS,
     Outcome,
@@ -79,7 +80,7 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: House
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert outcome.ended.error is None
     assert outcome.ended.answer == SAYS[worker_of(journal, 1)]
-    assert (state.end["step"], state.rounds, state.degraded, state.topology) == (1, 1, False, "chain")
+    assert (end_of(state).step, state.rounds, state.degraded, state.topology) == (1, 1, False, "chain")
     assert [body["round"] for body in of(journal, Kind.PLAN_OPENED)] == [1, 2]
     assert [(body["steps"], body["topology"]) for body in of(journal, Kind.PLAN_ACCEPTED)] == [(2, "chain"), (0, "")]
     told = extension(outcome.ended)
@@ -94,7 +95,7 @@ async def test_another_round_gives_another_answer(stub: ProviderStub, opened: Ho
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert outcome.ended.answer == SAYS[worker_of(journal, 2)]
-    assert (state.end["step"], state.rounds) == (2, 2)
+    assert (end_of(state).step, state.rounds) == (2, 2)
     assert of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
     row = await opened.means.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (3, "single", False)
@@ -171,7 +172,7 @@ async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, op
     state = outcome.ended.state
     assert (outcome.ended.error, state.rounds, state.degraded) == (None, 3, False)
     assert len(stub.of("planner")) == 3, "nobody is asked about the last round's answer"
-    assert state.end["step"] == 2
+    assert end_of(state).step == 2
     limits = narrowed(opened, "baton-deep", rounds=1)
     assert (await run(opened, limits=limits)).ended.state.rounds == 1
     assert len(stub.of("planner")) == 4
@@ -184,7 +185,7 @@ async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: House)
     state = outcome.ended.state
     assert outcome.ended.error is None
     assert outcome.ended.answer in SAYS.values()
-    assert (state.end["stopped"], state.degraded) == ("run_over_budget", True)
+    assert (end_of(state).stopped, state.degraded) == ("run_over_budget", True)
     assert 6_000 < state.usd <= 12_000
     assert (state.rounds, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
     metrics = opened.means.telemetry.exposition().decode()
@@ -263,7 +264,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
         stub.always(worker, Reply(chunks=("The second", " one"), fault=Stall(after=1)))
     outcome = await run(opened, limits=limits, streams=True)
     state = outcome.ended.state
-    assert (state.state, state.end["step"], state.end["stopped"]) == ("succeeded", 0, "run_expired")
+    assert (state.state, end_of(state).step, end_of(state).stopped) == ("succeeded", 0, "run_expired")
     assert outcome.said == ["The second"]
     assert outcome.ended.error is not None
     assert outcome.ended.error.public_code == "answer_changed"
@@ -295,8 +296,8 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     state = outcome.ended.state
     assert (outcome.ended.error, state.state, state.degraded) == (None, "succeeded", True)
     assert outcome.ended.answer in SAYS.values()
-    assert state.end["step"] == 0
-    assert state.end["stopped"]
+    assert end_of(state).step == 0
+    assert end_of(state).stopped
     modes = [one.mode for one in state.proposals]
     assert modes == {"outage": ["first"] * 2, "garbage": ["first", "first", "repair"], "lost": ["first"] * 2}[fault]
 
@@ -312,7 +313,7 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
     ending, answered = asyncio.Event(), asyncio.Event()
 
     async def held(entry: Entry) -> Appended:
-        if any(draft.kind is Kind.STEP_DONE and draft.body["n"] == 1 for draft in entry.events):
+        if any(draft.kind is Kind.STEP_DONE and draft.to_json()["n"] == 1 for draft in entry.events):
             await ending.wait()
             appended = await append(entry)
             answered.set()
@@ -334,7 +335,12 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
         monkeypatch.setattr(Aheads, way, lambda *_: None)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
     state = (await run(opened, limits=limits)).ended.state
-    assert (state.state, state.end["step"], "stopped" in state.end, state.degraded) == ("succeeded", 1, False, False)
+    assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
+        "succeeded",
+        1,
+        False,
+        False,
+    )
 
 
 async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
@@ -346,7 +352,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def held(driver: Driver, entry: Entry) -> Appended:
-        done = [draft.body["n"] for draft in entry.events if draft.kind is Kind.STEP_DONE]
+        done = [draft.to_json()["n"] for draft in entry.events if draft.kind is Kind.STEP_DONE]
         if done in ([1], [2]):
             await {1: over, 2: reading}[done[0]].wait()
         appended = await join(driver, entry)
@@ -368,7 +374,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     driven = await opened.drivers.start(order(opened, "baton-deep", limits=limits))
     state = (await finish(driven)).ended.state
     over.set()
-    assert (state.state, state.end["step"], "stopped" in state.end) == ("succeeded", 2, False)
+    assert (state.state, end_of(state).step, bool(end_of(state).stopped)) == ("succeeded", 2, False)
 
 
 async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: House) -> None:

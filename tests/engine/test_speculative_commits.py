@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.engine.commit.speculative import Ahead
 from app.engine.steps import execution
 from app.process.wiring import House
@@ -127,7 +127,7 @@ async def test_what_others_have_written_meanwhile_is_heard_before_anything_follo
     async with two(tmp_path, stub, redis_url) as both:
         driven = await both.driving.drivers.start(order(both.driving, "baton-ultra", plan=CHAIN))
         await stub.wait_for(1)
-        asked = Draft(Kind.CANCEL_ASKED, {"by": "client"})
+        asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "client"})
         await both.driving.means.store.append(Entry(driven.run, both.driving.means.now(), (asked,)))
         outcome = await finish(driven)
         journal = kinds(await events(both.driving, driven.run))

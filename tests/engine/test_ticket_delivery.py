@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.engine.commit.speculative import Aheads
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
@@ -90,7 +90,7 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
         opened.drivers.beside = None
 
         async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
-            asked = (Draft(Kind.CANCEL_ASKED, {"by": "caller"}),)
+            asked = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
             for ticket in tickets:
                 await opened.means.store.append(Entry(ticket.run, opened.means.now(), asked))
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.message.chat import Toolbox
 from app.core.message.tools import mint, run_of
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
 from app.process.wiring import House
 from app.store.protocol import Entry
@@ -90,7 +90,9 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     await until(lambda: not len(house.drivers))
     if not remembered:
         assert house.drivers._waiting.take(run) is not None
-    await house.means.store.append(Entry(run, house.means.now(), (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)))
+    await house.means.store.append(
+        Entry(run, house.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),))
+    )
     assert (await finish(await talk.begin())).ended.state.state == "cancelled"
     assert Kind.RESUMED in kinds(await events(house, run))
     assert len(stub.requests) == 1

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from app.core.message.chat import Usage
 from app.core.pool.breaker import IN_A_ROW, MINIMUM, Place, Verdict
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, ProviderSpec, Tier, Worker
+from app.core.run.events import CallFinished
 from app.engine.worker_health import REMEMBERED, Choice, Health
 from app.telemetry import Telemetry
 
@@ -57,18 +59,17 @@ def settle(health: Health, name: str, verdict: Verdict, times: int = 1, asked: f
         health.settle(f"call-{name}-{number}", WORKERS[name], verdict, 1_000.0, asked)
 
 
-def finished(outcome: str = "error", **more: Any) -> dict[str, Any]:
-    """The body of a `call.finished`."""
-    return {"outcome": outcome, "seconds": 0.5, **more}
+def finished(call: str, outcome: str = "error", **more: Any) -> CallFinished:
+    """The outcome of a call."""
+    return CallFinished(call, 0, outcome, Usage(), **{"usd": 0, "seconds": 0.5} | more)
 
 
 def test_the_first_worker_that_is_well_is_chosen(health: Health) -> None:
     settle(health, "ada", "failing", IN_A_ROW)
     chosen = health.choose(FIRST, 60.0)
     assert chosen == Choice(WORKERS["bob"], (("ada", "failing"),))
-    assert chosen.told == {"passed_over": [{"worker": "ada", "reason": "failing"}]}
-    assert health.choose(FIRST[1:], 60.0).told == {}
-    assert health.choose(FIRST[:1], 60.0).told == {"despite": "failing"}
+    assert health.choose(FIRST[1:], 60.0) == Choice(WORKERS["bob"])
+    assert health.choose(FIRST[:1], 60.0).despite == "failing"
 
 
 def test_nobody_is_chosen_without_time(health: Health) -> None:
@@ -179,20 +180,20 @@ def test_a_worker_that_was_gone_comes_back_unknown(health: Health) -> None:
 def test_calls_of_other_processes_are_as_good_as_our_own(health: Health) -> None:
     for number in range(IN_A_ROW):
         assert health.ejected([WORKERS["ada"]]) == {}
-        health.overhear(f"their-{number}", "ada", finished(blamed="failing"))
+        health.overhear("ada", finished(f"their-{number}", blamed="failing"))
     assert health.ejected([WORKERS["ada"]]) == {"ada": "failing"}
-    health.overhear("last", "bob", finished(blamed="rate_limited", retry_after=60.0))
+    health.overhear("bob", finished("last", blamed="rate_limited", retry_after=60.0))
     assert health.ejected([WORKERS["bob"]]) == {"bob": "rate_limited"}
 
 
 def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
     for number in range(20):
-        health.overhear(f"their-{number}", "ada", finished("cancelled"))
-        health.overhear(f"lost-{number}", "ada", finished("unknown", seconds=0.0))
-        health.overhear(f"gone-{number}", "nobody", finished(blamed="failing"))
+        health.overhear("ada", finished(f"their-{number}", "cancelled"))
+        health.overhear("ada", finished(f"lost-{number}", "unknown", seconds=0.0))
+        health.overhear("nobody", finished(f"gone-{number}", blamed="failing"))
     assert health.ejected(list(WORKERS.values())) == {}
     settle(health, "ada", "failing", IN_A_ROW - 1)
-    health.overhear("good", "ada", finished("ok", seconds=0.0))
+    health.overhear("ada", finished("good", "ok", seconds=0.0))
     settle(health, "ada", "failing", IN_A_ROW - 1)
     assert health.ejected(list(WORKERS.values())) == {}
 
@@ -200,7 +201,7 @@ def test_what_says_nothing_there_says_nothing_here(health: Health) -> None:
 def test_our_own_calls_are_not_heard_twice(health: Health) -> None:
     for number in range(IN_A_ROW - 1):
         health.settle(f"call-{number}", WORKERS["ada"], "failing", 1_000.0, None)
-        health.overhear(f"call-{number}", "ada", finished(blamed="failing"))
+        health.overhear("ada", finished(f"call-{number}", blamed="failing"))
     assert health.ejected([WORKERS["ada"]]) == {}
 
 

@@ -50,7 +50,7 @@ class DoomedStore:
 def _labels(entry: Entry) -> set[str]:
     labels: set[str] = {f"move={entry.move.verb}"} if entry.move else set()
     for draft in entry.events:
-        kind, body = draft.kind.value, draft.body
+        kind, body = draft.kind.value, draft.to_json()
         labels |= {kind, f"{kind}@{body.get('n')}"}
         if draft.kind is Kind.CALL_INTENDED:
             labels.add(f"worker={body['worker']}")

@@ -17,7 +17,7 @@ from app.core.message.chat import Message, Task, Text, Usage, task_to_json
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
-from app.core.run.events import Draft, Event, Kind
+from app.core.run.events import Draft, Event, Kind, fact_from_json
 from app.core.run.position import Position
 from app.core.run.progress import fold
 from app.core.run.state import RunState
@@ -73,21 +73,23 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
     admitted |= {"ignored": [], "preview": False, "wire": {"format": "responses", "store": True, "given": 1}}
     usages = (Usage(10, 4, 6, 1), Usage(30, 0, 7, 2))
     drafts = [
-        Draft(Kind.ADMITTED, admitted),
-        Draft(Kind.PLAN_OPENED, {"proposal": 0, "base": 0, "mode": "first", "conductor": "fixed", "order": ["alpha"]}),
+        fact_from_json(Kind.ADMITTED, admitted),
+        fact_from_json(
+            Kind.PLAN_OPENED, {"proposal": 0, "base": 0, "mode": "first", "conductor": "fixed", "order": ["alpha"]}
+        ),
         *(_planned(n) for n in (0, 1)),
-        Draft(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
+        fact_from_json(Kind.PLAN_ACCEPTED, {"proposal": 0, "call": "", "steps": 2, "topology": "chain"}),
     ]
     for n, usage in enumerate(usages):
         drafts += _executed(n, usage, len(texts[f"output{n}"]))
     end = {"step": 1, "usd": 100, "answer": "output1", "finish": "stop"}
-    drafts.append(Draft(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
-    return tuple(Event(run, seq, one.kind, 1e9 + seq, one.body) for seq, one in enumerate(drafts, 1))
+    drafts.append(fact_from_json(state, end if state is Kind.SUCCEEDED else {"step": None, "error": "run_failed"}))
+    return tuple(Event.of(run, seq, 1e9 + seq, one) for seq, one in enumerate(drafts, 1))
 
 
 def _planned(n: int) -> Draft:
     body = {"proposal": 0, "n": n, "worker": "alpha", "subtask": f"subtask{n}", "answers": n == 1, "probability": 0.5}
-    return Draft(Kind.PLAN_STEP, body | {"access": ["user", 0] if n else ["user"]})
+    return fact_from_json(Kind.PLAN_STEP, body | {"access": ["user", 0] if n else ["user"]})
 
 
 def _executed(n: int, usage: Usage, chars: int) -> list[Draft]:
@@ -97,10 +99,10 @@ def _executed(n: int, usage: Usage, chars: int) -> list[Draft]:
     finished = {"call": call, "n": n, "outcome": "ok", "usage": asdict(usage), "usd": 50, "seconds": 0.25, "first": 0.1}
     done = {"n": n, "output": f"output{n}", "chars": chars, "finish": "stop", "call": call}
     return [
-        Draft(Kind.STEP_QUEUED, {"n": n}),
-        Draft(Kind.CALL_INTENDED, intended),
-        Draft(Kind.CALL_FINISHED, finished | {"finish": "stop", "output": f"output{n}"}),
-        Draft(Kind.STEP_DONE, done),
+        fact_from_json(Kind.STEP_QUEUED, {"n": n}),
+        fact_from_json(Kind.CALL_INTENDED, intended),
+        fact_from_json(Kind.CALL_FINISHED, finished | {"finish": "stop", "output": f"output{n}"}),
+        fact_from_json(Kind.STEP_DONE, done),
     ]
 
 

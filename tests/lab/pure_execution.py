@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from app.core.message.chat import Message, Task, Text
+from app.core.message.chat import Message, Task, Text, Usage
 from app.core.plan.visibility import Seen, compose, granted
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
-from app.core.run.events import Draft, Event, Kind
+from app.core.run.events import CallFinished, CallIntended, Draft, Event, RunAdmitted, StepDone, StepQueued
 from app.core.run.progress import Finish, Propose, Queue, Skip, advance, begin, decide
 from app.core.run.state import RunState
 from app.lab.plans import Plan, to_workflow
 from app.lab.workers import Reply, final, reply
 from app.lab.world import Pool, seconds, usd
 from app.providers.rehearsal.task_families import Problem
+from tests.harness.ends import end_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Stage:
         while not self._state.ended:
             for command in decide(self._state, 0.0):
                 self._obey(command)
-        answer = self._replies[self._state.end["step"]].text if self._state.end.get("step") is not None else ""
+        answering = end_of(self._state).step
+        answer = self._replies[answering].text if answering is not None else ""
         dollars = sum(
             usd(self._workers[self._steps[n].worker], one.read, one.written) for n, one in self._replies.items()
         )
@@ -73,7 +75,7 @@ class Stage:
                 self._write(drafts.accepted(command.number, "", [step.access.steps for step in steps]))
             case Queue():
                 for n in command.steps:
-                    self._write(Draft(Kind.STEP_QUEUED, {"n": n}))
+                    self._write(StepQueued(n))
                     self._work(n)
             case Skip():
                 self._write(*drafts.skipped([self._state.steps[command.step]], "inputs_lost"))
@@ -86,20 +88,12 @@ class Stage:
         messages = compose(self._task if step.access.user else None, step.subtask, seen)
         worker = self._workers[step.worker]
         said = reply(worker, messages, f"{self._seed}|{n}")
-        usage = {"input": said.read, "cached": 0, "output": said.written, "reasoning": 0, "estimated": False}
-        call = f"call-{n}"
-        body = {
-            "call": call,
-            "n": n,
-            "worker": worker.name,
-            "access": step.access.as_list(),
-            "usd_held": 9,
-            "tokens_held": 9,
-        }
-        self._write(Draft(Kind.CALL_INTENDED, body))
-        ended = {"call": call, "n": n, "outcome": "ok", "usage": usage, "usd": 0, "seconds": 0.0}
-        done = {"n": n, "call": call, "output": call, "chars": len(said.text), "finish": "stop"}
-        self._write(Draft(Kind.CALL_FINISHED, ended), Draft(Kind.STEP_DONE, done))
+        call, usage = f"call-{n}", Usage(input=said.read, output=said.written)
+        self._write(CallIntended(call, n, worker.name, step.access, usd_held=9, tokens_held=9))
+        self._write(
+            CallFinished(call, n, "ok", usage, usd=0, seconds=0.0),
+            StepDone(n, call, output=call, chars=len(said.text), finish="stop"),
+        )
         self._replies[n], self._done[n] = said, Seen(n, step.subtask, said.text)
         self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(worker, said.written)
 
@@ -108,12 +102,17 @@ class Stage:
             self._state = advance(self._state, self._event(draft))
 
     def _event(self, draft: Draft) -> Event:
-        return Event("run", next(self._seq), draft.kind, 0.0, draft.body)
+        return Event.of("run", next(self._seq), 0.0, draft)
 
     def _admission(self) -> Draft:
-        return drafts.admitted(
-            task="task", tier="mini", model="baton-mini", effort="medium",
-            limits=Limits(rounds=2 if self._again is not None else 1), deadline=1_000.0,
-            pool=list(self._workers), excluded={}, labels=[], conductor="fixed", catalog="digest", rehearsal=True,
-            streams=False, preview=False, ignored=(), on_disconnect="cancel", wire={"format": "chat"},
-        )  # fmt: skip
+        return RunAdmitted(
+            task="task",
+            tier="mini",
+            limits=Limits(rounds=2 if self._again is not None else 1),
+            deadline=1_000.0,
+            pool=tuple(self._workers),
+            conductor="fixed",
+            preview=False,
+            rehearsal=True,
+            streams=False,
+        )

@@ -26,16 +26,17 @@ def journal(*told: tuple[Kind, dict[str, Any]]) -> list[Event]:
 
 
 def opened(proposal: int = 0, mode: str = "first", **more: Any) -> tuple[Kind, dict[str, Any]]:
-    body = {"proposal": proposal, "mode": mode, "conductor": "model", "order": ["sol", "luna"], **more}
+    body = {"proposal": proposal, "base": 0, "mode": mode, "conductor": "model", "order": ["sol", "luna"], **more}
     return Kind.PLAN_OPENED, body
 
 
 def step(n: int, worker: str, *access: Any, proposal: int = 0, **more: Any) -> tuple[Kind, dict[str, Any]]:
-    return Kind.PLAN_STEP, {"proposal": proposal, "n": n, "worker": worker, "access": list(access), **more}
+    body = {"proposal": proposal, "n": n, "worker": worker, "subtask": "", "access": list(access), "answers": False}
+    return Kind.PLAN_STEP, body | more
 
 
 def accepted(proposal: int = 0) -> tuple[Kind, dict[str, Any]]:
-    return Kind.PLAN_ACCEPTED, {"proposal": proposal}
+    return Kind.PLAN_ACCEPTED, {"proposal": proposal, "call": "", "steps": 1, "topology": "single"}
 
 
 SUCCEEDED: tuple[Kind, dict[str, Any]] = (Kind.SUCCEEDED, {})

@@ -107,7 +107,7 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
             return await append(store, entry)
         written = store.writers[0].put(encode(entry))
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
-        bodies = [orjson.loads(orjson.dumps(draft.body)) for draft in entry.events]
+        bodies = [orjson.loads(orjson.dumps(draft.to_json())) for draft in entry.events]
         pairs = enumerate(zip(entry.events, bodies, strict=True), 1)
         return Appended(tuple(Event(entry.run, seq, draft.kind, entry.at, body) for seq, (draft, body) in pairs))
 

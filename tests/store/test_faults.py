@@ -15,12 +15,13 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.errors import Conflict, StoreUnavailable
 from app.store.protocol import UNDECIDED, Appended, Entry, Ledger, NewRun, RunQuery
 from app.store.sql import SqlStore, open_store
 from app.store.sqlkit import engines
 from app.store.writing import group_commit
+from tests.harness.raw_facts import Raw
 from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, let_others_run, stays
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -165,11 +166,11 @@ async def behind(proxy: Proxy, database: str, **options: float) -> AsyncIterator
 
 
 def admitted(run: str) -> Entry:
-    return Entry(run, 1.0, (Draft(Kind.ADMITTED, {"run": run}),), new=NEW)
+    return Entry(run, 1.0, (Raw(Kind.ADMITTED, {"run": run}),), new=NEW)
 
 
 def note(run: str) -> Entry:
-    return Entry(run, 2.0, (Draft(Kind.CANCEL_ASKED, {}),), epoch=1)
+    return Entry(run, 2.0, (Raw(Kind.CANCEL_ASKED, {}),), epoch=1)
 
 
 async def test_a_database_that_is_down_is_said_so_quickly_and_used_again_when_it_is_back(

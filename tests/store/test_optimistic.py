@@ -11,13 +11,14 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.errors import LeaseLost, NotFound, RunEnded, StoreUnavailable
 from app.store.protocol import BRIEF, Entry, Held, Lease, Ledger, Move, Outbox
 from app.store.rows.content import address
 from app.store.rows.optimistic import RowCache
 from app.store.sql import SqlStore, open_store
 from tests.conformance.entries import SALT, admitted, moved, note, queued, settled, take
+from tests.harness.raw_facts import Raw
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +42,7 @@ async def _execute(url: str, statement: str) -> None:
 
 def driven(run: str = "run", **fields: Any) -> Entry:
     """An event of the run's driver."""
-    return Entry(run, 2.0, (Draft(Kind.STEP_SKIPPED, {}),), epoch=1, **fields)
+    return Entry(run, 2.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1, **fields)
 
 
 async def tickets(store: SqlStore, run: str) -> list[dict[str, Any]]:
@@ -86,8 +87,8 @@ async def test_a_step_input_after_an_event_has_the_later_events_and_the_contents
     bodies = {address(SALT, body): body for body in (b"task", b"long" * BRIEF, b"result", b"of nobody")}
     task, long, result, _ = bodies
     await gateway.append(replace(admitted("run"), contents=tuple(bodies.items())))
-    await gateway.append(Entry("run", 2.0, (Draft(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))
-    await gateway.append(Entry("run", 3.0, (Draft(Kind.STEP_SKIPPED, {"of": [long, {"it": result}]}),), epoch=1))
+    await gateway.append(Entry("run", 2.0, (Raw(Kind.STEP_SKIPPED, {"task": task}),), epoch=1))
+    await gateway.append(Entry("run", 3.0, (Raw(Kind.STEP_SKIPPED, {"of": [long, {"it": result}]}),), epoch=1))
     whole, rest = await dispatcher.step_input("run"), await dispatcher.step_input("run", 2)
     assert [event.seq for event in whole.events] == [1, 2, 3]
     assert whole.contents.keys() == bodies.keys() - {long}
@@ -149,7 +150,7 @@ async def test_a_run_that_others_have_ended_is_forgotten(stores: Sequence[SqlSto
     one, other = stores
     await one.append(admitted("run"))
     assert (one.known_rows("run"), one._journals.journal("run")[1]) != ((), 0)
-    await other.append(Entry("run", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
+    await other.append(Entry("run", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     assert other.known_rows("run") == ()
     one.accept_rows("run", other.known_rows("run"))
     assert (one.known_rows("run"), one._journals.journal("run")[1]) == ((), 0)
@@ -192,7 +193,7 @@ async def test_tickets_that_others_have_added_or_ended_are_seen(stores: Sequence
     await other.append(Entry("ended", 2.0, move=Move(0, "finish", claim=1)))
     for run in ("added", "ended"):
         also = [one.append(driven("beside"))] if beside else []
-        end = Entry(run, 5.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1)
+        end = Entry(run, 5.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1)
         await asyncio.gather(one.append(end), *also)
         assert await tickets(other, run) == []
 
@@ -201,12 +202,12 @@ async def test_an_end_and_an_erasure_by_others_are_seen(stores: Sequence[SqlStor
     one, other = stores
     for run in ("ended", "erased"):
         await one.append(admitted(run))
-    await other.append(Entry("ended", 2.0, (Draft(Kind.SUCCEEDED, {}),), epoch=1))
+    await other.append(Entry("ended", 2.0, (Raw(Kind.SUCCEEDED, {}),), epoch=1))
     with pytest.raises(RunEnded):
         await one.append(driven("ended"))
     await other.erase("erased")
     with pytest.raises(NotFound):
-        await one.append(Entry("erased", 2.0, (Draft(Kind.RESUMED, {"turn": 1}),), epoch=1))
+        await one.append(Entry("erased", 2.0, (Raw(Kind.RESUMED, {"turn": 1}),), epoch=1))
 
 
 async def test_a_take_over_by_another_process_is_seen(stores: Sequence[SqlStore]) -> None:
@@ -250,7 +251,7 @@ async def test_a_ticket_that_is_queued_anew_in_one_entry_with_its_end_is_due_at_
     await one.append(queued("run"))
     await one.append(take("run", 0, "a", until=10.0))
     finish = Move(0, "finish", claim=1)
-    await one.append(Entry("run", 4.0, (Draft(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),)))
+    await one.append(Entry("run", 4.0, (Raw(Kind.CALL_FINISHED, {}),), move=finish, outbox=(Outbox(0, "mini", "d"),)))
     found = await ticket(other)
     assert (found["until"], found["holder"], found["claim"], found["version"]) == (4.0, None, 0, 0)
 

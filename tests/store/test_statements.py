@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, event
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind
 from app.errors import LeaseLost
 from app.store.protocol import Entry, Held, Lease, Move, Outbox
 from app.store.sql import SqlStore, open_store
@@ -17,6 +17,7 @@ from app.store.sqlkit.connections import RawConnection
 from app.store.sqlkit.engines import BY_KEY
 from app.store.sqlkit.prepared import Row, Rows, WriteStatements
 from tests.conformance.entries import admitted, note, queued, take
+from tests.harness.raw_facts import Raw
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +29,7 @@ async def store(migrated_postgres_url: str) -> AsyncIterator[SqlStore]:
 
 
 def skipped(run: str) -> Entry:
-    return Entry(run, 3.0, (Draft(Kind.STEP_SKIPPED, {}),), epoch=1)
+    return Entry(run, 3.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1)
 
 
 async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
@@ -37,7 +38,7 @@ async def _a_step(store: SqlStore, round_trips: list[str]) -> list[int]:
     end = Entry(
         "run",
         4.0,
-        (Draft(Kind.CALL_FINISHED, {}), Draft(Kind.STEP_DONE, {"n": 0})),
+        (Raw(Kind.CALL_FINISHED, {}), Raw(Kind.STEP_DONE, {"n": 0})),
         move=Move(0, "finish", claim=1),
         contents=(("ref", b"text"), ("another", b"text")),
         outbox=(Outbox(1, "mini", "driver"),),
@@ -57,7 +58,7 @@ async def test_an_entry_is_one_round_trip_whatever_is_in_it(store: SqlStore, rou
     assert await store.renew_leases("driver", {"run": 1}, 9.0) == {"run": 4}
     assert await store.renew_claims([Held("run", 1, 0)], 9.0) == frozenset()
     round_trips.clear()
-    await store.append(Entry("run", 5.0, (Draft(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
+    await store.append(Entry("run", 5.0, (Raw(Kind.AWAITING, {}),), epoch=1, lease=Lease("", 9.0, 9.0)))
     assert len(round_trips) == 1
 
 
@@ -70,7 +71,7 @@ async def test_rows_are_found_by_their_key_by_whoever_asked_while_there_were_few
     await store.renew_leases("driver", {"run": 1}, 9.0)
     for entries in zip(*([entry(run) for entry in (admitted, queued, skipped)] for run in ("x", "y")), strict=True):
         await asyncio.gather(*map(store.append, entries))
-    await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(1, "finish", claim=2)))
+    await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(1, "finish", claim=2)))
     await store.journal("run")
     await store.contents("other", ["ref"])
 
@@ -192,7 +193,7 @@ async def test_a_renewal_does_not_wait_for_the_disk(store: SqlStore, monkeypatch
     monkeypatch.setattr(RawConnection, "fetch", noted_too)
     await store.renew_leases("driver", {"run": 1}, 9.0)
     await store.renew_claims([Held("run", 0, 1)], 9.0)
-    await store.append(Entry("run", 6.0, (Draft(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
+    await store.append(Entry("run", 6.0, (Raw(Kind.CALL_FINISHED, {}),), move=Move(0, "finish", claim=1)))
     assert found == ["off", "off", "on"]
     await store.append(note("run"))
     assert set(found[3:]) == {"on"}

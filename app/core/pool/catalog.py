@@ -6,7 +6,7 @@ handed to the adapter that `wiring.py` builds.
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from app.core.message.chat import Usage
 from app.core.records import record
@@ -156,6 +156,16 @@ class Limits:
     """From a request of the caller's to its reply; of a run that calls the caller's tools, for each turn."""
     tool_wait: float = 600.0
     """Seconds for which such a run waits for the results before it is given up."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The limits by name, as `run.admitted` keeps them."""
+        return {name: getattr(self, name) for name in Limits.__slots__}
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> "Limits":
+        """The inverse of `to_json`. It ignores limits that it does not know, which a newer process may have written;
+        one that an older process did not know has its default."""
+        return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
 
 
 Template = Literal[

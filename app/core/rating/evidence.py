@@ -14,7 +14,7 @@ from app.core.rating.features import from_json
 from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Rating
 from app.core.records import record
-from app.core.run.events import Event, Kind
+from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 
 TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
 """The events that tell what was played."""
@@ -44,10 +44,11 @@ class Learned:
 
 def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
     """What the selector decided for the plan that was carried out; None if another conductor did."""
-    accepted = [event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED]
-    opened = [event.body for event in events if event.kind is Kind.PLAN_OPENED]
-    made = [body for body in opened if accepted and body["proposal"] <= accepted[-1] and body["mode"] != "repair"]
-    return made[-1].get("decision") if made else None
+    accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
+    if not accepted:
+        return None
+    opened = [fact for fact in facts(events, PlanOpened) if fact.proposal <= accepted[-1] and fact.mode != "repair"]
+    return opened[-1].decision if opened else None
 
 
 def looked_at(events: Sequence[Event]) -> str:
@@ -78,12 +79,14 @@ def played(events: Sequence[Event]) -> Arm | None:
 
 def _workers(events: Sequence[Event]) -> list[str]:
     """Who really worked, in the order of the steps."""
-    accepted = [event.body["proposal"] for event in events if event.kind is Kind.PLAN_ACCEPTED]
+    accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
     found: dict[int, str] = {}
     for event in events:
-        planned = event.kind is Kind.PLAN_STEP and event.body["proposal"] in accepted[-1:]
-        if planned or (event.kind is Kind.CALL_INTENDED and event.body["n"] in found):
-            found[event.body["n"]] = event.body["worker"]
+        fact = event.fact
+        if isinstance(fact, PlanStep):
+            found |= {fact.n: fact.worker} if fact.proposal in accepted[-1:] else {}
+        elif isinstance(fact, CallIntended) and fact.n is not None and fact.n in found:
+            found[fact.n] = fact.worker
     return [found[n] for n in sorted(found)]
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from app.core.message.chat import Message
 from app.core.records import record
-from app.core.run.events import Event, Kind
+from app.core.run.events import Event, Kind, RunCancelAsked, facts
 
 FeedbackKind = Literal["explicit", "grader", "implicit"]
 SIGNS = "signs-1"
@@ -54,9 +54,9 @@ def sign(events: Sequence[Event]) -> str:
 
     `abandoned`: the caller left before the end, and the run was stopped for it. `cancelled`: the caller asked for that.
     """
-    by = [event.body.get("by") for event in events if event.kind is Kind.CANCEL_ASKED]
+    by = [fact.by for fact in facts(events, RunCancelAsked)]
     ended = any(event.kind is Kind.CANCELLED for event in events)
-    return {"client": "abandoned", "caller": "cancelled"}.get(str(by[0]), "") if by and ended else ""
+    return {"client": "abandoned", "caller": "cancelled"}.get(by[0], "") if by and ended else ""
 
 
 def repeats(earlier: Sequence[Message], later: Sequence[Message], seconds: float) -> bool:

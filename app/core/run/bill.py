@@ -48,7 +48,7 @@ def bill(state: RunState) -> Bill:
 
 def _said(state: RunState) -> Usage:
     """The usage of what the caller gets; an answer that fell back to an earlier turn was paid for there."""
-    answer = state.end.get("step")
+    answer = state.end.step if state.end is not None else None
     speakers = [state.steps[answer].call] if answer is not None else []
     if state.state == "awaiting_tool":
         waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]

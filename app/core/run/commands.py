@@ -1,8 +1,8 @@
 """What the driver of a run is to do next: what `progress.decide` says."""
 
 from app.core.records import record
-from app.core.run.events import Kind
-from app.core.run.state import Answer, Mode
+from app.core.run.kinds import Kind, Mode
+from app.core.run.state import Answer
 
 
 @record(frozen=True, slots=True)

@@ -1,82 +1,49 @@
-"""The bodies of the events that a driver writes; `progress.py` reads them. Calls' bodies are made in `attempt.py`."""
+"""The facts that a driver writes where they follow from its state or its command; `events.py` has the records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.core.message.chat import usage_to_json
 from app.core.plan.workflow import Step, topology
-from app.core.pool.catalog import Limits
 from app.core.run.bill import bill
 from app.core.run.commands import Await, Conclude, Finish, Propose, Skip
-from app.core.run.events import Draft, Kind
+from app.core.run.events import (
+    ENDS,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAwaitingTool,
+    RunEnd,
+    RunResumed,
+    StepDone,
+    StepFailed,
+    StepSkipped,
+)
 from app.core.run.nesting import granted
-from app.core.run.state import OnDisconnect, RunState, StepState, Turn
+from app.core.run.state import RunState, StepState, Turn
 
-
-def admitted(
-    *,
-    task: str,
-    tier: str,
-    model: str,
-    effort: str,
-    limits: Limits,
-    deadline: float,
-    pool: Sequence[str],
-    excluded: Mapping[str, str],
-    labels: Iterable[str],
-    conductor: str,
-    catalog: str,
-    rehearsal: bool,
-    streams: bool,
-    preview: bool,
-    ignored: Sequence[str],
-    on_disconnect: OnDisconnect,
-    wire: Mapping[str, Any],
-    explore: bool = True,
-) -> Draft:
-    """`run.admitted`: the task by its ref, and everything that bounds the run, pinned as it was at this moment."""
-    body = {
-        "task": task,
-        "tier": tier,
-        "model": model,
-        "effort": effort,
-        "limits": {name: getattr(limits, name) for name in Limits.__slots__},
-        "deadline": deadline,
-        "pool": list(pool),
-        "excluded": dict(excluded),
-        "labels": sorted(labels),
-        "conductor": conductor,
-        "catalog": catalog,
-        "rehearsal": rehearsal,
-        "streams": streams,
-        "preview": preview,
-        "ignored": list(ignored),
-        "on_disconnect": on_disconnect,
-        "wire": dict(wire),
-        "explore": explore,
-    }
-    return Draft(Kind.ADMITTED, body)
+MOST_REASONS = 50
+"""Reasons that are kept of a rejected plan."""
 
 
 def opened(
     command: Propose, conductor: str, order: Sequence[str], instant: bool, decision: Mapping[str, Any] | None = None
-) -> Draft:
-    """`plan.opened`: who is asked, and the workers in the order in which they are shown; of a selector its decision."""
-    body: dict[str, Any] = {
-        "proposal": command.number,
-        "base": command.base,
-        "mode": command.mode,
-        "round": command.round,
-        "conductor": conductor,
-        "order": list(order),
-        "instant": instant,
-    }
-    if decision is not None:
-        body["decision"] = dict(decision)
-    if command.parent is not None:
-        body |= {"parent": command.parent, "room": command.room}
-    return Draft(Kind.PLAN_OPENED, body)
+) -> PlanOpened:
+    """`conductor` is asked, and is shown the workers in this order; `decision` is that of a selector."""
+    return PlanOpened(
+        proposal=command.number,
+        base=command.base,
+        mode=command.mode,
+        conductor=conductor,
+        round=command.round,
+        order=tuple(order),
+        instant=instant,
+        decision=decision,
+        parent=command.parent,
+        room=command.room,
+    )
 
 
 def planned(
@@ -87,116 +54,103 @@ def planned(
     subtask: str,
     previous: int | None = None,
     parent: StepState | None = None,
-) -> Draft:
-    """`plan.step`: one step with its access list in the run's own numbers; `subtask` is its text's ref, `previous` the
-    step that gave the answer of the round before, `parent` the one that it is nested in."""
-    access = granted(step.access, parent, base) if parent is not None else step.access.shifted(base, previous)
-    body: dict[str, Any] = {
-        "proposal": proposal,
-        "n": base + place,
-        "worker": step.worker,
-        "subtask": subtask,
-        "access": access.as_list(),
-        "answers": step.answers,
-    }
-    if step.probability is not None:
-        body["probability"] = step.probability
-    if step.tools:
-        body["tools"] = True
-    if parent is not None:
-        body |= {"parent": parent.n, "inherits": step.access.user}
-    return Draft(Kind.PLAN_STEP, body)
+) -> PlanStep:
+    """One step with its access list in the run's own numbers; `subtask` is the ref of its text, `previous` the step
+    that gave the answer of the round before, `parent` the one that it is nested in."""
+    return PlanStep(
+        proposal=proposal,
+        n=base + place,
+        worker=step.worker,
+        subtask=subtask,
+        access=granted(step.access, parent, base) if parent is not None else step.access.shifted(base, previous),
+        answers=step.answers,
+        probability=step.probability,
+        tools=step.tools,
+        parent=parent.n if parent is not None else None,
+        inherits=parent is not None and step.access.user,
+    )
 
 
-def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> Draft:
-    """`plan.accepted`: `call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty
-    plan has no shape."""
-    shape = topology(inputs) if inputs else ""
-    body = {"proposal": proposal, "call": call, "steps": len(inputs), "topology": shape}
-    return Draft(Kind.PLAN_ACCEPTED, body)
+def accepted(proposal: int, call: str, inputs: Sequence[Sequence[int]]) -> PlanAccepted:
+    """`call` is the planning call whose text this plan is, or empty; `inputs` count from 0. The empty plan has no
+    topology."""
+    return PlanAccepted(proposal, call, len(inputs), topology(inputs) if inputs else "")
 
 
-def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> Draft:
-    """`plan.rejected`: all reasons. `outage` says that the conductor failed, not that it planned badly."""
-    body = {"proposal": proposal, "call": call, "reasons": list(reasons)[:50], "outage": outage}
-    return Draft(Kind.PLAN_REJECTED, body)
+def rejected(proposal: int, call: str, reasons: Sequence[str], outage: bool) -> PlanRejected:
+    """All reasons, up to a bound. `outage` says that the conductor failed, in contrast to a bad plan."""
+    return PlanRejected(proposal, call, tuple(reasons[:MOST_REASONS]), outage)
 
 
-def skipped(steps: Iterable[StepState], reason: str) -> tuple[Draft, ...]:
-    """`step.skipped` for those of the steps that are not settled."""
-    return tuple(Draft(Kind.STEP_SKIPPED, {"n": step.n, "reason": reason}) for step in steps if not step.settled)
+def skipped(steps: Iterable[StepState], reason: str) -> tuple[Fact, ...]:
+    """`step.skipped` for each of the steps that is not settled."""
+    return tuple(StepSkipped(step.n, reason) for step in steps if not step.settled)
 
 
-def settled(state: RunState, command: Skip | Conclude) -> tuple[Draft, ...]:
-    """What a driver says of a step by itself: that it is skipped, or what has become of it with what is nested in it.
-    An answer is told in the words of the step that gave it."""
+def settled(state: RunState, command: Skip | Conclude) -> tuple[Fact, ...]:
+    """The end of a step that no worker executes: it is skipped, or the workflow nested in it has ended. Its answer is
+    then that of the nested step which gave it."""
     if isinstance(command, Skip):
         return skipped([state.steps[command.step]], command.reason)
     if command.answer is None:
-        return (Draft(Kind.STEP_FAILED, {"n": command.step, "error": command.error or "run_failed"}),)
+        return (StepFailed(command.step, command.error or "run_failed"),)
     said = command.answer.step
-    body: dict[str, Any] = {name: getattr(said, name) for name in ("call", "output", "chars", "finish")}
-    body |= {"n": command.step, "from": said.n} | ({"logprobs": said.logprobs} if said.logprobs else {})
-    return (Draft(Kind.STEP_DONE, body | ({"refusal": True} if said.refusal else {})),)
+    done = StepDone(
+        n=command.step,
+        call=said.call,
+        output=said.output,
+        chars=said.chars,
+        finish=said.finish,
+        from_step=said.n,
+        logprobs=said.logprobs,
+        refusal=said.refusal,
+    )
+    return (done,)
 
 
-def tool_calls(n: int, call: str, said: str, chars: int, calls: Sequence[tuple[str, str]]) -> Draft:
-    """`step.awaiting_tool`: `said` is the ref of the worker's message, whose text has `chars` characters; `calls` are
-    the caller's ids and the names."""
-    named = [{"id": id_, "name": name} for id_, name in calls]
-    return Draft(Kind.STEP_AWAITING, {"n": n, "call": call, "said": said, "chars": chars, "calls": named})
-
-
-def awaiting(state: RunState, command: Await, until: float) -> Draft:
-    """`run.awaiting_tool`: the end of a turn, what it used, and when the wait for results is over."""
+def awaiting(state: RunState, command: Await, until: float) -> RunAwaitingTool:
+    """The end of a turn with tool calls, what the turn used, and when the wait for results is over."""
     split = bill(replace(state, state="awaiting_tool"))
-    body = {
-        "turn": state.turn.number,
-        "steps": list(command.steps),
-        "until": until,
-        "usd": split.turn_usd,
-        "usage": usage_to_json(split.turn),
-        "visible": usage_to_json(split.visible),
-    }
-    return Draft(Kind.AWAITING, body)
+    return RunAwaitingTool(
+        turn=state.turn.number,
+        until=until,
+        steps=command.steps,
+        usd=split.turn_usd,
+        usage=split.turn,
+        visible=split.visible,
+    )
 
 
-def resumed(turn: Turn, once: str) -> Draft:
-    """`run.resumed`: the next turn as its request wants it; `once` is the id of the claim that the request makes, or
+def resumed(turn: Turn, once: str) -> RunResumed:
+    """The next turn as its request wants it; `once` is the id of the idempotency claim that the request makes, or
     empty."""
-    body = {
-        "turn": turn.number,
-        "deadline": turn.deadline,
-        "streams": turn.streams,
-        "request": turn.request,
-        "at": turn.at,
-        "on_disconnect": turn.on_disconnect,
-        "wire": dict(turn.wire),
-        "once": once,
-    }
-    return Draft(Kind.RESUMED, body)
+    return RunResumed(
+        turn=turn.number,
+        deadline=turn.deadline,
+        streams=turn.streams,
+        at=turn.at,
+        request=turn.request,
+        on_disconnect=turn.on_disconnect,
+        wire=turn.wire,
+        once=once,
+    )
 
 
-def tool_results(n: int, results: str, ids: Sequence[str]) -> Draft:
-    """`step.tool_results`: what came back for a step, by its ref, and the calls that it answers."""
-    return Draft(Kind.STEP_RESULTS, {"n": n, "results": results, "ids": list(ids)})
-
-
-def ended(state: RunState, command: Finish) -> Draft:
-    """The terminal event: which step answered, by the ref of its text, and what the run used."""
+def ended(state: RunState, command: Finish) -> RunEnd:
+    """The terminal fact: which step answered, by the ref of its text, and what the run used."""
+    make = ENDS[command.kind]
+    state = replace(state, end=make(step=command.step, stopped=command.stopped))
     answered = state.steps[command.step] if command.step is not None else None
-    told = {"step": command.step} | ({"stopped": command.stopped} if command.stopped else {})
-    state = replace(state, end=told)
     split = bill(state)
-    body: dict[str, Any] = {
-        **told,
-        "usd": split.usd,
-        "usage": usage_to_json(split.total),
-        "visible": usage_to_json(split.visible),
-        "degraded": state.degraded,
-    }
-    if answered is not None:
-        body |= {"answer": answered.output, "finish": answered.finish, "fell_back": command.fell_back}
-    if command.error:
-        body["error"] = command.error
-    return Draft(command.kind, body)
+    return make(
+        step=command.step,
+        stopped=command.stopped,
+        usd=split.usd,
+        usage=split.total,
+        visible=split.visible,
+        degraded=state.degraded,
+        answer=answered.output if answered is not None else "",
+        finish=answered.finish if answered is not None else None,
+        fell_back=answered is not None and command.fell_back,
+        error=command.error,
+    )

@@ -1,117 +1,520 @@
-"""The journal's words: event kinds, states, and every legal arrow between states.
+"""The events of a run: one record for each kind, and `Event`, which is such a record with its place in the journal.
 
-    run      admitted -> planned -> running <-> awaiting_tool
-             admitted -> running, if steps were queued while the plan still streamed
-             any of these -> succeeded | failed | cancelled | expired | over_budget
-    step     waiting -> queued -> running <-> awaiting_tool; running -> done
-             any open state -> skipped | failed
-    attempt  intended -> ok | error | truncated | cancelled | unknown
-    plan     open -> accepted | rejected; the next one opens after a rejected one, and, as the next round, after an
-             accepted one whose answering step is done and whose steps are settled; and for a step that it is nested in
+A *fact* is a frozen record of one kind. Whoever writes to a run constructs facts; the store numbers them and keeps
+their JSON; whoever reads a journal gets events whose `fact` is the record again. Attributes have the names of the JSON
+fields; `fact_json.py` says how one becomes the other, and what is tolerated where a journal was written by an older or
+a newer release. A field that is new needs a default.
 
-A run answers its caller in one or several *turns*. Each ends with the run's end, or with calls of the caller's tools:
-then every step that can do nothing without them is `awaiting_tool`, `run.awaiting_tool` says so, nobody drives the run,
-and `run.resumed` begins the next turn, in the same entry as the results (`step.tool_results`).
-
-A step may be given to the conductor itself. Then it has no ticket and no call: a plan with that step as its `parent` is
-opened, which takes it from waiting to running, and when the workflow *nested* in it has answered, that answer is the
-step's. All proposals of a run are numbered on, whatever they are nested in, and one at a time is open.
-
-A *round* is one workflow. A further one is a plan with the next number as its `round`, made by a conductor that is
-shown the answer of the round before; with the empty plan it takes that answer for the run's. A round may span turns,
-and a turn rounds.
-
-`progress.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: the driver and a
-dispatcher may each write about it without having heard of the other, and then the first fact counts.
-
-An event is a fact with a number inside its run: `seq` starts at 1 and has no gaps, because every write to a run
-takes its numbers under that run's row lock. A prefix of a journal is never stale. `body` holds ids, hashes, sizes
-and figures; text of callers and workers stands in the content store under its salted hash (`ref`).
+`seq` starts at 1 and has no gaps, because every write to a run takes its numbers under that run's row lock. So a prefix
+of a journal is never stale. Facts hold ids, hashes, sizes and figures. The text of callers and workers is in the
+content store under its salted hash, which is called its *ref* here. Money is in micro-dollars, points in time are in
+seconds since 1970, durations in seconds.
 """
 
-from collections.abc import Mapping
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
+from typing import Any, TypeVar
 
+from app.core.message.chat import Usage
+from app.core.plan.workflow import Access
+from app.core.pool.breaker import Verdict
+from app.core.pool.catalog import Limits
 from app.core.records import record
+from app.core.run.fact_json import Fact, Json, NamedCall, PassedOver, fact, optional
+from app.core.run.kinds import (
+    AFTER_THE_END,
+    ANYBODY,
+    ENDED,
+    OUTCOMES,
+    RUN_ARROWS,
+    RUN_STATES,
+    STEP_ARROWS,
+    TERMINAL,
+    Kind,
+    Mode,
+    OnDisconnect,
+)
+
+__all__ = [
+    "AFTER_THE_END",
+    "ANYBODY",
+    "CLASSES",
+    "ENDED",
+    "ENDS",
+    "OUTCOMES",
+    "RUN_ARROWS",
+    "RUN_STATES",
+    "STEP_ARROWS",
+    "TERMINAL",
+    "CallFinished",
+    "CallIntended",
+    "Draft",
+    "Event",
+    "Fact",
+    "Kind",
+    "NamedCall",
+    "PassedOver",
+    "PlanAccepted",
+    "PlanOpened",
+    "PlanRejected",
+    "PlanStep",
+    "RunAdmitted",
+    "RunAwaitingTool",
+    "RunCancelAsked",
+    "RunCancelled",
+    "RunEnd",
+    "RunExpired",
+    "RunFailed",
+    "RunOverBudget",
+    "RunResumed",
+    "RunSucceeded",
+    "StepAwaitingTool",
+    "StepDone",
+    "StepFailed",
+    "StepQueued",
+    "StepSkipped",
+    "StepToolResults",
+    "dated",
+    "fact_from_json",
+    "facts",
+]
+
+Draft = Fact
+"""An event that has no number yet is just its fact."""
 
 
-class Kind(StrEnum):
-    """What happened."""
-
-    ADMITTED = "run.admitted"
-    CANCEL_ASKED = "run.cancel_asked"
-    PLAN_OPENED = "plan.opened"
-    PLAN_STEP = "plan.step"
-    PLAN_ACCEPTED = "plan.accepted"
-    PLAN_REJECTED = "plan.rejected"
-    STEP_QUEUED = "step.queued"
-    CALL_INTENDED = "call.intended"
-    CALL_FINISHED = "call.finished"
-    STEP_AWAITING = "step.awaiting_tool"
-    STEP_RESULTS = "step.tool_results"
-    STEP_DONE = "step.done"
-    STEP_FAILED = "step.failed"
-    STEP_SKIPPED = "step.skipped"
-    AWAITING = "run.awaiting_tool"
-    RESUMED = "run.resumed"
-    SUCCEEDED = "run.succeeded"
-    FAILED = "run.failed"
-    CANCELLED = "run.cancelled"
-    EXPIRED = "run.expired"
-    OVER_BUDGET = "run.over_budget"
+# -- the run
 
 
-TERMINAL: Mapping[Kind, str] = {
-    Kind.SUCCEEDED: "succeeded",
-    Kind.FAILED: "failed",
-    Kind.CANCELLED: "cancelled",
-    Kind.EXPIRED: "expired",
-    Kind.OVER_BUDGET: "over_budget",
-}
-ENDED: frozenset[str] = frozenset(TERMINAL.values())
-RUN_STATES: tuple[str, ...] = ("admitted", "planned", "running", "awaiting_tool", *sorted(ENDED))
+@fact(Kind.ADMITTED)
+class RunAdmitted(Fact):
+    """The task by its ref, and everything that bounds the run, pinned as it was at this moment."""
 
-RUN_ARROWS: Mapping[str, frozenset[str]] = {
-    "admitted": frozenset({"planned", "running"}) | ENDED,
-    "planned": frozenset({"running"}) | ENDED,
-    "running": frozenset({"awaiting_tool"}) | ENDED,
-    "awaiting_tool": frozenset({"running"}) | ENDED,
-    **{state: frozenset() for state in ENDED},
-}
-STEP_ARROWS: Mapping[str, frozenset[str]] = {
-    "waiting": frozenset({"queued", "skipped", "failed"}),
-    "queued": frozenset({"running", "skipped", "failed"}),
-    "running": frozenset({"awaiting_tool", "done", "failed", "skipped"}),
-    "awaiting_tool": frozenset({"running", "failed", "skipped"}),
-    "done": frozenset(),
-    "failed": frozenset(),
-    "skipped": frozenset(),
-}
-OUTCOMES: frozenset[str] = frozenset({"ok", "error", "truncated", "cancelled", "unknown"})
-
-AFTER_THE_END: frozenset[Kind] = frozenset({Kind.CALL_FINISHED})
-"""What may still be written once a run has ended: the outcome of a call that was in flight, so that no intent stays
-open."""
-
-ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
-"""What somebody may write who holds neither the run's lease nor one of its tickets: wishes, never facts."""
+    task: str
+    tier: str
+    limits: Limits
+    deadline: float
+    """When the first turn is over at the latest."""
+    pool: tuple[str, ...]
+    conductor: str
+    preview: bool
+    """Whether the run ends with its plan, and nothing of it is executed."""
+    rehearsal: bool
+    streams: bool
+    """Whether deltas of the answer are sent as they come."""
+    model: str = ""
+    """What the caller asked for: the tier, an alias of it, or an arm."""
+    effort: str = ""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Workers of the tier that may not take part, each with the reason."""
+    labels: frozenset[str] = frozenset()
+    catalog: str = ""
+    """The digest of the pool file."""
+    ignored: tuple[str, ...] = ()
+    """Parameters of the request that have no effect."""
+    on_disconnect: OnDisconnect = "cancel"
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    """The wire format of the reply and the request's options for it."""
+    explore: bool = True
+    """Whether a selector may explore with this run; else it takes the best arm, and nothing is left to chance."""
 
 
-@record(frozen=True, slots=True)
-class Draft:
-    """An event before it has its number."""
+@fact(Kind.CANCEL_ASKED)
+class RunCancelAsked(Fact):
+    """A request to cancel the run. `by` is `caller`, `client` (it disconnected) or `operator`."""
 
-    kind: Kind
-    body: Mapping[str, Any]
+    by: str = ""
 
 
-@record(frozen=True, slots=True)
-class Event:
-    """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`."""
+@fact(Kind.AWAITING)
+class RunAwaitingTool(Fact):
+    """The end of a turn with calls of the caller's tools: who waits, until when, and what the turn used."""
 
-    run: str
-    seq: int
-    kind: Kind
+    turn: int
+    until: float
+    """When the wait for results is over."""
+    steps: tuple[int, ...] = ()
+    usd: int = 0
+    usage: Usage = Usage()
+    visible: Usage = Usage()
+
+
+@fact(Kind.RESUMED)
+class RunResumed(Fact):
+    """The next turn as its request wants it."""
+
+    turn: int
+    deadline: float
+    streams: bool
     at: float
-    body: Mapping[str, Any]
+    """When the request came."""
+    request: str = ""
+    """Ref of its sampling and tools; empty: those of the task."""
+    on_disconnect: OnDisconnect = "cancel"
+    wire: Mapping[str, Any] = field(default_factory=dict)
+    once: str = ""
+    """The id of the idempotency claim that the request makes, or empty."""
+
+
+@record(frozen=True, slots=True)
+class RunEnd(Fact):
+    """The end of a run: which step answered, and what the run used. Its subclasses are the five terminal kinds."""
+
+    step: int | None = None
+    """The step whose output is the answer."""
+    stopped: str = optional("")
+    """Why the last round has no answer, so that the answer is one of an earlier round."""
+    usd: int = 0
+    usage: Usage = Usage()
+    visible: Usage = Usage()
+    degraded: bool = False
+    answer: str = optional("", along="step")
+    """Ref of the answer; this and the next two are there if a step answered."""
+    finish: str | None = optional(None, along="step")
+    """Why the worker stopped: `stop`, `length` and so on."""
+    fell_back: bool = optional(False, along="step")
+    """Whether the last step said nothing, so that the last one that said something answers."""
+    error: str = optional("")
+    unread: bool = optional(False)
+    """Whether the run was ended by a process that could not read its journal."""
+
+
+@fact(Kind.SUCCEEDED)
+class RunSucceeded(RunEnd):
+    """The run has an answer, or it was a preview and has its plan."""
+
+
+@fact(Kind.FAILED)
+class RunFailed(RunEnd):
+    """The run has no answer; `error` says why."""
+
+
+@fact(Kind.CANCELLED)
+class RunCancelled(RunEnd):
+    """The run was cancelled."""
+
+
+@fact(Kind.EXPIRED)
+class RunExpired(RunEnd):
+    """The deadline passed before there was an answer."""
+
+
+@fact(Kind.OVER_BUDGET)
+class RunOverBudget(RunEnd):
+    """The budget did not suffice for an answer."""
+
+
+# -- its plans
+
+
+@fact(Kind.PLAN_OPENED)
+class PlanOpened(Fact):
+    """A conductor is asked for proposal number `proposal`, whose steps are numbered from `base`."""
+
+    proposal: int
+    base: int
+    mode: Mode
+    conductor: str
+    round: int = 1
+    order: tuple[str, ...] = ()
+    """The workers in the order in which the conductor is shown them."""
+    instant: bool = False
+    """Whether the conductor plans without a call."""
+    decision: Mapping[str, Any] | None = optional(None)
+    """The decision of a selector, in the form of `rating.decision`."""
+    parent: int | None = optional(None)
+    """The step that the plan is nested in."""
+    room: int = optional(0, along="parent")
+    """How many steps a nested plan may have."""
+
+
+@fact(Kind.PLAN_STEP)
+class PlanStep(Fact):
+    """One step of the open proposal; all step numbers are the run's own."""
+
+    proposal: int
+    n: int
+    worker: str
+    subtask: str
+    """Ref of its text."""
+    access: Access
+    answers: bool
+    """Whether its output is the answer of its workflow."""
+    probability: float | None = optional(None)
+    """The conductor's probability of this worker, where its decoder reports one."""
+    tools: bool = optional(False)
+    """Whether it may call the caller's tools; the answering step always may."""
+    parent: int | None = optional(None)
+    """The step that it is nested in."""
+    inherits: bool = optional(False, along="parent")
+    """Whether its plan listed `user`, which inside a step is the parent's task."""
+
+
+@fact(Kind.PLAN_ACCEPTED)
+class PlanAccepted(Fact):
+    """The open proposal is the workflow from now on."""
+
+    proposal: int
+    call: str
+    """The planning call whose text this plan is, or empty."""
+    steps: int
+    topology: str
+    """Empty for the empty plan."""
+
+
+@fact(Kind.PLAN_REJECTED)
+class PlanRejected(Fact):
+    """The open proposal is no workflow, for all of these reasons."""
+
+    proposal: int
+    call: str
+    reasons: tuple[str, ...]
+    outage: bool
+    """Whether the conductor failed, in contrast to a bad plan."""
+
+
+# -- calls
+
+
+@fact(Kind.CALL_INTENDED)
+class CallIntended(Fact):
+    """A provider call is about to be made: which worker, the hash of the exact bytes, and what is reserved."""
+
+    call: str
+    n: int | None
+    """The step, or None for a planning call."""
+    worker: str
+    access: Access
+    usd_held: int
+    tokens_held: int
+    attempt: int = 1
+    """Which attempt of its step it is, counted from 1; for a planning call the number of proposals so far."""
+    provider: str = ""
+    model: str = ""
+    """The provider's name for the model."""
+    request: str = ""
+    """Ref of the exact bytes that are sent."""
+    bytes: int = 0
+    max_tokens: int = 0
+    catalog: str = ""
+    """The digest of the pool file that the call goes by."""
+    template: str = ""
+    """The name of the form in which the messages were composed."""
+    usd_left: int | None = optional(None)
+    """Of a planning call: the money that the conductor was told is left."""
+    rejected: str = optional("", along="usd_left")
+    """Of a planning call: ref of the rejected text that it is to repair."""
+    version: str = optional("")
+    """Of a planning call: the version of the conductor's model, where there are several."""
+    passed_over: PassedOver = optional(())
+    despite: str = optional("")
+    """Why its worker is ejected, if it is called nevertheless because nobody else is left."""
+    repairs: str = optional("")
+    """The call before it, if that had an answer without the form that was asked for."""
+    ignored: tuple[str, ...] = optional(())
+    """Sampling parameters that the provider does not support."""
+
+
+@fact(Kind.CALL_FINISHED)
+class CallFinished(Fact):
+    """The outcome of a call; each intent has exactly one."""
+
+    call: str
+    n: int | None
+    outcome: str
+    """One of `OUTCOMES`."""
+    usage: Usage
+    usd: int
+    seconds: float
+    first: float = 0.0
+    """Seconds to the first delta; 0 if none came."""
+    finish: str = ""
+    """Why the worker stopped: `stop`, `length` and so on."""
+    output: str = ""
+    """Ref of the text, or empty."""
+    logprobs: str = optional("")
+    """Ref of the tokens with their log-probabilities, or empty."""
+    refused: bool = optional(False)
+    """Whether the text is the model's refusal."""
+    error: str | None = optional(None)
+    """The code of the error of a call that did not succeed."""
+    blamed: Verdict = optional("silent")
+    """What the error says against the worker; `silent`: nothing."""
+    retry_after: float | None = optional(None)
+    """Seconds for which the provider asked to be left alone."""
+
+
+# -- steps
+
+
+@fact(Kind.STEP_QUEUED)
+class StepQueued(Fact):
+    """A ticket for the step is in the outbox."""
+
+    n: int
+
+
+@fact(Kind.STEP_AWAITING)
+class StepAwaitingTool(Fact):
+    """A worker has called tools of the caller's."""
+
+    n: int
+    call: str
+    said: str
+    """Ref of the worker's message."""
+    chars: int
+    """Characters of the text beside the calls."""
+    calls: tuple[NamedCall, ...]
+
+
+@fact(Kind.STEP_RESULTS)
+class StepToolResults(Fact):
+    """The caller has sent the results of a step's tool calls."""
+
+    n: int
+    results: str
+    """Ref of the results."""
+    ids: tuple[str, ...] = ()
+    """The calls that they answer."""
+
+
+@fact(Kind.STEP_DONE)
+class StepDone(Fact):
+    """The step has its output."""
+
+    n: int
+    call: str
+    """The call that gave the output."""
+    output: str
+    """Ref of its text, or empty."""
+    chars: int
+    finish: str
+    """Why the worker stopped: `stop`, `length` and so on."""
+    from_step: int | None = optional(None, key="from")
+    """`from` in JSON: the nested step whose answer this is."""
+    logprobs: str = optional("")
+    """Ref of the tokens with their log-probabilities, or empty."""
+    refusal: bool = optional(False)
+    """Whether the output is what the model said instead of an answer."""
+
+
+@fact(Kind.STEP_FAILED)
+class StepFailed(Fact):
+    """The step has no output; `error` says why."""
+
+    n: int
+    error: str
+    deliveries: int | None = optional(None)
+    """How many engines fell silent over it, if that is why it is given up."""
+    left: float | None = optional(None)
+    """Seconds that were left of the run, if no worker could be called."""
+    passed_over: PassedOver = optional(())
+    despite: str = optional("")
+
+
+@fact(Kind.STEP_SKIPPED)
+class StepSkipped(Fact):
+    """The step is not executed, for this reason."""
+
+    n: int
+    reason: str
+
+
+# -- events
+
+_ENDS: tuple[type[RunEnd], ...] = (RunSucceeded, RunFailed, RunCancelled, RunExpired, RunOverBudget)
+CLASSES: tuple[type[Fact], ...] = (
+    RunAdmitted,
+    RunCancelAsked,
+    PlanOpened,
+    PlanStep,
+    PlanAccepted,
+    PlanRejected,
+    StepQueued,
+    CallIntended,
+    CallFinished,
+    StepAwaitingTool,
+    StepToolResults,
+    StepDone,
+    StepFailed,
+    StepSkipped,
+    RunAwaitingTool,
+    RunResumed,
+    *_ENDS,
+)
+"""The record of each kind."""
+_READERS: Mapping[Kind, Callable[[Json], Fact]] = {one.kind: one.from_json for one in CLASSES}
+ENDS: Mapping[Kind, type[RunEnd]] = {one.kind: one for one in _ENDS}
+"""The records of the terminal kinds."""
+
+
+def fact_from_json(kind: Kind, body: Json) -> Fact:
+    """The record of a kind; see the module's docstring for what it tolerates."""
+    return _READERS[kind](body)
+
+
+class Event:
+    """A committed fact. `at` is in seconds since 1970; order is by `seq`, never by `at`.
+
+    An event that was read has a `body`, and makes its `fact` when it is first asked for: most journals that are sent or
+    shown are never folded. An event that was just written has its fact, and makes its body when it is asked for.
+    """
+
+    __slots__ = ("_body", "_fact", "at", "kind", "run", "seq")
+
+    def __init__(
+        self, run: str, seq: int, kind: Kind, at: float, body: Json | None = None, fact: Fact | None = None
+    ) -> None:
+        self.run = run
+        self.seq = seq
+        self.kind = kind
+        self.at = at
+        self._body = body
+        self._fact = fact
+
+    @classmethod
+    def of(cls, run: str, seq: int, at: float, fact: Fact) -> "Event":
+        """The event that a written fact has become."""
+        return cls(run, seq, fact.kind, at, None, fact)
+
+    @property
+    def fact(self) -> Fact:
+        """The record. Raises KeyError or TypeError for a body that is not one of its kind."""
+        if self._fact is None:
+            self._fact = _READERS[self.kind](self.body)
+        return self._fact
+
+    @property
+    def body(self) -> Json:
+        """The JSON of the fact, with all that a newer process may have added: for storing, sending and showing."""
+        if self._body is None:
+            self._body = self.fact.to_json()
+        return self._body
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Event):
+            return NotImplemented
+        mine = (self.run, self.seq, self.kind, self.at, self.body)
+        return mine == (other.run, other.seq, other.kind, other.at, other.body)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Event({self.run!r}, {self.seq}, {self.kind.value!r}, {self.at}, {self.body!r})"
+
+
+F = TypeVar("F", bound=Fact)
+
+
+def facts(events: Iterable[Event], kind: type[F]) -> Iterator[F]:
+    """The facts of one class, in the order of their events."""
+    for event in events:
+        if event.kind is kind.kind and isinstance(event.fact, kind):
+            yield event.fact
+
+
+def dated(events: Iterable[Event], kind: type[F]) -> Iterator[tuple[float, F]]:
+    """The facts of one class, each with the time of its event, in the order of their events."""
+    for event in events:
+        if event.kind is kind.kind and isinstance(event.fact, kind):
+            yield event.at, event.fact

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from app.core.records import record
-from app.core.run.events import TERMINAL, Kind
+from app.core.run.events import Fact, RunAwaitingTool, RunCancelled, RunEnd, RunSucceeded
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)
@@ -56,15 +56,15 @@ def wanted(wire: Mapping[str, Any]) -> bool:
     return wire.get("format") == "responses" and bool(wire.get("background"))
 
 
-def word(kind: Kind, body: Mapping[str, Any]) -> str | None:
-    """The status that this event leaves the response in; None if it is not the end of a turn."""
-    if kind is Kind.AWAITING:
+def word(fact: Fact) -> str | None:
+    """The status that this fact leaves the response in; None if it is not the end of a turn."""
+    if isinstance(fact, RunAwaitingTool):
         return "completed"
-    if kind is Kind.SUCCEEDED:
-        return "incomplete" if body.get("finish") in CUT_SHORT else "completed"
-    if kind is Kind.CANCELLED:
+    if isinstance(fact, RunSucceeded):
+        return "incomplete" if fact.finish in CUT_SHORT else "completed"
+    if isinstance(fact, RunCancelled):
         return "cancelled"
-    return "failed" if kind in TERMINAL else None
+    return "failed" if isinstance(fact, RunEnd) else None
 
 
 def payload(notice: Notice) -> bytes:

@@ -16,6 +16,7 @@ to be found in the journal. Whoever takes a stream up again drops those that it 
 """
 
 from app.core.records import record
+from app.core.run.events import RunSucceeded
 from app.core.run.nesting import parent_of
 from app.core.run.state import Call, RunState, StepState
 from app.errors import Conflict, InvalidRequest
@@ -69,7 +70,9 @@ def _attempts(state: RunState, n: int) -> list[Call]:
 
 def answered(state: RunState) -> StepState | None:
     """The step whose output is the answer of a run that has succeeded."""
-    return state.steps.get(state.end["step"]) if state.state == "succeeded" and state.end["step"] is not None else None
+    if not isinstance(state.end, RunSucceeded) or state.end.step is None:
+        return None
+    return state.steps.get(state.end.step)
 
 
 def end_of(state: RunState) -> Position:

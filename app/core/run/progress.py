@@ -3,7 +3,7 @@
 Both are pure. `advance` believes the journal, ignores events that it has already folded, and needs them in order of
 `seq`. `decide` says what the run's driver should do next; a driver that dies between a decision and its event loses
 nothing, since the next driver folds the same journal and decides the same. The states and their arrows are drawn in
-`journal.py`.
+`kinds.py`.
 
     nothing proposed ........ Propose(first)         a step's inputs are settled .... Queue
     rejected once ........... Propose(repair)        all its inputs are lost ........ Skip
@@ -20,19 +20,36 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from app.core.message.chat import usage_from_json
-from app.core.plan.workflow import access_from_list
 from app.core.pool.breaker import NO_TIME
-from app.core.pool.catalog import Limits
 from app.core.records import changed
 from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Event, Kind
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunAwaitingTool,
+    RunCancelAsked,
+    RunEnd,
+    RunResumed,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+)
+from app.core.run.kinds import AFTER_THE_END, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind
 from app.core.run.nesting import room
 from app.core.run.state import (
     DRIVER_LOST,
     NO_RESULTS,
     ROUND_OVER,
-    Admitted,
     Answer,
     Call,
     Exchange,
@@ -45,33 +62,23 @@ from app.core.run.state import (
 
 
 def begin(event: Event) -> RunState:
-    """The state after a run's first event."""
-    body = event.body
-    admitted = Admitted(
-        task=body["task"],
-        tier=body["tier"],
-        limits=Limits(**body["limits"]),
-        pool=tuple(body["pool"]),
-        conductor=body["conductor"],
-        model=body.get("model", ""),
-        preview=body["preview"],
-        rehearsal=body["rehearsal"],
-        labels=frozenset(body.get("labels", ())),
-        explore=body.get("explore", True),
-    )
-    return RunState(run=event.run, admitted=admitted, turn=_turn(0, body, event.at), seq=event.seq)
+    """The state after a run's first event. Raises ValueError if that admits no run."""
+    return admit(event.run, event.fact, event.at, event.seq)
 
 
-def _turn(number: int, body: Mapping[str, Any], at: float) -> Turn:
-    return Turn(
-        number=number,
-        deadline=body["deadline"],
-        streams=body["streams"],
-        request=body.get("request", ""),
+def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
+    """The state of a run that this fact admits."""
+    if not isinstance(fact, RunAdmitted):
+        raise ValueError("a journal begins with an admission")
+    turn = Turn(
+        number=0,
+        deadline=fact.deadline,
+        streams=fact.streams,
         at=at,
-        on_disconnect=body.get("on_disconnect", "cancel"),
-        wire=body.get("wire", {}),
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
     )
+    return RunState(run=run, admitted=fact, turn=turn, seq=seq)
 
 
 def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
@@ -85,19 +92,27 @@ def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
 def advance(state: RunState, event: Event) -> RunState:
     """The state after one more event; one that was folded before changes nothing.
 
-    Raises ValueError for a gap, and for an arrow that `journal.py` does not draw.
+    Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
     """
     if event.seq <= state.seq:
         return state
     if event.seq != state.seq + 1:
         raise ValueError(f"event {event.seq} does not follow event {state.seq}")
-    if event.kind in TERMINAL:
-        ended = _run_arrow(state, TERMINAL[event.kind])
-        return _changed(state, event.seq, {"state": ended, "end": event.body, "replied_at": event.at})
-    if state.ended and event.kind not in AFTER_THE_END:
-        raise ValueError(f"{event.kind} comes after the run's end")
-    replied = {"replied_at": event.at} if event.kind is Kind.AWAITING else {}
-    return _changed(state, event.seq, _ADVANCE[event.kind](state, event.body) | replied)
+    return advanced(state, event.fact, event.at)
+
+
+def advanced(state: RunState, fact: Fact, at: float) -> RunState:
+    """The state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
+    seq = state.seq + 1
+    if isinstance(fact, RunEnd):
+        ended = _run_arrow(state, TERMINAL[fact.kind])
+        return _changed(state, seq, {"state": ended, "end": fact, "replied_at": at})
+    if state.ended and fact.kind not in AFTER_THE_END:
+        raise ValueError(f"{fact.kind} comes after the run's end")
+    changes = _ADVANCE[fact.kind](state, fact)
+    if fact.kind is Kind.AWAITING:
+        changes["replied_at"] = at
+    return _changed(state, seq, changes)
 
 
 Changes = dict[str, Any]
@@ -123,65 +138,65 @@ def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
     )
 
 
-def _cancel_asked(_state: RunState, _body: Mapping[str, Any]) -> Changes:
+def _cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
     return {"cancel_asked": True}
 
 
-def _plan_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
-    if "parent" in body:
-        return _nested_opened(state, body)
-    last, number = state.proposal, body.get("round", 1)
+def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
+    if fact.parent is not None:
+        return _nested_opened(state, fact, fact.parent)
+    last, number = state.proposal, fact.round
     if last is not None and last.state != "rejected":
         over = number == last.round + 1 and state.answer(last.round) is not None
         if not over or not all(step.settled for step in state.current):
             raise ValueError("a plan is opened while there is another one")
     elif number != state.round:
         raise ValueError("a round is opened before the one before it has answered")
-    proposal = Proposal(body["proposal"], body["base"], body["mode"], body["conductor"], round=number)
+    proposal = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=number)
     return {"proposals": (*state.proposals, proposal)}
 
 
-def _nested_opened(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
     """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
-    parent = state.steps[body["parent"]]
+    parent = state.steps[n]
     tries = state.nested.get(parent.n, ())
     if state.unmade is not None or not parent.opens or parent.state != ("running" if tries else "waiting"):
         raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
     if tries and tries[-1].state != "rejected":
         raise ValueError("a plan is opened while there is another one")
     proposal = Proposal(
-        body["proposal"],
-        body["base"],
-        body["mode"],
-        body["conductor"],
-        round=body["round"],
+        fact.proposal,
+        fact.base,
+        fact.mode,
+        fact.conductor,
+        round=fact.round,
         parent=parent.n,
-        room=body["room"],
+        room=fact.room,
     )
     changes: Changes = {"nested": {**state.nested, parent.n: (*tries, proposal)}}
     changes["steps"] = {**state.steps, parent.n: changed(parent, state="running")}
     return changes | {"state": "running"} if state.state == "planned" else changes
 
 
-def _plan_step(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _plan_step(state: RunState, fact: PlanStep) -> Changes:
     _open_proposal(state)
     step = StepState(
-        n=body["n"],
-        proposal=body["proposal"],
-        worker=body["worker"],
-        subtask=body["subtask"],
-        access=access_from_list(body["access"]),
-        answers=body["answers"],
-        tools=body.get("tools", False),
-        inherits=body.get("inherits", False),
+        n=fact.n,
+        proposal=fact.proposal,
+        worker=fact.worker,
+        subtask=fact.subtask,
+        access=fact.access,
+        answers=fact.answers,
+        tools=fact.tools,
+        inherits=fact.inherits,
     )
     if step.n in state.steps:
         raise ValueError(f"step {step.n} is planned twice")
     return {"steps": {**state.steps, step.n: step}}
 
 
-def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> Changes:
-    accepted = changed(_open_proposal(state), state="accepted", call=body["call"], topology=body["topology"])
+def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
+    accepted = changed(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
     changes = _decided(state, accepted)
     if accepted.round > 1 or accepted.parent is not None:
         return changes
@@ -189,13 +204,13 @@ def _plan_accepted(state: RunState, body: Mapping[str, Any]) -> Changes:
     return changes | {"state": _run_arrow(state, "running" if started else "planned")}
 
 
-def _plan_rejected(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
     rejected = changed(
         _open_proposal(state),
         state="rejected",
-        outage=body["outage"],
-        reasons=tuple(body["reasons"]),
-        call=body["call"],
+        outage=fact.outage,
+        reasons=fact.reasons,
+        call=fact.call,
     )
     return _decided(state, rejected)
 
@@ -206,19 +221,19 @@ def _decided(state: RunState, proposal: Proposal) -> Changes:
     return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
 
 
-def _step_queued(state: RunState, body: Mapping[str, Any]) -> Changes:
-    changes = _set_step(state, body["n"], state="queued")
+def _step_queued(state: RunState, fact: StepQueued) -> Changes:
+    changes = _set_step(state, fact.n, state="queued")
     return changes | {"state": "running"} if state.state == "planned" else changes
 
 
-def _call_intended(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _call_intended(state: RunState, fact: CallIntended) -> Changes:
     call = Call(
-        body["call"],
-        body["n"],
-        body["worker"],
-        "user" in body["access"],
-        body["usd_held"],
-        body["tokens_held"],
+        fact.call,
+        fact.n,
+        fact.worker,
+        fact.access.user,
+        fact.usd_held,
+        fact.tokens_held,
         turn=state.turn.number,
     )
     if call.id in state.calls:
@@ -229,59 +244,75 @@ def _call_intended(state: RunState, body: Mapping[str, Any]) -> Changes:
     return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
 
 
-def _call_finished(state: RunState, body: Mapping[str, Any]) -> Changes:
-    known = state.calls[body["call"]]
+def _call_finished(state: RunState, fact: CallFinished) -> Changes:
+    known = state.calls[fact.call]
     if known.outcome is not None:
         raise ValueError(f"{known.id} has its outcome already")
     call = changed(
         known,
-        outcome=body["outcome"],
-        usage=usage_from_json(body["usage"]),
-        usd=body["usd"],
-        seconds=body["seconds"],
+        outcome=fact.outcome,
+        usage=fact.usage,
+        usd=fact.usd,
+        seconds=fact.seconds,
     )
     return {"calls": {**state.calls, call.id: call}}
 
 
-def _step_awaiting(state: RunState, body: Mapping[str, Any]) -> Changes:
-    step = state.steps[body["n"]]
-    ids = tuple(call["id"] for call in body["calls"])
-    exchange = Exchange(body["call"], step.worker, body["said"], ids, state.turn.number, chars=body["chars"])
+def _step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
+    step = state.steps[fact.n]
+    ids = tuple(one.id for one in fact.calls)
+    exchange = Exchange(fact.call, step.worker, fact.said, ids, state.turn.number, chars=fact.chars)
     return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
 
 
-def _step_results(state: RunState, body: Mapping[str, Any]) -> Changes:
-    step = state.steps[body["n"]]
+def _step_results(state: RunState, fact: StepToolResults) -> Changes:
+    step = state.steps[fact.n]
     if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
         raise ValueError(f"step {step.n} waits for no results")
-    answered = changed(step.exchanges[-1], results=body["results"])
+    answered = changed(step.exchanges[-1], results=fact.results)
     return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
 
 
-def _awaiting(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
     moved = _run_arrow(state, "awaiting_tool")
-    return {"state": moved, "turn": changed(state.turn, until=body["until"])}
+    return {"state": moved, "turn": changed(state.turn, until=fact.until)}
 
 
-def _resumed(state: RunState, body: Mapping[str, Any]) -> Changes:
+def _resumed(state: RunState, fact: RunResumed) -> Changes:
     if state.state != "awaiting_tool":
         raise ValueError("the run waits for nothing")
-    turn = _turn(state.turn.number + 1, body, body["at"])
+    turn = Turn(
+        number=state.turn.number + 1,
+        deadline=fact.deadline,
+        streams=fact.streams,
+        request=fact.request,
+        at=fact.at,
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
+    )
     return {"state": _run_arrow(state, "running"), "turn": turn}
 
 
-def _step_done(state: RunState, body: Mapping[str, Any]) -> Changes:
-    picked = {name: body[name] for name in ("output", "chars", "finish", "call")}
-    picked |= {"logprobs": body.get("logprobs", ""), "refusal": body.get("refusal", False)}
-    return _set_step(state, body["n"], state="done", **picked)
+def _step_done(state: RunState, fact: StepDone) -> Changes:
+    return _set_step(
+        state,
+        fact.n,
+        state="done",
+        output=fact.output,
+        chars=fact.chars,
+        finish=fact.finish,
+        call=fact.call,
+        logprobs=fact.logprobs,
+        refusal=fact.refusal,
+    )
 
 
-def _step_failed(state: RunState, body: Mapping[str, Any]) -> Changes:
-    return _set_step(state, body["n"], state="failed", error=body["error"])
+def _step_failed(state: RunState, fact: StepFailed) -> Changes:
+    return _set_step(state, fact.n, state="failed", error=fact.error)
 
 
-def _step_skipped(state: RunState, body: Mapping[str, Any]) -> Changes:
-    return _set_step(state, body["n"], state="skipped", error=body["reason"])
+def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:
+    return _set_step(state, fact.n, state="skipped", error=fact.reason)
 
 
 def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Changes:
@@ -306,13 +337,13 @@ def _open_proposal(state: RunState) -> Proposal:
     return unmade
 
 
-def _admitted(state: RunState, _body: Mapping[str, Any]) -> Changes:
+def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
     if state.seq:
         raise ValueError("a run is admitted once")
     return {}
 
 
-_ADVANCE: Mapping[Kind, Callable[[RunState, Mapping[str, Any]], Changes]] = {
+_ADVANCE: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
     Kind.ADMITTED: _admitted,
     Kind.CANCEL_ASKED: _cancel_asked,
     Kind.PLAN_OPENED: _plan_opened,

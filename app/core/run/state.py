@@ -10,13 +10,10 @@ from typing import Any, Literal
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import CONDUCTOR, Access
-from app.core.pool.catalog import Limits
 from app.core.records import record
-from app.core.run.events import ENDED
+from app.core.run.events import RunAdmitted, RunEnd
+from app.core.run.kinds import ENDED, Mode, OnDisconnect
 
-Mode = Literal["first", "repair", "fallback"]
-OnDisconnect = Literal["cancel", "finish"]
-"""What becomes of a run that nobody hears any more."""
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
 CALLER = "caller"
@@ -154,31 +151,11 @@ class Answer:
 
 
 @record(frozen=True, slots=True)
-class Admitted:
-    """The parts of `run.admitted` that decisions need; the whole body stays in the journal."""
-
-    task: str
-    tier: str
-    limits: Limits
-    pool: tuple[str, ...]
-    conductor: str
-    model: str = ""
-    """What the caller asked for: the tier, an alias of it, or an arm."""
-    preview: bool = False
-    """Whether the run ends with its plan, and nothing of it is executed."""
-    rehearsal: bool = False
-    labels: frozenset[str] = frozenset()
-    """What whoever sees any of the run must be cleared for."""
-    explore: bool = True
-    """Whether its plan may be left to chance."""
-
-
-@record(frozen=True, slots=True)
 class RunState:
     """What a run has come to."""
 
     run: str
-    admitted: Admitted
+    admitted: RunAdmitted
     turn: Turn
     seq: int = 0
     state: str = "admitted"
@@ -187,8 +164,8 @@ class RunState:
     steps: Mapping[int, StepState] = field(default_factory=dict)
     calls: Mapping[str, Call] = field(default_factory=dict)
     cancel_asked: bool = False
-    end: Mapping[str, Any] = field(default_factory=dict)
-    """The body of the terminal event."""
+    end: RunEnd | None = None
+    """The terminal fact."""
     replied_at: float = 0.0
     """When the latest reply was complete, in seconds since 1970; 0 before there is one."""
     nested: Mapping[int, tuple[Proposal, ...]] = field(default_factory=dict)
@@ -316,7 +293,9 @@ class RunState:
         """Whether a fallback decided, a step that others counted on was lost, or the last round came to nothing; not:
         never run, because the run was a preview or ended early."""
         last = self.proposal
-        if self.end.get("stopped") or (last is not None and FALLBACK in (last.mode, last.conductor)):
+        if (self.end is not None and self.end.stopped) or (
+            last is not None and FALLBACK in (last.mode, last.conductor)
+        ):
             return True
         if any(tries[-1].mode == FALLBACK for tries in self.nested.values()):
             return True

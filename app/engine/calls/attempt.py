@@ -18,12 +18,13 @@ from dataclasses import replace
 from functools import cached_property
 
 from app.core.buffers import fitted
-from app.core.message.chat import Piece, Usage, usage_to_json
+from app.core.message.chat import Piece, Usage
 from app.core.plan.workflow import Access
 from app.core.pool import budget
 from app.core.pool.breaker import Verdict
 from app.core.pool.catalog import Deadlines, Worker
-from app.core.run.events import Draft, Kind
+from app.core.records import record
+from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.engine.calls.response import FORM_FAULT, TOOL_FAULT, Reply
 from app.engine.context import Means
 from app.errors import (
@@ -54,6 +55,19 @@ ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
 
 
+@record(frozen=True, slots=True)
+class Purpose:
+    """What it takes to compose a call's request again, and why this worker; `CallIntended` explains the fields."""
+
+    template: str = ""
+    usd_left: int | None = None
+    rejected: str = ""
+    version: str = ""
+    passed_over: PassedOver = ()
+    despite: str = ""
+    repairs: str = ""
+
+
 class Attempt:
     """One provider call for `step` of a run (None: for its plan)."""
 
@@ -70,12 +84,12 @@ class Attempt:
         salt: bytes,
         deadline: float,
         spare: bool,
-        facts: Mapping[str, object],
+        purpose: Purpose,
         extra: bool = False,
     ) -> None:
         """`deadline` is the run's, in seconds since 1970; `number` counts a step's attempts from 1; `spare` says that
-        something else could be done if this worker hangs; `facts` are what else belongs into the intent: what it
-        takes to compose the request again, and why this worker; `extra` is the choice's.
+        something else could be done if this worker hangs; `purpose` is what else belongs into the intent; `extra` is
+        the choice's.
         """
         self.call = call
         self.step = step
@@ -88,7 +102,7 @@ class Attempt:
         self._deadline = deadline
         self._spare = spare
         self._extra = extra
-        self._facts = facts
+        self._purpose = purpose
         self._given: Deadlines | None = None
         """None: nothing was sent."""
         self.catalog = means.catalog()
@@ -113,7 +127,7 @@ class Attempt:
         self.outcome = "cancelled"
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
-        self._finished: Draft | None = None
+        self._finished: CallFinished | None = None
 
     @property
     def live(self) -> bool:
@@ -125,28 +139,32 @@ class Attempt:
         """Whether the worker has tools to call."""
         return bool(self._request.toolbox.tools)
 
-    def intended(self) -> Draft:
+    def intended(self) -> CallIntended:
         """The intent: worker, access list, hash of the exact bytes, what is reserved, and what cannot be honoured."""
-        body: dict[str, object] = {
-            "call": self.call,
-            "n": self.step,
-            "attempt": self._number,
-            "worker": self.worker.name,
-            "provider": self.worker.provider,
-            "model": self.worker.model,
-            "access": self._access.as_list(),
-            "request": address(self._salt, self._body),
-            "bytes": len(self._body),
-            "max_tokens": self._max_output,
-            "usd_held": self.hold.usd,
-            "tokens_held": self.hold.tokens,
-            "catalog": self.catalog.digest,
-            **self._facts,
-        }
-        lost_ones = [name for name in sorted(self._provider.unsupported) if getattr(self._request.sampling, name)]
-        if lost_ones:
-            body["ignored"] = lost_ones
-        return Draft(Kind.CALL_INTENDED, body)
+        unsupported = sorted(self._provider.unsupported)
+        return CallIntended(
+            call=self.call,
+            n=self.step,
+            worker=self.worker.name,
+            access=self._access,
+            usd_held=self.hold.usd,
+            tokens_held=self.hold.tokens,
+            attempt=self._number,
+            provider=self.worker.provider,
+            model=self.worker.model,
+            request=address(self._salt, self._body),
+            bytes=len(self._body),
+            max_tokens=self._max_output,
+            catalog=self.catalog.digest,
+            template=self._purpose.template,
+            usd_left=self._purpose.usd_left,
+            rejected=self._purpose.rejected,
+            version=self._purpose.version,
+            passed_over=self._purpose.passed_over,
+            despite=self._purpose.despite,
+            repairs=self._purpose.repairs,
+            ignored=tuple(name for name in unsupported if getattr(self._request.sampling, name)),
+        )
 
     @contextmanager
     def promised(self) -> Iterator[None]:
@@ -265,38 +283,33 @@ class Attempt:
         usage = self.usage
         return Ledger(self.worker.price.cost(usage), usage.total)
 
-    def finished(self) -> Draft:
+    def finished(self) -> CallFinished:
         """The outcome, exactly one for each intent; it may be asked for again, where it could not be written."""
         if self._finished is None:
             self._finished = self._end()
         return self._finished
 
-    def _end(self) -> Draft:
+    def _end(self) -> CallFinished:
         usage = self.usage
         spent = Ledger(self.worker.price.cost(usage), usage.total)
         self._count(usage, spent)
-        body: dict[str, object] = {
-            "call": self.call,
-            "n": self.step,
-            "outcome": self.outcome,
-            "usage": usage_to_json(usage),
-            "usd": spent.usd,
-            "seconds": round(self._seconds, 6),
-            "first": round(self._first, 6),
-            "finish": self.reply.finish,
-            "output": self.output,
-        }
-        if self.logprobs:
-            body["logprobs"] = self.logprobs
-        if self.reply.end is not None and self.reply.end.refused:
-            body["refused"] = True
-        if self.error is not None:
-            body["error"] = self.error.public_code
-            if self.verdict not in ("silent", "good"):
-                body["blamed"] = self.verdict
-            if self.error.retry_after is not None:
-                body["retry_after"] = self.error.retry_after
-        return Draft(Kind.CALL_FINISHED, body)
+        error = self.error
+        return CallFinished(
+            call=self.call,
+            n=self.step,
+            outcome=self.outcome,
+            usage=usage,
+            usd=spent.usd,
+            seconds=round(self._seconds, 6),
+            first=round(self._first, 6),
+            finish=self.reply.finish,
+            output=self.output,
+            logprobs=self.logprobs,
+            refused=self.reply.end is not None and self.reply.end.refused,
+            error=error.public_code if error is not None else None,
+            blamed=self.verdict if error is not None and self.verdict != "good" else "silent",
+            retry_after=error.retry_after if error is not None else None,
+        )
 
     def _count(self, usage: Usage, spent: Ledger) -> None:
         telemetry, name = self._means.telemetry, self.worker.name

@@ -1,30 +1,20 @@
 """The outcomes of calls whose process was lost: unknown, and possibly billed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from app.core.message.chat import Usage, usage_to_json
-from app.core.run.events import Draft, Kind
+from app.core.message.chat import Usage
+from app.core.run.events import CallFinished
 from app.core.run.state import Call
 from app.store.protocol import Ledger
 
 
-def lost(call: str, step: int | None, held: Ledger) -> Draft:
+def lost(call: str, step: int | None, held: Ledger) -> CallFinished:
     """The outcome of an intent whose process was lost: possibly billed, so all that was held counts as spent."""
-    body: Mapping[str, object] = {
-        "call": call,
-        "n": step,
-        "outcome": "unknown",
-        "usage": usage_to_json(Usage(input=held.tokens, estimated=True)),
-        "usd": held.usd,
-        "seconds": 0.0,
-        "first": 0.0,
-        "finish": "",
-        "output": "",
-    }
-    return Draft(Kind.CALL_FINISHED, body)
+    usage = Usage(input=held.tokens, estimated=True)
+    return CallFinished(call=call, n=step, outcome="unknown", usage=usage, usd=held.usd, seconds=0.0)
 
 
-def given_up(calls: Sequence[Call]) -> tuple[tuple[Draft, ...], Ledger]:
+def given_up(calls: Sequence[Call]) -> tuple[tuple[CallFinished, ...], Ledger]:
     """Such outcomes for all of these, and what was held for them together."""
     held = [Ledger(call.usd_held, call.tokens_held) for call in calls]
     drafts = tuple(lost(call.id, call.step, each) for call, each in zip(calls, held, strict=True))

@@ -75,7 +75,7 @@ class Patient:
 
 
 def _as_stored(draft: Draft, at: float) -> tuple[str, float, object]:
-    return draft.kind.value, at, orjson.loads(orjson.dumps(draft.body))
+    return draft.kind.value, at, orjson.loads(orjson.dumps(draft.to_json()))
 
 
 def _stored(event: Event) -> tuple[str, float, object]:

@@ -11,8 +11,8 @@ from itertools import takewhile
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import Draft, Event, Kind
-from app.core.run.progress import advance, decide
+from app.core.run.events import Draft, Kind, PlanStep, StepQueued
+from app.core.run.progress import advanced, decide
 from app.core.run.state import RUN_ENDED, RunState
 from app.engine.commit.colocation import Begun
 from app.store.protocol import Entry, Lease, Outbox, Projection
@@ -39,7 +39,7 @@ class Consequences:
             return list(drafts.settled(self.state, command))
         tier, turn = self.state.admitted.tier, self.state.turn.number
         self.outbox += [Outbox(n, tier, home, turn, sound) for n in command.steps]
-        return [Draft(Kind.STEP_QUEUED, {"n": n}) for n in command.steps]
+        return [StepQueued(n) for n in command.steps]
 
     def let_go(self, command: Await, now: float) -> Draft:
         """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
@@ -109,7 +109,7 @@ def whole(entry: Entry, follows: Consequences) -> Entry:
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
     """What the state would be if these were committed next."""
     for draft in events:
-        state = advance(state, Event(state.run, state.seq + 1, draft.kind, 0.0, draft.body))
+        state = advanced(state, draft, at=0.0)
     return state
 
 
@@ -134,10 +134,10 @@ def projection(state: RunState) -> Projection:
         topology=state.topology or None,
         degraded=state.degraded,
         steps=len(state.planned),
-        error=state.end.get("error"),
+        error=state.end.error or None if state.end is not None else None,
     )
 
 
 def tags(events: Iterable[Draft]) -> tuple[tuple[str, str], ...]:
     """The filters that these events add."""
-    return tuple(("worker", draft.body["worker"]) for draft in events if draft.kind is Kind.PLAN_STEP)
+    return tuple(("worker", draft.worker) for draft in events if isinstance(draft, PlanStep))

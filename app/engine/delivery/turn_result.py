@@ -13,7 +13,7 @@ from app import errors
 from app.core.message.chat import message_from_json
 from app.core.run import position
 from app.core.run.bill import bill
-from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
 from app.core.run.progress import fold
 from app.core.run.state import NO_RESULTS, RunState, StepState
 from app.engine.delivery.messages import Ended
@@ -26,14 +26,20 @@ def until_end(events: Sequence[Event], turn: int | None = None) -> RunState:
     """The fold of a journal up to its terminal event, or of all of it if it has none yet; up to the reply of one
     turn, if it has been given."""
     for place, event in enumerate(events):
-        if event.kind in TERMINAL or (event.kind is Kind.AWAITING and event.body["turn"] == turn):
+        if event.kind in TERMINAL or _is_reply(event, turn):
             return fold(tuple(events[: place + 1]))
     return fold(tuple(events))
 
 
+def _is_reply(event: Event, turn: int | None) -> bool:
+    return isinstance(event.fact, RunAwaitingTool) and event.fact.turn == turn
+
+
 def of_turn(events: Sequence[Event], turn: int) -> Sequence[Event]:
     """The events from a turn's beginning on."""
-    begins = [place for place, event in enumerate(events) if event.kind is Kind.RESUMED and event.body["turn"] == turn]
+    begins = [
+        place for place, event in enumerate(events) if isinstance(event.fact, RunResumed) and event.fact.turn == turn
+    ]
     return events[begins[0] :] if begins else events
 
 
@@ -60,7 +66,7 @@ def told(state: RunState, contents: Mapping[str, bytes]) -> Ended:
     """The end of a turn whose reply is at hand, by the refs of its parts."""
     if not contents.keys() >= set(refs(state)):
         raise NotFound("The content of this run was erased; its journal remains.", code="content_erased")
-    step, finish = position.answered(state), state.end.get("finish") or "stop"
+    step, finish = position.answered(state), (state.end.finish if state.end is not None else None) or "stop"
     if state.state == "awaiting_tool":
         return _calling(state, contents)
     if step is None:
@@ -95,14 +101,14 @@ def outcome(state: str, error: str | None) -> str:
 def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
     """Note the end of a run; `seconds` is how long it was driven here."""
     tier = state.admitted.tier
-    telemetry.count("baton_runs_total", tier, outcome(state.state, state.end.get("error")))
+    telemetry.count("baton_runs_total", tier, outcome(state.state, state.end.error if state.end is not None else ""))
     telemetry.observe("baton_run_seconds", seconds, tier)
     if state.degraded:
         telemetry.count("baton_degraded_total", tier)
     for proposal in state.proposals[1:]:
         if proposal.round > 1 and proposal.state == "accepted":
             telemetry.count("baton_rounds_total", tier, "opened" if proposal.topology else "accepted")
-    if state.end.get("stopped"):
+    if state.end is not None and state.end.stopped:
         telemetry.count("baton_rounds_total", tier, "stopped")
 
 
@@ -120,4 +126,4 @@ def ending_error(state: RunState) -> BatonError | None:
         "failed": errors.RunFailed,
     }
     ending = endings.get(state.state)
-    return ending(code=state.end.get("error")) if ending else None
+    return ending(code=state.end.error or None) if ending and state.end is not None else None

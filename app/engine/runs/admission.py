@@ -11,8 +11,8 @@ from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Catalog
 from app.core.pool.policy import Eligible, eligible, healthy, missing_clearance, unknown_names
-from app.core.run import drafts, notices
-from app.core.run.events import Draft
+from app.core.run import notices
+from app.core.run.events import RunAdmitted
 from app.core.run.state import CALLER, FALLBACK
 from app.engine.context import Means
 from app.engine.runs.request import Order
@@ -79,7 +79,7 @@ def entry(
     salt, now = means.salt(), means.now()
     body = orjson.dumps(task_to_json(order.task))
     task = address(salt, body)
-    draft = _admitted(catalog, order, choice, conductor, task, now)
+    admitted = _admitted(catalog, order, choice, conductor, task, now)
     new = NewRun(
         tenant=order.tenant,
         key=order.key,
@@ -88,14 +88,14 @@ def entry(
         salt=salt,
         driver=home,
         lease_until=now + means.lease,
-        deadline=draft.body["deadline"],
+        deadline=admitted.deadline,
         cap=Ledger(order.limits.usd, order.limits.tokens),
         code=means.code,
     )
     return Entry(
         run=means.name("run"),
         at=now,
-        events=(draft,),
+        events=(admitted,),
         new=new,
         epoch=1,
         contents=((task, body),),
@@ -105,7 +105,7 @@ def entry(
     ), salt
 
 
-def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> Draft:
+def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> RunAdmitted:
     """`run.admitted`; `task` is the ref of what was asked.
 
     Where nobody conducts there is one round. Only a model that is told of it takes steps itself, and none where there
@@ -115,22 +115,22 @@ def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, 
     told = conductor == "model" and order.tier.conductor.prompt == "general"
     if limits.depth and (not told or order.task.toolbox.tools):
         limits = replace(limits, depth=0)
-    return drafts.admitted(
+    return RunAdmitted(
         task=task,
         tier=order.tier.name,
         model=order.model,
         effort=order.effort,
         limits=limits,
         deadline=now + limits.seconds,
-        pool=[worker.name for worker in choice.workers],
+        pool=tuple(worker.name for worker in choice.workers),
         excluded=choice.excluded,
-        labels=order.labels,
+        labels=frozenset(order.labels),
         conductor=conductor,
         catalog=catalog.digest,
         rehearsal=catalog.rehearsal,
         streams=order.streams,
         preview=order.preview,
-        ignored=order.ignored,
+        ignored=tuple(order.ignored),
         on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
         wire=order.wire,
         explore=order.explore,

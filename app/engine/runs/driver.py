@@ -27,7 +27,7 @@ from app.core.message.chat import Task
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import AFTER_THE_END, Draft, Event, Kind
+from app.core.run.events import AFTER_THE_END, CallFinished, Draft, Event, Kind, RunCancelAsked
 from app.core.run.progress import advance, confirmed, decide
 from app.core.run.state import DRIVER_LOST, Call, RunState
 from app.engine.commit.colocation import DispatcherBeside
@@ -315,7 +315,7 @@ class Driver:
             await self._write(changed(entry, contents=contents), after, within)
 
     def _finished(self, draft: Draft) -> Call | None:
-        return self.state.calls.get(draft.body["call"]) if draft.kind is Kind.CALL_FINISHED else None
+        return self.state.calls.get(draft.call) if isinstance(draft, CallFinished) else None
 
     # -- hearing
 
@@ -330,7 +330,7 @@ class Driver:
             elif isinstance(message, Listen):
                 self.audience.listen(message, self._means.tick() + LISTEN_SECONDS)
             elif isinstance(message, CancelAsked) and not self.state.ended:
-                await self._append((Draft(Kind.CANCEL_ASKED, {"by": message.by}),))
+                await self._append((RunCancelAsked(message.by),))
         await self.audience.tell_far(self._means.queue, self._means.tick())
 
     async def _follow(self, message: Committed | Moved) -> None:
@@ -396,9 +396,8 @@ class Driver:
             return
         self.state = advance(self.state, event)
         self._let_go = event.kind is Kind.AWAITING
-        if event.kind is Kind.CALL_FINISHED:
-            call = event.body["call"]
-            self._means.health.overhear(call, self.state.calls[call].worker, event.body)
+        if isinstance(event.fact, CallFinished):
+            self._means.health.overhear(self.state.calls[event.fact.call].worker, event.fact)
         self.audience.note(event)
 
     # -- planning

@@ -29,7 +29,7 @@ from app.core.run.commands import Propose
 from app.core.run.events import Draft
 from app.core.run.nesting import may_nest
 from app.core.run.state import Proposal, RunState, StepState
-from app.engine.calls.attempt import Attempt
+from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.commit.retry import patiently
 from app.engine.context import Means
 from app.engine.runs.brief import brief, shown
@@ -127,7 +127,7 @@ class Planner:
         known = self._brief(state, command, conductor)
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
-        written = [
+        written: list[Draft] = [
             drafts.opened(command, kind, names, conductor.instant, decision.body() if decision is not None else None)
         ]
         if conductor.instant:
@@ -325,12 +325,9 @@ class Planner:
             salt=self._salt,
             deadline=self._until,
             spare=True,
-            facts={
-                "template": template,
-                "usd_left": told.usd_left,
-                "rejected": self._ref(told.rejected),
-                **({"version": version} if version else {}),
-            },
+            purpose=Purpose(
+                template=template, usd_left=told.usd_left, rejected=self._ref(told.rejected), version=version or ""
+            ),
         )
         if version and self._means.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from app.core.message.chat import Usage, usage_to_json
+from app.core.message.chat import Usage
 from app.core.plan.arms import tier_of
 from app.core.run.commands import Finish
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Draft, Kind, RunExpired
 from app.core.run.progress import fold, give_up
 from app.core.run.state import RunState
 from app.engine.calls.step_request import task_of
@@ -143,9 +143,13 @@ class Orphans:
 
     async def _expire(self, row: RunRow) -> None:
         """End a run whose journal is in words that this process does not know."""
-        used = usage_to_json(Usage(input=row.spent.tokens, estimated=True))
-        body = {"step": None, "usd": row.spent.usd, "usage": used, "visible": usage_to_json(Usage())}
-        expired = Draft(Kind.EXPIRED, body | {"degraded": row.degraded, "error": "run_expired", "unread": True})
+        expired = RunExpired(
+            usd=row.spent.usd,
+            usage=Usage(input=row.spent.tokens, estimated=True),
+            degraded=row.degraded,
+            error="run_expired",
+            unread=True,
+        )
         shown = Projection("expired", error="run_expired")
         await self._write(row, (expired,), shown, Ledger())
 

@@ -15,9 +15,8 @@ from weakref import WeakValueDictionary
 
 from app.core.run import position
 from app.core.run.commands import Finish, Propose
-from app.core.run.events import Event
 from app.core.run.position import Position
-from app.core.run.progress import begin
+from app.core.run.progress import admit
 from app.core.run.tool_results import Returned, returned
 from app.engine.commit.colocation import DispatcherBeside
 from app.engine.commit.transition import tentative
@@ -151,7 +150,7 @@ class Drivers:
             self._means,
             home=self._home,
             owner=order.owner,
-            state=begin(Event(name, 0, admitted.kind, entry.at, admitted.body)),
+            state=admit(name, admitted, entry.at, 0),
             task=order.task,
             salt=salt,
             conductor=conductor,
@@ -292,7 +291,7 @@ class Drivers:
         """Commit the admission with everything that follows from it at once; of a run that is handed over, its plan, if
         that needs no model."""
         (admitted,) = entry.events
-        first = begin(Event(entry.run, 1, admitted.kind, entry.at, admitted.body))
+        first = admit(entry.run, admitted, entry.at, 1)
         follows = await driver.consequences(first, plans=not handed)
         follows = follows.unqueued(first) if handed else follows
         await driver.write(entry, follows)

@@ -8,7 +8,7 @@ from app.core.message.chat import Task
 from app.core.pool.catalog import Limits, Tier
 from app.core.pool.policy import Overrides
 from app.core.records import record
-from app.core.run.state import OnDisconnect
+from app.core.run.kinds import OnDisconnect
 from app.store.protocol import Once
 
 

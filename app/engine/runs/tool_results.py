@@ -15,7 +15,7 @@ import orjson
 from app.core.message.chat import Image, Message, message_to_json, task_to_json
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
-from app.core.run.events import Event, Kind
+from app.core.run.events import Event, RunResumed, StepToolResults, facts
 from app.core.run.progress import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
@@ -148,7 +148,7 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
         wire=order.wire,
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
-    came = tuple(drafts.tool_results(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
+    came = tuple(StepToolResults(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
     entry = Entry(
         run=state.run,
         at=now,
@@ -165,6 +165,4 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:
     """The turn that a claim was made for: the admission's, unless a later one names it."""
-    return next(
-        (event.body["turn"] for event in events if event.kind is Kind.RESUMED and event.body["once"] == once), 0
-    )
+    return next((fact.turn for fact in facts(events, RunResumed) if fact.once == once), 0)

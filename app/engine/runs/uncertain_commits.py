@@ -8,7 +8,7 @@ this process end before that, such a run is finished by whoever takes it over.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import RunCancelAsked
 from app.core.run.state import Turn
 from app.engine.context import Means
 from app.errors import NotFound, RunEnded, RunUndecided, StoreUnavailable
@@ -41,7 +41,7 @@ class Undecided:
     async def call_off(self) -> None:
         """Cancel those that exist and that nobody waits for; raises `StoreUnavailable` while that cannot be done."""
         for run in list(self._unheard):
-            cancelled = (Draft(Kind.CANCEL_ASKED, {"by": "client"}),)
+            cancelled = (RunCancelAsked("client"),)
             with suppress(NotFound, RunEnded):
                 await self._means.store.append(Entry(run, self._means.now(), cancelled))
             del self._unheard[run]

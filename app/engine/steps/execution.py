@@ -28,11 +28,18 @@ from app.core.message.tools import TOKEN_BYTES, mint
 from app.core.pool.catalog import Worker
 from app.core.pool.policy import missing_clearance
 from app.core.records import changed, record
-from app.core.run import drafts
-from app.core.run.events import AFTER_THE_END, Draft, Kind
+from app.core.run.events import (
+    AFTER_THE_END,
+    CallFinished,
+    Draft,
+    NamedCall,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+)
 from app.core.run.progress import fold
 from app.core.run.state import RunState, StepState
-from app.engine.calls.attempt import Attempt
+from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look
 from app.engine.commit.lost_calls import lost
@@ -142,7 +149,7 @@ class Execution:
         elif deliveries >= DELIVERIES:
             self._means.telemetry.count("baton_dead_letters_total", due.tier)
             self._means.telemetry.log(logging.ERROR, "a step is a dead letter", run=due.run, step=due.step)
-            await self._fail("dead_letter", lost_calls, deliveries=deliveries)
+            await self._fail(StepFailed(due.step, "dead_letter", deliveries=deliveries), lost_calls)
         else:
             await self._recorded(self._calls(state))
 
@@ -204,7 +211,7 @@ class Execution:
         try:
             course = await self._course(state, self._along)
         except NotFound:
-            return await self._fail("content_erased", openers)
+            return await self._fail(StepFailed(self._ticket.step, "content_erased"), openers)
         if (attempt := await self._next(course, openers)) is not None:
             await self._follow(course, attempt)
 
@@ -235,16 +242,23 @@ class Execution:
         if self._work.interrupted:
             await self._withdraw(openers)
         elif (left := self._left(state)) <= 0:
-            await self._fail("run_expired", openers)
+            await self._fail(StepFailed(self._ticket.step, "run_expired"), openers)
         elif (choice := candidates.choose(left)).worker is None:
-            await self._fail(candidates.error(choice), openers, left=round(left, 3), **choice.told)
+            failed = StepFailed(
+                n=self._ticket.step,
+                error=candidates.error(choice),
+                left=round(left, 3),
+                passed_over=choice.passed_over,
+                despite=choice.despite,
+            )
+            await self._fail(failed, openers)
         else:
             attempt = self._attempt(course, choice)
             try:
                 await self._intend(attempt, openers)
                 return attempt
             except RunOverBudget:
-                await self._fail("run_over_budget", openers)
+                await self._fail(StepFailed(self._ticket.step, "run_over_budget"), openers)
         return None
 
     def _left(self, state: RunState) -> float:
@@ -305,7 +319,12 @@ class Execution:
             deadline=state.deadline,
             spare=course.candidates.spare,
             extra=choice.extra,
-            facts={"template": view.template, **choice.told} | ({"repairs": flawed.call} if flawed is not None else {}),
+            purpose=Purpose(
+                template=view.template,
+                passed_over=choice.passed_over,
+                despite=choice.despite,
+                repairs=flawed.call if flawed is not None else "",
+            ),
         )
 
     async def _intend(self, attempt: Attempt, openers: tuple[Draft, ...]) -> None:
@@ -315,13 +334,12 @@ class Execution:
             await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
         self._settled = ()
 
-    async def _fail(self, code: str, openers: tuple[Draft, ...], **facts: object) -> None:
-        body = {"n": self._ticket.step, "error": code, **facts}
+    async def _fail(self, failed: StepFailed, openers: tuple[Draft, ...]) -> None:
         if not self._work.claim:
             await self._append(self._entry(openers))
             openers = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
-        await self._write(self._entry((*openers, *self._outcomes(), Draft(Kind.STEP_FAILED, body)), move=move))
+        await self._write(self._entry((*openers, *self._outcomes(), failed), move=move))
 
     def _outcomes(self) -> tuple[Draft, ...]:
         return tuple(attempt.finished() for attempt in self._settled)
@@ -332,9 +350,10 @@ class Execution:
             move = Move(n, "hold", claim=self._work.claim)
         elif move is None:
             move = Move(n, "take", version=self._version, holder=self._name, until=now + self._means.lease)
-        given_up = [draft for draft in events if draft.body.get("outcome") == "unknown"]
-        lost_usd = sum(draft.body["usd"] for draft in given_up)
-        lost_tokens = sum(draft.body["usage"]["input"] for draft in given_up)
+        finished = [fact for fact in events if isinstance(fact, CallFinished)]
+        given_up = [fact for fact in finished if fact.outcome == "unknown"]
+        lost_usd = sum(fact.usd for fact in given_up)
+        lost_tokens = sum(fact.usage.input for fact in given_up)
         held, spent = _sum(a.hold for a in self._settled), _sum(a.spent for a in self._settled)
         return Entry(
             run=self._ticket.run,
@@ -406,27 +425,24 @@ class Execution:
         if attempt.reply.calls:
             self._aheads.keep(entry.run)
 
-    def _done(self, step: StepState, attempt: Attempt) -> Draft:
-        body = {
-            "n": step.n,
-            "call": attempt.call,
-            "output": attempt.output,
-            "chars": len(attempt.reply.text),
-            "finish": attempt.reply.finish,
-        }
-        if attempt.logprobs:
-            body["logprobs"] = attempt.logprobs
-        if attempt.reply.refuses:
-            body["refusal"] = True
-        return Draft(Kind.STEP_DONE, body)
+    def _done(self, step: StepState, attempt: Attempt) -> StepDone:
+        return StepDone(
+            n=step.n,
+            call=attempt.call,
+            output=attempt.output,
+            chars=len(attempt.reply.text),
+            finish=attempt.reply.finish,
+            logprobs=attempt.logprobs,
+            refusal=attempt.reply.refuses,
+        )
 
     def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Draft, tuple[tuple[str, bytes], ...]]:
         calls = attempt.reply.calls
         ids = [self._id(place) for place in range(len(calls))]
         said = orjson.dumps(message_to_json(attempt.reply.message(ids)), default=dict)
         ref = address(self._salt, said)
-        named = [(id_, call.name) for id_, call in zip(ids, calls, strict=True)]
-        return drafts.tool_calls(step.n, attempt.call, ref, len(attempt.reply.text), named), ((ref, said),)
+        named = tuple(NamedCall(id_, call.name) for id_, call in zip(ids, calls, strict=True))
+        return StepAwaitingTool(step.n, attempt.call, ref, len(attempt.reply.text), named), ((ref, said),)
 
     async def _write(self, entry: Entry) -> None:
         """Write the last entry of this claim; it is kept while the database is away."""
@@ -449,7 +465,7 @@ class Execution:
             outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
             if self._work.claim:
                 move = Move(self._ticket.step, "finish", claim=self._work.claim)
-                named = orjson.dumps([event.body for event in outcomes], default=dict)
+                named = orjson.dumps([fact.to_json() for fact in outcomes])
                 texts = tuple(one for one in entry.contents if one[0].encode() in named)
                 await self._means.store.append(
                     changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move)

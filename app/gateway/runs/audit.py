@@ -4,14 +4,25 @@ Ids, figures and reasons are metadata. Texts (what was asked, what was said) are
 content store, and where they were erased the field is null and `erased` says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from app.core.message.chat import summed, usage_from_json
+from app.core.message.chat import summed
 from app.core.pool.catalog import MILLION
 from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
-from app.core.run.events import Event, Kind
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    PassedOver,
+    PlanOpened,
+    PlanStep,
+    StepDone,
+    StepFailed,
+    dated,
+    facts,
+)
 from app.core.run.progress import fold
 from app.core.run.state import RunState
 from app.engine.calls.step_request import see
@@ -51,21 +62,21 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
 def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict[str, Any]:
     """A run with everything that is known of it but its content, and the ratings that it was given."""
     state = fold(journal.events)
-    admitted = dict(journal.events[0].body)
+    admitted = state.admitted
     split = bill(state)
-    limits = admitted.get("limits", {})
+    limits = admitted.limits.to_json()
     return summary(row) | {
         "erased": not journal.salt,
         "seq": state.seq,
-        "effort": admitted.get("effort"),
-        "limits": {**limits, "usd": limits.get("usd", 0) / MILLION},
-        "labels": admitted.get("labels", []),
-        "overrides": admitted.get("overrides"),
-        "pool": admitted.get("pool", []),
-        "excluded": admitted.get("excluded", {}),
-        "catalog": admitted.get("catalog", ""),
-        "ignored": admitted.get("ignored", []),
-        "conductor": admitted.get("conductor"),
+        "effort": admitted.effort,
+        "limits": {**limits, "usd": limits["usd"] / MILLION},
+        "labels": sorted(admitted.labels),
+        "overrides": None,
+        "pool": list(admitted.pool),
+        "excluded": dict(admitted.excluded),
+        "catalog": admitted.catalog,
+        "ignored": list(admitted.ignored),
+        "conductor": admitted.conductor,
         "cancel_asked": state.cancel_asked,
         "rounds": state.rounds,
         "proposals": _proposals(state, journal.events),
@@ -74,26 +85,21 @@ def whole(row: RunRow, journal: Journal, given: Sequence[Feedback] = ()) -> dict
         "usage": usage_of(split),
         "total_usage": figures(split.total),
         "cost_usd": dollars(split.usd),
-        "end": dict(state.end),
+        "end": state.end.to_json() if state.end is not None else {},
         "feedback": feedback.listed(given),
     }
-
-
-def _of(events: Sequence[Event], kind: Kind, **fields: object) -> list[Event]:
-    """The events of a kind whose bodies hold these values."""
-    return [
-        event
-        for event in events
-        if event.kind is kind and all(event.body.get(name) == value for name, value in fields.items())
-    ]
 
 
 def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     shown = []
     for one in state.all_proposals:
-        opened = _of(events, Kind.PLAN_OPENED, proposal=one.number)
-        planned = _of(events, Kind.PLAN_STEP, proposal=one.number)
-        calls = [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=None, attempt=one.number + 1)]
+        opened = next((fact for fact in facts(events, PlanOpened) if fact.proposal == one.number), None)
+        planned = [fact for fact in facts(events, PlanStep) if fact.proposal == one.number]
+        calls = [
+            _attempt(at, intent, events)
+            for at, intent in dated(events, CallIntended)
+            if intent.n is None and intent.attempt == one.number + 1
+        ]
         shown.append(
             {
                 "number": one.number,
@@ -105,10 +111,10 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
                 "outage": one.outage,
                 "reasons": list(one.reasons),
                 "topology": one.topology or None,
-                "decision": opened[0].body.get("decision") if opened else None,
-                "order": opened[0].body.get("order") if opened else None,
-                "steps": [event.body["n"] for event in planned],
-                "probabilities": {str(event.body["n"]): event.body.get("probability") for event in planned},
+                "decision": opened.decision if opened is not None else None,
+                "order": list(opened.order) if opened is not None else None,
+                "steps": [fact.n for fact in planned],
+                "probabilities": {str(fact.n): fact.probability for fact in planned},
                 "attempts": [call for call in calls if call["id"] == one.call] or calls,
             }
         )
@@ -118,81 +124,83 @@ def _proposals(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]
 def _step(state: RunState, n: int, events: Sequence[Event]) -> dict[str, Any]:
     step = state.steps[n]
     calls = [call for call in state.calls.values() if call.step == n]
-    planned = _of(events, Kind.PLAN_STEP, n=n)
+    planned = next((fact for fact in facts(events, PlanStep) if fact.n == n), None)
     proposal = next(one for one in state.all_proposals if one.number == step.proposal)
-    done, failed = _of(events, Kind.STEP_DONE, n=n), _of(events, Kind.STEP_FAILED, n=n)
+    failed = next((fact for fact in facts(events, StepFailed) if fact.n == n), None)
+    intents = [(at, intent) for at, intent in dated(events, CallIntended) if intent.n == n]
+    ends = [at for at, fact in dated(events, StepDone) if fact.n == n]
     return {
         "n": n,
         "proposal": step.proposal,
         "round": proposal.round,
         "parent": proposal.parent,
         "worker": step.worker,
-        "planned_worker": planned[0].body["worker"] if planned else step.worker,
-        "probability": planned[0].body.get("probability") if planned else None,
+        "planned_worker": planned.worker if planned is not None else step.worker,
+        "probability": planned.probability if planned is not None else None,
         "access": step.access.as_list(),
         "tools": step.tools,
         "state": step.state,
         "error": step.error or None,
-        "passed_over": failed[0].body.get("passed_over", []) if failed else [],
+        "passed_over": _passed_over(failed.passed_over) if failed is not None else [],
         "chars": step.chars,
         "finish": step.finish or None,
-        "started_at": _first_at(_of(events, Kind.CALL_INTENDED, n=n)),
-        "ended_at": _first_at(done),
+        "started_at": intents[0][0] if intents else None,
+        "ended_at": ends[0] if ends else None,
         "usage": figures(summed(call.usage for call in calls)),
         "cost_usd": dollars(sum(call.usd for call in calls)),
         "seconds": sum(call.seconds for call in calls),
-        "attempts": [_attempt(event, events) for event in _of(events, Kind.CALL_INTENDED, n=n)],
+        "attempts": [_attempt(at, intent, events) for at, intent in intents],
         "exchanges": exchanges.exchanges(step, events),
         "detail": f"/v1/runs/{state.run}/steps/{n}",
     }
 
 
-def _first_at(events: Sequence[Event]) -> float | None:
-    return events[0].at if events else None
+def _passed_over(those: PassedOver) -> list[dict[str, str]]:
+    return [{"worker": worker, "reason": reason} for worker, reason in those]
 
 
-def _attempt(intent: Event, events: Sequence[Event]) -> dict[str, Any]:
+def _attempt(at: float, intent: CallIntended, events: Sequence[Event]) -> dict[str, Any]:
     """An intent with its outcome, if it has one yet."""
-    body = intent.body
     shown: dict[str, Any] = {
-        "id": body["call"],
-        "attempt": body.get("attempt"),
-        "worker": body["worker"],
-        "provider": body.get("provider"),
-        "model": body.get("model"),
-        "version": body.get("version"),
-        "at": intent.at,
-        "access": body["access"],
-        "request": body.get("request"),
-        "held": {"usd": dollars(body["usd_held"]), "tokens": body["tokens_held"]},
-        "passed_over": body.get("passed_over", []),
-        "despite": body.get("despite"),
+        "id": intent.call,
+        "attempt": intent.attempt,
+        "worker": intent.worker,
+        "provider": intent.provider,
+        "model": intent.model,
+        "version": intent.version or None,
+        "at": at,
+        "access": intent.access.as_list(),
+        "request": intent.request,
+        "held": {"usd": dollars(intent.usd_held), "tokens": intent.tokens_held},
+        "passed_over": _passed_over(intent.passed_over),
+        "despite": intent.despite or None,
         "outcome": None,
     }
-    for event in _of(events, Kind.CALL_FINISHED, call=body["call"]):
-        shown |= _outcome(event.body)
+    for finished in facts(events, CallFinished):
+        if finished.call == intent.call:
+            shown |= _outcome(finished)
     return shown
 
 
-def _outcome(body: Mapping[str, Any]) -> dict[str, Any]:
+def _outcome(finished: CallFinished) -> dict[str, Any]:
     return {
-        "outcome": body["outcome"],
-        "error": body.get("error"),
-        "blamed": body.get("blamed"),
-        "retry_after": body.get("retry_after"),
-        "usage": figures(usage_from_json(body["usage"])),
-        "cost_usd": dollars(body["usd"]),
-        "seconds": body["seconds"],
-        "first_delta_seconds": body.get("first"),
-        "finish": body.get("finish") or None,
-        "refused": body.get("refused", False),
+        "outcome": finished.outcome,
+        "error": finished.error,
+        "blamed": finished.blamed if finished.blamed != "silent" else None,
+        "retry_after": finished.retry_after,
+        "usage": figures(finished.usage),
+        "cost_usd": dollars(finished.usd),
+        "seconds": finished.seconds,
+        "first_delta_seconds": finished.first,
+        "finish": finished.finish or None,
+        "refused": finished.refused,
     }
 
 
 async def step_in_full(store: Store, state: RunState, events: Sequence[Event], n: int) -> dict[str, Any]:
     """A step with the exact messages that its worker saw, its subtask, its output, and what each attempt said."""
     step = state.steps[n]
-    outputs = {event.body["call"]: event.body.get("output", "") for event in _of(events, Kind.CALL_FINISHED, n=n)}
+    outputs = {fact.call: fact.output for fact in facts(events, CallFinished) if fact.n == n}
     wanted = {step.subtask, step.output, *outputs.values(), *exchanges.refs(step)} - {""}
     texts = {
         ref: body.decode("utf-8", "replace") for ref, body in (await store.contents(state.run, sorted(wanted))).items()

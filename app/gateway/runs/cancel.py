@@ -8,7 +8,7 @@ ended stays as it is.
 import asyncio
 from contextlib import suppress
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Kind, RunCancelAsked
 from app.errors import QueueUnavailable, RunEnded
 from app.gateway.http.context import GatewayContext
 from app.stepqueue.protocol import Committed, StepQueue
@@ -25,7 +25,7 @@ async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, 
     if any(event.kind is Kind.CANCEL_ASKED for event in (await store.journal(row.id)).events):
         return
     try:
-        appended = await store.append(Entry(row.id, now, (Draft(Kind.CANCEL_ASKED, {"by": by}),)))
+        appended = await store.append(Entry(row.id, now, (RunCancelAsked(by),)))
     except RunEnded:
         return
     if queue is not None and row.driver:

@@ -9,9 +9,18 @@ from typing import Any
 
 import orjson
 
-from app.core.message.chat import Image, Message, Part, Text, Usage, message_from_json, usage_from_json
+from app.core.message.chat import Image, Message, Part, Text, Usage, message_from_json
 from app.core.run.bill import bill
-from app.core.run.events import TERMINAL, Event, Kind
+from app.core.run.events import (
+    Event,
+    RunAdmitted,
+    RunAwaitingTool,
+    RunEnd,
+    RunResumed,
+    StepAwaitingTool,
+    StepToolResults,
+    dated,
+)
 from app.core.run.state import RunState, StepState
 from app.gateway.chat.reply import dollars, figures
 from app.gateway.chat.tools import wire_calls
@@ -19,28 +28,28 @@ from app.gateway.chat.tools import wire_calls
 
 def turns(state: RunState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """One record for each of the caller's requests, with what that turn used."""
-    shown = [_begun(0, events[0])]
+    shown = [_begun(0, events[0].at, state.admitted)]
     for event in events:
-        if event.kind is Kind.AWAITING:
-            body = event.body
-            shown[-1] |= _used(event.at, usage_from_json(body["usage"]), body["usd"])
-            shown[-1] |= {"finish": "tool_calls", "results_until": body["until"]}
-        elif event.kind is Kind.RESUMED:
-            shown.append(_begun(event.body["turn"], event))
-        elif event.kind in TERMINAL and shown[-1]["ended_at"] is None:
-            shown[-1] |= {"ended_at": event.at, "finish": event.body.get("finish")}
+        fact = event.fact
+        if isinstance(fact, RunAwaitingTool):
+            shown[-1] |= _used(event.at, fact.usage, fact.usd)
+            shown[-1] |= {"finish": "tool_calls", "results_until": fact.until}
+        elif isinstance(fact, RunResumed):
+            shown.append(_begun(fact.turn, event.at, fact))
+        elif isinstance(fact, RunEnd) and shown[-1]["ended_at"] is None:
+            shown[-1] |= {"ended_at": event.at, "finish": fact.finish}
     if shown[-1]["results_until"] is None:
         split = bill(state)
         shown[-1] |= _used(shown[-1]["ended_at"], split.turn, split.turn_usd)
     return shown
 
 
-def _begun(number: int, event: Event) -> dict[str, Any]:
+def _begun(number: int, at: float, fact: RunAdmitted | RunResumed) -> dict[str, Any]:
     return {
         "number": number,
-        "at": event.at,
-        "deadline": event.body["deadline"],
-        "stream": event.body["streams"],
+        "at": at,
+        "deadline": fact.deadline,
+        "stream": fact.streams,
         "ended_at": None,
         "finish": None,
         "results_until": None,
@@ -53,19 +62,19 @@ def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
 
 def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
     """Each use of tools by a step: which, when, and when the results came."""
-    asked = [event for event in events if event.kind is Kind.STEP_AWAITING and event.body["n"] == step.n]
-    came = [event.at for event in events if event.kind is Kind.STEP_RESULTS and event.body["n"] == step.n]
+    asked = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
+    came = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
     answered: list[float | None] = [*came, *[None] * (len(asked) - len(came))]
     return [
         {
             "turn": exchange.turn,
             "attempt": exchange.call,
             "worker": exchange.worker,
-            "at": event.at,
-            "calls": [dict(call) for call in event.body["calls"]],
-            "answered_at": at,
+            "at": asked_at,
+            "calls": [{"id": call.id, "name": call.name} for call in fact.calls],
+            "answered_at": answered_at,
         }
-        for exchange, event, at in zip(step.exchanges, asked, answered, strict=True)
+        for exchange, (asked_at, fact), answered_at in zip(step.exchanges, asked, answered, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind
+from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind, RunResumed
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows.idempotency import Claims
@@ -45,7 +45,7 @@ class EncodedEntry:
 
 def encode(entry: Entry) -> EncodedEntry:
     """Encode the bodies; raises TypeError for a body that is not JSON."""
-    bodies = tuple([orjson.dumps(draft.body) for draft in entry.events])
+    bodies = tuple([orjson.dumps(draft.to_json()) for draft in entry.events])
     size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
     ends = any(draft.kind in TERMINAL for draft in entry.events)
     moves = entry.new is None and (ends or entry.move is not None or bool(entry.outbox))
@@ -251,8 +251,7 @@ class RowBatch:
         at, seq, events = encoded.entry.at, run.seq, []
         for draft, body in zip(encoded.entry.events, encoded.bodies, strict=True):
             seq += 1
-            # Decoded again, so that every reader gets the same values, from memory or from the database.
-            events.append(Event(run.id, seq, draft.kind, at, orjson.loads(body)))
+            events.append(Event.of(run.id, seq, at, draft))
             self._events.append((run.id, seq, draft.kind.value, at, body))
             if draft.kind in TERMINAL:
                 run.state, run.ended_at = TERMINAL[draft.kind], at
@@ -264,8 +263,9 @@ class RowBatch:
     def _watch(self, run: _Run, draft: Draft, entry: Entry) -> None:
         """Whoever writes the end of a turn writes its notice with it, if it was asked for when the turn began."""
         if draft.kind in BEGINNINGS:
-            run.notify_turn = draft.body.get("turn", 0) if entry.notify else None
-        elif run.notify_turn is not None and (word := notices.word(draft.kind, draft.body)) is not None:
+            turn = draft.turn if isinstance(draft, RunResumed) else 0
+            run.notify_turn = turn if entry.notify else None
+        elif run.notify_turn is not None and (word := notices.word(draft)) is not None:
             self._notices.append((run.id, run.notify_turn, word, entry.at, 0, entry.at))
             run.notify_turn = None
 
