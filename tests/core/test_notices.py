@@ -6,7 +6,7 @@ import time
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from app.core.run.events import TERMINAL, Kind, RunSucceeded
+from app.core.run.events import TERMINAL, Kind, RunFailed, RunSucceeded
 from app.core.run.notices import (
     KEEP,
     LONGEST,
@@ -114,7 +114,7 @@ def test_every_end_has_a_word() -> None:
         "incomplete",
         "completed",
     ]
-    assert word(Kind.FAILED, {"finish": "length"}) == "failed"
+    assert word(RunFailed(finish="length")) == "failed"
 
 
 def test_only_background_responses_are_told() -> None:
