@@ -202,6 +202,45 @@ async def alone_inside(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-nested", limits=narrowed(opened, "baton-nested", rounds=1))
 
 
+TOOLBOX = Toolbox((Tool("look", "Looks something up."),))
+
+
+async def waiting_for_results(stub: ProviderStub, opened: House) -> str:
+    """A turn has ended with a tool call, and its caller has not come back."""
+    stub.script("alpha", Reply(tool_calls=(Calls("look", "{}", "x"),), finish="tool"))
+    task = Task((Message("user", (Text("What is it?"),)),), toolbox=TOOLBOX)
+    return await _run(opened, "baton-mini", task=task)
+
+
+async def failed(stub: ProviderStub, opened: House) -> str:
+    """No worker takes the request."""
+    stub.always("*", Fail(status=400))
+    return await _run(opened, "baton-mini")
+
+
+async def streamed_in_parts(stub: ProviderStub, opened: House) -> str:
+    """A tree of four steps: two lines that are joined."""
+    steps = plan(
+        ("alpha", "One", ["user"]),
+        ("beta", "Two", ["user", 0]),
+        ("gamma", "Three", ["user"]),
+        ("alpha", "Four", [1, 2]),
+    )
+    return await _run(opened, "baton-ultra", plan=steps, streams=True)
+
+
+async def debated(stub: ProviderStub, opened: House) -> str:
+    """Two layers of two steps, the second of which reads all of the first, and a judge."""
+    steps = plan(
+        ("alpha", "One", ["user"]),
+        ("beta", "Two", ["user"]),
+        ("alpha", "Object", ["user", 0, 1]),
+        ("beta", "Object", ["user", 0, 1]),
+        ("gamma", "Judge", ["user", 2, 3]),
+    )
+    return await _run(opened, "baton-ultra", plan=steps)
+
+
 SCENES = (
     single,
     chosen,
@@ -223,4 +262,8 @@ SCENES = (
     stopped,
     nested,
     alone_inside,
+    waiting_for_results,
+    failed,
+    streamed_in_parts,
+    debated,
 )

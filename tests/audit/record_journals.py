@@ -1,0 +1,70 @@
+"""Records journals of this release as fixtures, which every later release must fold: `tests/core/journals/<release>/`.
+
+    python -m tests.audit.record_journals 0.2.0
+
+Each file is one run of `scenes.py`, in JSON lines: first the run's row and what this release folds its journal into,
+then its events, then its contents. `catalogs.jsonl` has the pools and `changes.jsonl` the changes of the conductor.
+"""
+
+import asyncio
+import base64
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.core.run.events import Event, Kind
+from app.core.run.progress import advance, begin
+from app.store.archive import Record
+from tests.audit.scenes import play
+from tests.core.journals import FOLDER, summary
+
+
+def written(value: Any) -> dict[str, str]:
+    """A value that JSON does not have."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(type(value).__name__)
+
+
+def lines(record: Record) -> list[Mapping[str, Any]]:
+    """The lines of one run's file."""
+    events = [Event(record.row["id"], one.seq, Kind(one.kind), one.at, orjson.loads(one.body)) for one in record.events]
+    states = [begin(events[0])]
+    for event in events[1:]:
+        states.append(advance(states[-1], event))
+    header = {
+        "row": dict(record.row),
+        "tickets": [dict(ticket) for ticket in record.tickets],
+        "states": [state.state for state in states],
+        "summary": summary(states[-1]),
+    }
+    told = [{"seq": one.seq, "kind": one.kind.value, "at": one.at, "body": one.body} for one in events]
+    contents = [{"ref": ref, "content": body} for ref, body in sorted(record.contents.items())]
+    return [header, *told, *contents]
+
+
+def write(path: Path, rows: list[Mapping[str, Any]]) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(row, default=written) + "\n" for row in rows))
+
+
+def main(release: str) -> None:
+    """Play all scenes and write them."""
+    folder = FOLDER / release
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as place:
+        journal = asyncio.run(play(Path(place)))
+        for name, record in journal.runs.items():
+            write(folder / f"{name}.jsonl", lines(record))
+        write(folder / "catalogs.jsonl", [{"digest": key, "content": body} for key, body in journal.catalogs.items()])
+        write(folder / "changes.jsonl", [asdict(change) for change in journal.changes])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,54 @@
+"""Journals that released versions wrote pass this version's audit, requests rendered again included."""
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from app.audit.check import Auditor
+from app.audit.report import Report
+from app.audit.requests import Pools
+from app.audit.versions import Reigns
+from app.core.pool.conductor_versions import Change
+from app.providers.formats import adapter
+from app.store.archive import Record, Stored
+from tests.core.journals import FOLDER
+
+RELEASES = sorted(path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__")
+
+
+def decoded(line: dict[str, Any]) -> Any:
+    """A JSON object, or the bytes that it stands for."""
+    return base64.b64decode(line["base64"]) if line.keys() == {"base64"} else line
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file, with bytes for what JSON does not have."""
+    return [json.loads(line, object_hook=decoded) for line in path.read_text().splitlines()]
+
+
+def record(path: Path) -> Record:
+    """A run as the archive reads it."""
+    header, *rest = lines(path)
+    stored = [Stored(one["seq"], one["kind"], one["at"], orjson.dumps(one["body"])) for one in rest if "seq" in one]
+    contents = {one["ref"]: one["content"] for one in rest if "ref" in one}
+    return Record(header["row"], tuple(stored), contents, tuple(header["tickets"]))
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
+def test_the_journals_of_a_release_pass_the_audit(release: Path) -> None:
+    catalogs = {one["digest"]: one["content"] for one in lines(release / "catalogs.jsonl")}
+    changes = [Change(**one) for one in lines(release / "changes.jsonl")]
+    pools, reigns, report = Pools(adapter, catalogs), Reigns.by(changes), Report()
+    runs = [path for path in sorted(release.glob("*.jsonl")) if path.stem not in ("catalogs", "changes")]
+    for path in runs:
+        one = record(path)
+        waits = one.row["state"] == "awaiting_tool"
+        Auditor(one.row["created_at"] + 60.0 if waits else time.time(), adapter).check(one, pools, reigns, report)
+    assert [str(violation) for violation in report.violations] == []
+    assert (report.runs, report.rendered, report.unverifiable.total()) == (len(runs), report.calls, 0)
+    assert report.calls

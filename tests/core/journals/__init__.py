@@ -1,0 +1,53 @@
+"""Journals that released versions have written, and a summary of a run in terms that do not change with its records.
+
+A later release must fold each of them to the summary that the release itself recorded (`test_old_journals.py`).
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app.core.run.bill import bill
+from app.core.run.state import RunState
+
+FOLDER = Path(__file__).parent
+
+
+def summary(state: RunState) -> dict[str, Any]:
+    """What a run came to, in plain JSON values."""
+    split = bill(state)
+    return {
+        "state": state.state,
+        "seq": state.seq,
+        "turn": state.turn.number,
+        "until": state.turn.until,
+        "deadline": state.deadline,
+        "topology": state.topology,
+        "rounds": state.rounds,
+        "degraded": state.degraded,
+        "cancel_asked": state.cancel_asked,
+        "pool": list(state.admitted.pool),
+        "labels": sorted(state.admitted.labels),
+        "limits": asdict(state.admitted.limits),
+        "steps": [
+            {
+                "n": step.n,
+                "state": step.state,
+                "worker": step.worker,
+                "access": step.access.as_list(),
+                "output": step.output,
+                "chars": step.chars,
+                "error": step.error,
+                "call": step.call,
+                "exchanges": [[one.call, *one.ids] for one in step.exchanges],
+            }
+            for step in state.steps.values()
+        ],
+        "calls": {call.id: [call.step, call.outcome, call.usd, call.turn] for call in state.calls.values()},
+        "proposals": [
+            [one.number, one.state, one.mode, one.round, one.parent, len(one.reasons)] for one in state.all_proposals
+        ],
+        "visible": asdict(split.visible),
+        "total": asdict(split.total),
+        "usd": split.usd,
+    }
