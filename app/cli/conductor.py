@@ -154,7 +154,13 @@ def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
     if spec.format != "openai":
         raise ConfigInvalid([f"{conductor}: its provider speaks {spec.format}, and only vLLM can be managed"])
     secret = loaded.secrets.get(worker.provider)
-    server = Management(spec.base_url, secret.get_secret_value() if secret is not None else None)
+    credentials = loaded.proxy_credentials.get(worker.provider)
+    server = Management(
+        spec.base_url,
+        secret.get_secret_value() if secret is not None else None,
+        route=spec.route,
+        proxy_credentials=credentials.get_secret_value() if credentials is not None else None,
+    )
     try:
         yield server
     finally:

@@ -2,18 +2,22 @@
 
 httpx's own transport scans its pool at every request: a call over it costs five times the CPU of one over
 `httpx-aiohttp` (`python -m tests.bench.transport`). Clients made here retry nothing, follow no redirect, keep no
-cookie, decompress nothing, and take neither a proxy nor credentials from the environment.
+cookie, decompress nothing, and take neither a proxy nor credentials from the environment: a proxy, certificate
+authorities and a client certificate are used where a `Route` names them, and nowhere else.
 """
 
+import base64
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from functools import cache
 from typing import cast
 
 import aiohttp
 import httpx
 from aiohttp.http_exceptions import HttpProcessingError
 from httpx_aiohttp import AiohttpTransport
+
+from app.core.pool.catalog import DIRECT, Route
+from app.network import tls
 
 KEEP_ALIVE = 20.0
 """Seconds for which an idle connection is kept: less than what servers and load balancers allow, so that a request is
@@ -37,27 +41,47 @@ connection a time-out of connecting, and leaves out what is no HTTP."""
 
 
 def async_client(
-    *, headers: Mapping[str, str], timeout: httpx.Timeout | None = None, connections: int = 0, base_url: str = ""
+    *,
+    headers: Mapping[str, str],
+    timeout: httpx.Timeout | None = None,
+    connections: int = 0,
+    base_url: str = "",
+    route: Route = DIRECT,
+    proxy_credentials: str | None = None,
 ) -> httpx.AsyncClient:
     """A client that opens its connections when it is first used, in the event loop of that moment. Close it.
 
     `connections` bounds those that are open at a time; 0 means that the callers bound them. A request waits for a free
-    one as long as `timeout.pool` says. Errors are httpx's `TransportError`s, and OSErrors.
+    one as long as `timeout.pool` says. `proxy_credentials` are the `user:password` of the route's proxy. Raises
+    ConfigInvalid if the route's files cannot be used; errors of requests are httpx's `TransportError`s, and OSErrors.
     """
+    proxy = None
+    if route.proxy:
+        # aiohttp takes `Authorization` for the proxy's own, and sends it as `Proxy-Authorization`.
+        own = {"Authorization": _basic(proxy_credentials)} if proxy_credentials else {}
+        proxy = httpx.Proxy(route.proxy, headers=own)
     return _Client(
         base_url=base_url,
         headers=headers,
         timeout=timeout,
-        transport=Transport(tls=default_tls(), connections=connections),
+        transport=Transport(context=tls.context(route), connections=connections, proxy=proxy),
         trust_env=False,
     )
 
 
-@cache
-def default_tls() -> ssl.SSLContext:
-    """TLS with the certificate authorities that this machine trusts (or SSL_CERT_FILE names). Loading them takes some
-    ten milliseconds, so that all clients share it; nobody changes it."""
-    return ssl.create_default_context()
+def client(
+    *, headers: Mapping[str, str], timeout: float, route: Route = DIRECT, proxy_credentials: str | None = None
+) -> httpx.Client:
+    """A client without an event loop, for the command line: httpx as it is, under the same rules; `timeout` is in
+    seconds. Raises ConfigInvalid if the route's files cannot be used."""
+    context = tls.context(route)
+    own = {"Proxy-Authorization": _basic(proxy_credentials)} if proxy_credentials else {}
+    proxy = httpx.Proxy(route.proxy, headers=own) if route.proxy else None
+    return httpx.Client(headers=headers, timeout=timeout, verify=context, proxy=proxy, trust_env=False)
+
+
+def _basic(credentials: str) -> str:
+    return "Basic " + base64.b64encode(credentials.encode()).decode()
 
 
 class Transport(AiohttpTransport):
@@ -66,15 +90,14 @@ class Transport(AiohttpTransport):
     aiohttp sets TCP_NODELAY on every connection by itself.
     """
 
-    def __init__(self, *, tls: ssl.SSLContext, connections: int) -> None:
+    def __init__(self, *, context: ssl.SSLContext, connections: int, proxy: httpx.Proxy | None) -> None:
         """`connections` as in `async_client`."""
-        super().__init__(verify=tls, trust_env=False, client=self._session)
-        self._tls = tls
+        super().__init__(verify=context, trust_env=False, proxy=proxy, client=self._session)
         self._connections = connections
 
     def _session(self) -> aiohttp.ClientSession:
         """A session belongs to a running loop, so it is made at the first request."""
-        connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE, ssl=self._tls)
+        connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=KEEP_ALIVE, ssl=self.ssl_context)
         return aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False, auto_decompress=False
         )
@@ -112,10 +135,20 @@ class _Body(httpx.AsyncByteStream):
 
 
 def _renamed(error: Exception) -> httpx.TransportError:
-    """Return httpx's error for one of aiohttp; its text is the name of aiohttp's class and nothing from outside."""
+    """Return httpx's error for one of aiohttp; its text holds no word from outside."""
     raised = error.__cause__ if isinstance(error, httpx.HTTPError) and error.__cause__ is not None else error
     kind = next((name for known, name in _HTTPX_ERRORS if isinstance(raised, known)), httpx.NetworkError)
-    return kind(type(raised).__name__)
+    return kind(_words(raised))
+
+
+def _words(raised: BaseException) -> str:
+    """The name of the error's class, or OpenSSL's own word for what is wrong with TLS."""
+    inner: BaseException | None = raised
+    while inner is not None:
+        if isinstance(inner, ssl.SSLError) and getattr(inner, "reason", None):
+            return f"TLS: {inner.reason}"
+        inner = getattr(inner, "os_error", None) or inner.__cause__
+    return type(raised).__name__
 
 
 class NoCookies(httpx.Cookies):

@@ -82,7 +82,8 @@ class Pool:
         pool."""
         self._retired += self._adapters.values()
         self._adapters = {
-            name: _adapter(spec, loaded.secrets.get(name)) for name, spec in loaded.catalog.providers.items()
+            name: _adapter(spec, loaded.secrets.get(name), loaded.proxy_credentials.get(name))
+            for name, spec in loaded.catalog.providers.items()
         }
         self._conductors = {}
         self._follow(loaded)
@@ -149,12 +150,16 @@ class Pool:
             await opened.close()
 
 
-def _adapter(spec: ProviderSpec, secret: SecretStr | None) -> ClosableProvider:
+def _adapter(spec: ProviderSpec, key: SecretStr | None, proxy_credentials: SecretStr | None) -> ClosableProvider:
     """The adapter of a provider; the workers of a world answer in front of the rehearsal workers."""
-    made: ClosableProvider = adapter(spec, secret.get_secret_value() if secret is not None else None)
+    made: ClosableProvider = adapter(spec, _text(key), _text(proxy_credentials))
     if spec.format == "rehearsal" and "world" in spec.options:
         made = resolve_name(WORLD)(spec, made)
     return made
+
+
+def _text(secret: SecretStr | None) -> str | None:
+    return secret.get_secret_value() if secret is not None else None
 
 
 @dataclass(frozen=True, slots=True)

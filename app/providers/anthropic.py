@@ -64,12 +64,12 @@ LOOSE = frozenset(
 class AnthropicProvider:
     """Anthropic's endpoint, or one that speaks its format."""
 
-    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+    def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
         options.check(spec, OPTIONS)
         headers = {"anthropic-version": spec.options.get("anthropic_version", VERSION)}
         base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
-        self._endpoint = Endpoint(spec, base_url, headers, {"x-api-key": key} if key else {})
+        self._endpoint = Endpoint(spec, base_url, headers, {"x-api-key": key} if key else {}, proxy_credentials)
         self._spec = spec
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 

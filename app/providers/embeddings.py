@@ -31,11 +31,11 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {"dimensions": (), "shortens": ("true",
 class EmbeddingsProvider:
     """One endpoint for embeddings."""
 
-    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+    def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Opens nothing yet; raises ConfigInvalid."""
         options.check(spec, OPTIONS)
         secrets = {"authorization": f"Bearer {key}"} if key else {}
-        self._endpoint = Endpoint(spec, spec.base_url, {}, secrets)
+        self._endpoint = Endpoint(spec, spec.base_url, {}, secrets, proxy_credentials)
         self._spec = spec
         self._dimensions = int(spec.options["dimensions"])
         self.unsupported: frozenset[str] = frozenset()

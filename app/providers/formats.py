@@ -19,6 +19,6 @@ ADAPTERS: Mapping[str, type[Adapter]] = {
 }
 
 
-def adapter(spec: ProviderSpec, key: str | None = None) -> Adapter:
-    """The adapter for an endpoint; without its key it renders requests all the same. Raises `ConfigInvalid`."""
-    return ADAPTERS[spec.format](spec, key)
+def adapter(spec: ProviderSpec, key: str | None = None, proxy_credentials: str | None = None) -> Adapter:
+    """Return the adapter for an endpoint; without its key it renders requests all the same. Raises `ConfigInvalid`."""
+    return ADAPTERS[spec.format](spec, key, proxy_credentials)

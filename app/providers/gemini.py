@@ -61,13 +61,13 @@ MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": 
 class GeminiProvider:
     """Gemini's endpoint."""
 
-    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+    def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Google's own; a version may end it."""
         options.check(spec, {})
         base_url = (spec.base_url or BASE_URL).rstrip("/")
         if not base_url.endswith(("/v1", "/v1beta")):
             base_url += "/v1beta"
-        self._endpoint = Endpoint(spec, base_url, {}, {"x-goog-api-key": key} if key else {})
+        self._endpoint = Endpoint(spec, base_url, {}, {"x-goog-api-key": key} if key else {}, proxy_credentials)
         self._spec = spec
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 

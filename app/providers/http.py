@@ -84,9 +84,17 @@ class Endpoint:
     """An origin, the key that belongs to it, and the connections to it."""
 
     def __init__(
-        self, spec: ProviderSpec, base_url: str, headers: Mapping[str, str], secrets: Mapping[str, str]
+        self,
+        spec: ProviderSpec,
+        base_url: str,
+        headers: Mapping[str, str],
+        secrets: Mapping[str, str],
+        proxy_credentials: str | None = None,
     ) -> None:
-        """`secrets` are the headers that carry the key; raises ConfigInvalid for a URL or a key that cannot be used."""
+        """`secrets` are the headers that carry the key, `proxy_credentials` the `user:password` of the spec's proxy.
+
+        Raises ConfigInvalid for a URL, a key or a file of the spec's route that cannot be used.
+        """
         self.name = spec.name
         self.base = _checked_url(spec.name, base_url)
         _check_secrets(spec.name, secrets)
@@ -95,7 +103,7 @@ class Endpoint:
         self._urls: dict[str, httpx.URL] = {}
         # The connections have no bound of their own: calls are bounded by the slots of dispatchers and drivers, and one
         # that waited here for a connection would be taken for one whose worker does not answer.
-        self._client = async_client(headers={})
+        self._client = async_client(headers={}, route=spec.route, proxy_credentials=proxy_credentials)
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, {str(self.base)!r})"

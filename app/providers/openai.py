@@ -60,11 +60,11 @@ BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
 class OpenAIProvider:
     """One OpenAI-compatible endpoint."""
 
-    def __init__(self, spec: ProviderSpec, key: str | None) -> None:
+    def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
         """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
         options.check(spec, OPTIONS)
         secrets = {"authorization": f"Bearer {key}"} if key else {}
-        self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets)
+        self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
         self._spec = spec
         self._url = "/chat/completions"
         own = self._endpoint.base.host == "api.openai.com"

@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 
+from app.core.pool.catalog import DIRECT, Route
 from app.errors import ConfigInvalid, WorkerMalformed, WorkerTimeout, WorkerUnavailable
 from app.network import retries
+from app.network.http_client import client
 
 SECONDS = 120.0
 """Loading an adapter reads it from disk and copies it to the device."""
@@ -23,11 +25,19 @@ Messages = Sequence[Mapping[str, str]]
 class Management:
     """One server; `close` it."""
 
-    def __init__(self, base_url: str, key: str | None, seconds: float = SECONDS) -> None:
-        """`base_url` is that of its OpenAI-compatible API, with `/v1`."""
+    def __init__(
+        self,
+        base_url: str,
+        key: str | None,
+        seconds: float = SECONDS,
+        *,
+        route: Route = DIRECT,
+        proxy_credentials: str | None = None,
+    ) -> None:
+        """`base_url` is that of its OpenAI-compatible API, with `/v1`; `route` is its provider's."""
         self._base = base_url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(headers=headers, timeout=seconds, trust_env=False)
+        self._client = client(headers=headers, timeout=seconds, route=route, proxy_credentials=proxy_credentials)
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Iterable
 from typing import Any, Self
@@ -27,7 +28,15 @@ KEYS = {"openai": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-
 class ProviderStub:
     """`async with ProviderStub() as stub:` serves all dialects; `models` limits what exists."""
 
-    def __init__(self, *, models: Iterable[str] | None = None, any_key: bool = False, port: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        models: Iterable[str] | None = None,
+        any_key: bool = False,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self.requests: list[Received] = []
         self._script = Script()
         self._models = None if models is None else frozenset(models)
@@ -46,7 +55,7 @@ class ProviderStub:
     @property
     def url(self) -> str:
         """The root, under which each dialect has its prefix."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self._port}"
 
     @property
     def openai_url(self) -> str:
@@ -118,7 +127,7 @@ class ProviderStub:
         )
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls)
         await site.start()
         self._port = self._runner.addresses[0][1]
         return self

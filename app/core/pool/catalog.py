@@ -97,6 +97,26 @@ class Deadlines:
 
 
 @record(frozen=True, slots=True)
+class Route:
+    """How connections to a provider are made; what is empty is not used.
+
+    `proxy` is the address of an HTTP proxy, `proxy_credentials_variable` the environment variable that holds its
+    `user:password`. The others are absolute paths of files in PEM form: `ca` replaces the certificate authorities that
+    the machine trusts, and the client certificate is shown to servers that ask for one.
+    """
+
+    proxy: str = ""
+    proxy_credentials_variable: str | None = None
+    ca: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
+
+
+DIRECT = Route()
+"""No proxy, the machine's certificate authorities and no client certificate."""
+
+
+@record(frozen=True, slots=True)
 class ProviderSpec:
     """A wire format plus an endpoint. `streams` is false for servers that only answer whole replies."""
 
@@ -108,6 +128,7 @@ class ProviderSpec:
     structured: bool = True
     """Whether it constrains decoding to a JSON schema (`response_format: json_schema`)."""
     options: Mapping[str, str] = field(default_factory=dict)
+    route: Route = DIRECT
 
     @property
     def gives_logprobs(self) -> bool:

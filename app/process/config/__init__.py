@@ -10,7 +10,7 @@ values in `Loaded.secrets`, by provider name, and in no core type.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class Loaded:
     secrets: Mapping[str, SecretStr]
     origin: str
     notes: tuple[str, ...] = ()
+    proxy_credentials: Mapping[str, SecretStr] = field(default_factory=dict)
+    """`user:password` for the proxies of providers, by provider name."""
 
 
 def configure(environ: Mapping[str, str]) -> Loaded:
@@ -54,7 +56,8 @@ def load(settings: Settings, environ: Mapping[str, str]) -> Loaded:
     extra = conductor_entries(settings)
     if settings.pool is not None:
         pool = parse(_text(settings.pool), str(settings.pool), environ, extra)
-        return Loaded(settings, pool.catalog, pool.secrets, f"pool file {settings.pool}")
+        origin = f"pool file {settings.pool}"
+        return Loaded(settings, pool.catalog, pool.secrets, origin, proxy_credentials=pool.proxy_credentials)
     faults: list[str] = []
     found = discover(settings, environ, faults)
     if faults:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -20,6 +21,7 @@ from app.core.pool.catalog import (
     Limits,
     Price,
     ProviderSpec,
+    Route,
     SelectorSpec,
     Template,
     WireFormat,
@@ -70,6 +72,18 @@ def _option(value: object) -> object:
 
 def _base_url(value: str) -> str:
     problem = url_problem(value) if value else None
+    if problem:
+        raise ValueError(problem)
+    return value.rstrip("/")
+
+
+def _proxy(value: str) -> str:
+    problem = url_problem(value) if value else None
+    if problem is not None and "credentials" in problem:
+        problem = "holds credentials; put user:password into a variable of its own and name it in proxy_credentials"
+    parts = urlsplit(value)
+    if problem is None and value and (parts.scheme != "http" or parts.path not in ("", "/")):
+        problem = "is not the address of an HTTP proxy; write it as http://host:port"
     if problem:
         raise ValueError(problem)
     return value.rstrip("/")
@@ -130,8 +144,13 @@ class DeadlinesEntry(Entry):
         return replace(inherited, **self.model_dump(exclude_none=True))
 
 
+ROUTE_FIELDS = frozenset({"proxy", "proxy_credentials", "ca", "client_certificate", "client_key"})
+"""The settings of how a provider is reached."""
+
+
 class ProviderEntry(Entry):
-    """`[providers.NAME]`. `key` is the name of an environment variable."""
+    """`[providers.NAME]`. `key` and `proxy_credentials` are names of environment variables; see `Route` for the rest of
+    what says how a provider is reached."""
 
     format: WireFormat
     base_url: Annotated[str, AfterValidator(_base_url)] = ""
@@ -140,10 +159,24 @@ class ProviderEntry(Entry):
     structured: bool = True
     options: dict[str, Annotated[str, BeforeValidator(_option)]] = {}
     deadlines: DeadlinesEntry = DeadlinesEntry()
+    proxy: Annotated[str, AfterValidator(_proxy)] = ""
+    proxy_credentials: Annotated[str, AfterValidator(_variable)] | None = None
+    ca: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
 
     def core(self, name: str, base_url: str) -> ProviderSpec:
         """The core record; `base_url` is the one in force, overrides applied."""
-        return ProviderSpec(name, self.format, base_url, self.key, self.streams, self.structured, dict(self.options))
+        return ProviderSpec(
+            name=name,
+            format=self.format,
+            base_url=base_url,
+            key_variable=self.key,
+            streams=self.streams,
+            structured=self.structured,
+            options=dict(self.options),
+            route=Route(self.proxy, self.proxy_credentials, self.ca, self.client_certificate, self.client_key),
+        )
 
 
 class PriceEntry(Entry):

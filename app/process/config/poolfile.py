@@ -7,7 +7,7 @@ found in the environment and the rehearsal pool are documents of the same form a
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, TypeVar, get_args, get_origin
@@ -17,9 +17,18 @@ from pydantic import SecretStr, ValidationError
 from app.core.pool.catalog import Catalog, Deadlines, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
+from app.network import tls
 from app.process.config import lines
 from app.process.config.crosscheck import Draft, aliases_in_force, check, members
-from app.process.config.entries import Entry, EvaluationEntry, ProviderEntry, TierEntry, WorkerEntry, levels
+from app.process.config.entries import (
+    ROUTE_FIELDS,
+    Entry,
+    EvaluationEntry,
+    ProviderEntry,
+    TierEntry,
+    WorkerEntry,
+    levels,
+)
 from app.process.config.known import providers as known_providers
 from app.process.config.settings import meant, url_problem
 
@@ -34,6 +43,7 @@ class Pool:
 
     catalog: Catalog
     secrets: Mapping[str, SecretStr]
+    proxy_credentials: Mapping[str, SecretStr] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,8 +108,9 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
         if entry is not None
     }
     secrets = _secrets(draft, faults, environ)
+    proxy_credentials = _proxy_credentials(draft, faults, environ)
     faults.check()
-    return Pool(_catalog(draft, providers), secrets)
+    return Pool(_catalog(draft, providers), secrets, proxy_credentials)
 
 
 def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec]) -> Catalog:
@@ -232,6 +243,8 @@ def _aliases(document: Mapping[str, Any], faults: Faults) -> dict[str, str] | No
 def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, environ: Mapping[str, str]) -> ProviderSpec:
     """Return the provider with its base URL in force: its variable's, else the file's, else the usual one."""
     if entry.format == "rehearsal":
+        for field_name in sorted(ROUTE_FIELDS & entry.model_fields_set):
+            faults.add(["providers", name, field_name], "is of no use to simulated workers; remove it")
         return entry.core(name, "")
     variable = base_url_variable(name)
     override = environ.get(variable, "").strip()
@@ -240,7 +253,21 @@ def _provider(name: str, entry: ProviderEntry, usual: str, faults: Faults, envir
         faults.add(["providers", name, "base_url"], f"is overridden by {variable}, which {problem}")
     elif not base_url and not faults.has("providers", name, "base_url"):
         faults.add(["providers", name, "base_url"], f"is missing; give it here or in {variable}")
-    return entry.core(name, base_url.rstrip("/"))
+    spec = entry.core(name, base_url.rstrip("/"))
+    for route_field, what in _route_faults(spec):
+        faults.add(["providers", name, route_field], what)
+    if entry.proxy_credentials is not None and not entry.proxy and not faults.has("providers", name, "proxy"):
+        faults.add(["providers", name, "proxy_credentials"], "belong to no proxy; set proxy too, or remove them")
+    return spec
+
+
+def _route_faults(spec: ProviderSpec) -> Iterator[tuple[str, str]]:
+    """Yield the faults of a provider's certificate authorities and client certificate, by field."""
+    route = spec.route
+    yield from tls.faults(route)
+    for name in ("ca", "client_certificate"):
+        if getattr(route, name) and spec.base_url.startswith("http://"):
+            yield name, "is of no use with a base_url of http://; write https://, or remove it"
 
 
 def base_url_variable(provider: str) -> str:
@@ -261,6 +288,20 @@ def _secrets(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[s
                 ["providers", name, "key"],
                 f"the environment variable {entry.key} is not set; export it, or remove this provider",
             )
+    return found
+
+
+def _proxy_credentials(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+    found: dict[str, SecretStr] = {}
+    for name, entry in draft.providers.items():
+        if entry is None or entry.proxy_credentials is None:
+            continue
+        value = environ.get(entry.proxy_credentials, "").strip()
+        if re.fullmatch(r"[!-9;-~]+:[!-~]*", value):
+            found[name] = SecretStr(value)
+        else:
+            words = f"the environment variable {entry.proxy_credentials} does not hold user:password; export it so"
+            faults.add(["providers", name, "proxy_credentials"], words)
     return found
 
 

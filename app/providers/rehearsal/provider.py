@@ -52,8 +52,8 @@ UNSUPPORTED = frozenset({"temperature", "top_p", "presence_penalty", "frequency_
 class RehearsalProvider:
     """Simulated workers."""
 
-    def __init__(self, spec: ProviderSpec, key: object = None) -> None:
-        """`key` is taken for the sake of the seam and never looked at."""
+    def __init__(self, spec: ProviderSpec, key: object = None, proxy_credentials: object = None) -> None:
+        """The secrets are parameters of every adapter; this one needs none."""
         self._options = spec.options
         self._seed = spec.options.get("seed", "")
         self.unsupported = UNSUPPORTED
