@@ -51,7 +51,7 @@ test-vllm: .venv/dev.stamp  ## Builds its own environment: vLLM and torch are in
 	tests/vllm/run
 
 test-clients: .venv/dev.stamp  ## Frameworks and clients that nobody here wrote; builds environments of its own.
-	tests/frameworks/run
+	tests/clients/frameworks/run
 
 lock: .venv/dev.stamp  ## Pins stay where they are; UPGRADE=--upgrade moves them.
 	$(COMPILE) $(UPGRADE) --output-file requirements.txt pyproject.toml > /dev/null

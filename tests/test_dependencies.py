@@ -20,7 +20,7 @@ PROGRAMS_AND_PLUGINS: Final = {
     *("pytest-asyncio", "pytest-cov", "pytest-timeout", "pytest-xdist", "types-psutil", "types-pyyaml"),
 }
 """Dependencies of the developers that are run, or loaded by the program that they extend."""
-WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/frameworks", "tests/vllm", "tests/lab")
+WITH_REQUIREMENTS_OF_THEIR_OWN: Final = ("tests/clients/frameworks", "tests/vllm", "tests/lab")
 
 
 def _project() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A service over scripted workers on a real port, and the programs that drive it in environments of their own.
 
-Nothing here is collected unless `tests/frameworks/run` says so: `make test` needs no package of theirs.
+Nothing here is collected unless `tests/clients/frameworks/run` says so: `make test` needs no package of theirs.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Any, Final
 import pytest
 
 from tests.clients.conftest import Address, addressed, break_off
-from tests.frameworks.obliging import worker
+from tests.clients.frameworks.obliging import worker
 from tests.harness.in_process import plan_text, pool_text
 from tests.stubs import ProviderStub, Reply
 
 collect_ignore_glob = [] if os.environ.get("BATON_TEST_CLIENTS") else ["test_*.py"]
 
-ROOT: Final = Path(__file__).resolve().parent.parent.parent
+ROOT: Final = Path(__file__).resolve().parents[3]
 DRIVES: Final = Path(__file__).parent / "drives"
 RUN_SECONDS: Final = 150.0
 SIGHTED: Final = 'tools = true\nmodalities = ["text", "image"]'

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.frameworks.conftest import Drive
+from tests.clients.frameworks.conftest import Drive
 
 pytestmark = pytest.mark.timeout(200)
 
