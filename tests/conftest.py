@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests may use: a closed network, and real servers for those who ask.
+"""Fixtures for every folder of tests: a closed network, and real servers for the tests that ask for them.
 
 Servers start with the first test that asks and serve the whole session; each test gets a database or an emptied Redis
 of its own. `BATON_TEST_DATABASE_URL` and `BATON_TEST_REDIS_URL` name servers that are already running; those are left
@@ -58,7 +58,7 @@ def _guarded_resolver(blocked: list[str], resolve: Callable[..., Any]) -> Callab
 
 
 def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `connect`, `connect_ex` and `sendto`, all of which take the address last."""
+    """Wrap `connect`, `connect_ex` or `sendto`, all of which take the address last."""
 
     def guarded(sock: socket.socket, *args: Any) -> Any:
         if sock.family in {socket.AF_INET, socket.AF_INET6} and not _is_local(args[-1][0]):
@@ -71,7 +71,7 @@ def _guarded_method(blocked: list[str], method: Callable[..., Any]) -> Callable[
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported here stays to the end: the garbage collector looks through none of it, now or later."""
+    """Keep the garbage collector from everything that collection imports: it stays to the end."""
     gc.disable()
     try:
         return (yield)
@@ -81,15 +81,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: begun last, one of them would run alone on one core at the end. The simulation computes
-    while those that start processes wait."""
+    """Run the longest files first: the last one to start would otherwise run alone on one core at the end.
+
+    The simulation computes while the tests that start processes wait.
+    """
     first = {"simulation": 0, "integration": 1, "tests": 1}
     items.sort(key=lambda item: first.get(item.path.parent.name, 2))
 
 
 @pytest.fixture(autouse=True)
 def _same_logging() -> Iterator[None]:
-    """Commands say where log lines go and how many; what one says in a test holds for no other."""
+    """Undo each test's settings of log levels and handlers, which commands change."""
     loggers = [logging.getLogger(name) for name in (None, "app.store", *NOISY)]
     before = [(one, one.level, one.handlers[:]) for one in loggers]
     yield
@@ -115,7 +117,7 @@ def network_guard(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_tls_context() -> Iterator[None]:
-    """Each HTTP client reads all root certificates, 20 ms of work, and no test speaks TLS: they share what was read."""
+    """Share one TLS context: each HTTP client would read all root certificates, which takes 20 ms."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
         yield
@@ -123,7 +125,7 @@ def one_tls_context() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], None]:
-    """`migrate`, but that a new SQLite file is a copy of one that was migrated: a third of the work, for each test."""
+    """Migrate as the service does, but copy a migrated file for each new SQLite database: a third of the work."""
     made, one_at_a_time = tmp_path_factory.mktemp("schema") / "baton.db", threading.Lock()
 
     def schema(url: str) -> None:
@@ -142,8 +144,8 @@ def make_schema(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Non
 
 
 @pytest.fixture(scope="session", autouse=True)
-def stores_of_one_mould(make_schema: Callable[[str], None]) -> Iterator[None]:
-    """Each process makes its schema and writes its statements once; here a thousand stores are opened in one."""
+def shared_schema_and_statements(make_schema: Callable[[str], None]) -> Iterator[None]:
+    """Make the schema and the statements once, as a process does: a thousand stores are opened in this one."""
     known: dict[str, Statements] = {}
 
     def statements(dialect: Dialect) -> Statements:
@@ -157,7 +159,7 @@ def stores_of_one_mould(make_schema: Callable[[str], None]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres_server_url() -> Iterator[str]:
-    """The server that all tests share; use `postgres_url`."""
+    """The URL of the Postgres that all tests share; use `postgres_url`."""
     given = os.environ.get("BATON_TEST_DATABASE_URL")
     if given:
         yield make_url(given).set(drivername="postgresql").render_as_string(hide_password=False)
@@ -168,7 +170,7 @@ def postgres_server_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_server_url() -> Iterator[str]:
-    """The server that all tests share; use `redis_url`."""
+    """The URL of the Redis that all tests share; use `redis_url`."""
     given = os.environ.get("BATON_TEST_REDIS_URL")
     if given:
         yield given
@@ -179,7 +181,7 @@ def redis_server_url() -> Iterator[str]:
 
 @pytest.fixture
 async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
-    """The URL of an empty database of the test's own; dropped afterwards, open connections or not."""
+    """The URL of an empty database of the test's own, which is dropped afterwards even if connections are open."""
     server = make_url(postgres_server_url)
     name = f"baton_test_{uuid.uuid4().hex}"
     admin = await asyncpg.connect(server.render_as_string(hide_password=False))
@@ -192,7 +194,7 @@ async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgres_shelf(postgres_server_url: str) -> Iterator[tuple[str, str]]:
+def migrated_database(postgres_server_url: str) -> Iterator[tuple[str, str]]:
     """A database with the schema in it, and the statements that empty it; use `migrated_postgres_url`."""
     server, name = make_url(postgres_server_url), f"baton_test_{uuid.uuid4().hex}"
     url = server.set(database=name).render_as_string(hide_password=False)
@@ -212,12 +214,12 @@ async def _execute(server: URL, *statements: str) -> None:
 
 
 @pytest.fixture
-def migrated_postgres_url(postgres_shelf: tuple[str, str]) -> Iterator[str]:
+def migrated_postgres_url(migrated_database: tuple[str, str]) -> Iterator[str]:
     """An async SQLAlchemy URL of a database with the schema in it and no rows; for tests that leave the schema alone.
 
     Making and dropping a database costs ten times what emptying one does. Connections that a test leaves open are cut.
     """
-    url, emptied = postgres_shelf
+    url, emptied = migrated_database
     yield url
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
     asyncio.run(_execute(make_url(url), f"{others} AND pid <> pg_backend_pid()", emptied))

@@ -272,7 +272,7 @@ def _contract_modules(contracts: list[Mapping[str, Any]]) -> set[str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def tree_copy(tmp_path: Path) -> Path:
     """A copy of app/ under its contracts; a module that a contract names and nobody has written yet is empty in it."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
@@ -294,14 +294,14 @@ def _write_if_absent(place: Path, *, is_package: bool) -> None:
         place.with_suffix(".py").touch()
 
 
-def _lint_imports(house: Path) -> str:
+def _lint_imports(tree_copy: Path) -> str:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--no-logo"]
-    done = subprocess.run(command, cwd=house, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=tree_copy, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def test_the_import_contracts_hold(house: Path) -> None:
-    assert _lint_imports(house) == ""
+def test_the_import_contracts_hold(tree_copy: Path) -> None:
+    assert _lint_imports(tree_copy) == ""
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,8 @@ def test_the_import_contracts_hold(house: Path) -> None:
         ("network/http_client.py", "import app.providers.http", "imports point down the house"),
     ],
 )
-def test_the_contract_catches_a_violation(house: Path, path: str, line: str, contract: str) -> None:
-    with (house / "app" / path).open("a") as module:
+def test_the_contract_catches_a_violation(tree_copy: Path, path: str, line: str, contract: str) -> None:
+    with (tree_copy / "app" / path).open("a") as module:
         module.write(f"\n{line}\n")
-    broken = re.findall(r"^(.+) BROKEN", _lint_imports(house), re.MULTILINE)
+    broken = re.findall(r"^(.+) BROKEN", _lint_imports(tree_copy), re.MULTILINE)
     assert any(name.startswith(contract) for name in broken)

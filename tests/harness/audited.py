@@ -1,4 +1,4 @@
-"""The independent auditor over a test's own database: for the end of any test that has run real services.
+"""Runs the independent auditor over a test's own database, at the end of a test that has run real services.
 
     assert await audited(url) == []
 
@@ -19,7 +19,7 @@ LOOK_PAUSE = 0.05
 
 
 async def audited(database_url: str, *, settle: float = SETTLING, run: str | None = None) -> list[Violation]:
-    """Every violation in this database, or of this run.
+    """Return every violation in this database, or of this run.
 
     Runs that have not ended yet are checked as they stand. `settle` is how many seconds outcomes of calls in flight get
     to be written; what is missing then is a violation.
@@ -28,7 +28,7 @@ async def audited(database_url: str, *, settle: float = SETTLING, run: str | Non
 
 
 async def report_of(database_url: str, *, settle: float = SETTLING, run: str | None = None) -> Report:
-    """The same with all figures."""
+    """Return the auditor's whole report, once no call of an ended run is in flight any more."""
     until = time.monotonic() + settle
     while True:
         report = await look(database_url, run=run, patient=time.monotonic() < until)
@@ -38,6 +38,6 @@ async def report_of(database_url: str, *, settle: float = SETTLING, run: str | N
 
 
 async def look(database_url: str, *, run: str | None = None, patient: bool = True) -> Report:
-    """One look; if `patient`, calls that are in flight are left alone."""
+    """Audit once; with `patient`, calls that are in flight are no violations."""
     async with open_archive(database_url) as archive:
         return await Auditor(time.time(), adapter, patient).audit(archive, run=run)

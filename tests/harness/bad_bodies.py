@@ -1,4 +1,4 @@
-"""Bodies that no JSON API should choke on: reliability's list, at the largest size that is read.
+"""Hostile request bodies, up to the largest size that is read: none of them may break a JSON API.
 
 The bench sends them to a running service and watches how long anybody else waits.
 """

@@ -18,7 +18,7 @@ CALLER = ("runs:write", "runs:read")
 
 
 async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
-    """A new key in the service's own store."""
+    """Make a key in the service's own store and return its string."""
     key, row = mint(opened.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
     assert await opened.gateway.store.add_key(replace(row, **more))
     return key
@@ -26,7 +26,7 @@ async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = 
 
 @asynccontextmanager
 async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a gateway over this house, on a real socket, so that streams come as they are written."""
+    """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
     async with (
         serving(create_app(opened.gateway)) as url,
         httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_SECONDS) as client,
@@ -35,14 +35,14 @@ async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def body(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
-    """A request for a chat completion."""
+    """Return the body of a request for a chat completion."""
     return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
 
 
 async def post(
     client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, **headers: str
 ) -> httpx.Response:
-    """One request, with an Idempotency-Key where there is one."""
+    """Send one request, with an Idempotency-Key if `key` is one."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return await client.post(
         "/v1/chat/completions", json=asked, headers=named | ({"idempotency-key": key} if key else {})
@@ -51,7 +51,7 @@ async def post(
 
 @dataclass
 class Heard:
-    """What came of a stream: every event with its number, its text, and how it ended."""
+    """The events of a stream that have arrived: their numbers, their texts, and the end."""
 
     headers: httpx.Headers
     numbers: list[int] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Heard:
 
     @property
     def text(self) -> str:
-        """All of the answer that was heard."""
+        """The part of the answer that has arrived."""
         return "".join(self.texts)
 
     @property
@@ -71,7 +71,7 @@ class Heard:
         return found
 
     def take(self, event: str) -> None:
-        """Note one event."""
+        """Add one event."""
         lines = dict(line.partition(": ")[::2] for line in event.split("\n") if not line.startswith(":"))
         if "id" in lines:
             self.numbers.append(int(lines["id"]))
@@ -88,7 +88,7 @@ class Heard:
 async def listening(
     client: httpx.AsyncClient, method: str, path: str, **request: Any
 ) -> AsyncIterator[tuple[Heard, AsyncIterator[Heard]]]:
-    """A stream under way: what was heard so far, and an iterator that goes on by one event at a time."""
+    """Open a stream; yield what has arrived so far, and an iterator that reads one further event at a time."""
     async with client.stream(method, path, **request) as reply:
         if reply.status_code != httpx.codes.OK:
             await reply.aread()
@@ -109,7 +109,7 @@ async def listening(
 async def stream(
     client: httpx.AsyncClient, asked: dict[str, Any], key: str | None = None, *, upto: int | None = None, **headers: str
 ) -> Heard:
-    """A streamed completion, to its end, or until `upto` characters of it were heard."""
+    """Read a streamed completion to its end, or until `upto` characters of it have arrived."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     named |= {"idempotency-key": key} if key else {}
     async with listening(client, "POST", "/v1/chat/completions", json=asked | {"stream": True}, headers=named) as (

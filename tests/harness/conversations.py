@@ -1,4 +1,4 @@
-"""A caller that brings tools: its conversation, sent whole each time, against a house over the stub."""
+"""A caller with tools, which sends its whole conversation in each turn, and workers that call those tools."""
 
 import json
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ ASK = Message("user", (Text("What is it?"),))
 
 
 def calling(*calls: ToolCall, words: str = "", **more: Any) -> Reply:
-    """A worker that wants tools called."""
+    """Return a worker's reply that calls tools."""
     return Reply(chunks=(words,) if words else (), tool_calls=calls, finish="tool", **more)
 
 
 def look(what: str, id_: str = "") -> ToolCall:
-    """A call of `look`."""
+    """Return a call of the tool `look`."""
     return ToolCall("look", json.dumps({"q": what}), id_)
 
 
 @dataclass
 class Talk:
-    """What the caller has of the conversation so far."""
+    """The caller's copy of the conversation."""
 
     house: House
     tier: str = "baton-mini"
@@ -38,22 +38,22 @@ class Talk:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def order(self, **changes: Any) -> Order:
-        """What it asks for."""
+        """Return the order of the next turn."""
         task = Task(tuple(self.messages), toolbox=self.toolbox)
         return order(self.house, self.tier, task=task, **self.extra | changes)
 
     async def begin(self, **changes: Any) -> Driven:
-        """Send it."""
+        """Start the next turn."""
         return await self.house.drivers.start(self.order(**changes))
 
     async def say(self, **changes: Any) -> Outcome:
-        """Send it, and hear the reply out."""
+        """Start the next turn and read its reply to the end."""
         outcome = await finish(await self.begin(**changes))
         assert outcome.ended.error is None, outcome.ended.error
         return outcome
 
     def answer(self, outcome: Outcome, *results: str) -> None:
-        """Append the reply, and these results of its calls."""
+        """Append the reply and these results of its calls."""
         calls = outcome.ended.calls
         words = (Text(outcome.ended.answer),) if outcome.ended.answer else ()
         self.messages.append(Message("assistant", words, calls=calls))
@@ -63,7 +63,7 @@ class Talk:
 
 
 def gathered(deltas: list[ToolDelta]) -> list[tuple[str, str, str]]:
-    """What streamed calls come to."""
+    """Return the tool calls that streamed pieces add up to."""
     gathering = Gathering()
     for delta in deltas:
         gathering.take(delta)

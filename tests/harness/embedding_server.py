@@ -1,4 +1,4 @@
-"""A server for embeddings, as strict as the published description of `POST /v1/embeddings`, and faults to order."""
+"""A server for `POST /v1/embeddings` that is as strict as its published description and fails on demand."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ Fault = Literal["", "500", "hang", "garbage", "short", "words", "nothing", "page
 
 @dataclass
 class Embeddings:
-    """What it was asked, and how it fails."""
+    """The requests that the server received, and the faults that it shows."""
 
     url: str = ""
     fault: Fault = ""
@@ -23,7 +23,7 @@ class Embeddings:
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One request."""
+        """Answer one request."""
         body = await request.json()
         whole = isinstance(body.get("input"), str) and body["input"] and isinstance(body.get("model"), str)
         if not whole or set(body) - FIELDS or body.get("encoding_format", "float") != "float":
@@ -56,7 +56,7 @@ class Embeddings:
 
 @asynccontextmanager
 async def embeddings() -> AsyncIterator[Embeddings]:
-    """It serves on a free port."""
+    """Serve on a free port for the length of the block."""
     served = Embeddings()
     app = web.Application()
     app.router.add_post("/v1/embeddings", served.answer)

@@ -1,4 +1,4 @@
-"""Whether a reply is OpenAI's, by two witnesses: the official client's types, and the published API description.
+"""Checks that a reply is OpenAI's, by the official client's types and by the published API description.
 
 The description is a cut that lies beside this checkout on some machines only; without it `published` says nothing.
 """
@@ -28,11 +28,11 @@ OURS = frozenset(
         "response.baton",
     }
 )
-"""The fields beyond OpenAI's: README's extension, and the orchestration's part of `usage`."""
+"""The fields that Baton adds to OpenAI's: the README's extension, and the orchestration's part of `usage`."""
 
 
 def exactly(kind: Any, value: Mapping[str, Any], ours: Set[str] = OURS) -> None:
-    """Fails unless `value` is that type without conversions, and every field beyond it is documented.
+    """Fail unless `value` is that type without conversions, and every field beyond it is documented.
 
     Of a union of models with a `type`, it is the member that has the value's.
     """
@@ -64,7 +64,7 @@ def _extras(value: object, path: str = "") -> Iterator[str]:
 
 
 def published(name: str, value: object) -> None:
-    """Fails if the published schema of that name is at hand and does not permit `value`."""
+    """Fail if the published schema of that name is at hand and does not permit `value`."""
     definitions = _definitions()
     if definitions:
         schema = {"$ref": f"#/$defs/{name}", "$defs": definitions}

@@ -1,4 +1,4 @@
-"""Fixtures that need the service: a gateway over stand-ins with a key to it, and a whole service with a caller of it.
+"""Fixtures that need the service: a gateway over stubs with a key to it, and a whole service with a caller of it.
 
 A file that needs another worker, pool or caller has a fixture of the same name in the place of the one here.
 """
@@ -32,20 +32,20 @@ def key(gateway: House) -> str:
 
 @pytest.fixture
 async def stub() -> AsyncIterator[ProviderStub]:
-    """The providers."""
+    """Providers that answer as tests script them."""
     async with ProviderStub() as running:
         yield running
 
 
 @pytest.fixture
 async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.House]:
-    """The service over them."""
+    """The whole service over the `stub`."""
     async with open_house(tmp_path, pool_text(stub)) as running:
         yield running
 
 
 @pytest.fixture
 async def client(opened: wiring.House) -> AsyncIterator[httpx.AsyncClient]:
-    """Its caller."""
+    """A client of the service `opened`."""
     async with calling(opened) as running:
         yield running

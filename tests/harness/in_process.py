@@ -80,7 +80,7 @@ tools = true
 
 
 def pool_text(stub: ProviderStub) -> str:
-    """A pool of three workers and a conductor, all at the stub."""
+    """Return a pool file of three workers and a conductor, all at the stub."""
     return (POOL + ROUNDS).format(url=stub.vllm_url, workers="".join(WORKER.format(name=name) for name in WORKERS))
 
 
@@ -93,7 +93,7 @@ async def open_house(
     dispatches: bool = True,
     audits: bool = True,
 ) -> AsyncIterator[House]:
-    """The service with one set of drivers and one dispatcher, in this loop; `dispatches`: whether the latter works.
+    """Open the service in this loop; without `dispatches`, no step is executed.
 
     When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
     find nothing wrong with the journal. What is new in a request is to be recomposed in `app/audit/recompose.py`.
@@ -127,7 +127,7 @@ async def open_house(
 
 @asynccontextmanager
 async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
-    """A caller with a key in the real store, straight into the application."""
+    """Open a client with a key in the real store, which calls the application without a socket."""
     scopes = ["runs:write", "runs:read", "audit:read"]
     key, row = mint(opened.gateway.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
     assert await opened.gateway.store.add_key(row)
@@ -140,13 +140,13 @@ async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
-    """One question to `baton-mini`, by the chat completions' route."""
+    """Ask `baton-mini` one question on the route of chat completions."""
     messages = [{"role": "user", "content": "What is 2 + 2?"}]
     return await client.post("/v1/chat/completions", json={"model": "baton-mini", "messages": messages} | more)
 
 
 def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
-    """An order of one user message."""
+    """Return an order of one user message."""
     chosen = opened.pool.catalog().tiers[tier]
     limits = changes.pop("limits", chosen.efforts[chosen.effort])
     task = changes.pop("task", Task((Message("user", (Text(text),)),)))
@@ -154,14 +154,14 @@ def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any
 
 
 def narrowed(opened: House, tier: str, **limits: Any) -> Limits:
-    """The tier's limits with some of them changed."""
+    """Return the tier's limits with some of them changed."""
     chosen = opened.pool.catalog().tiers[tier]
     return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
 
 
 @dataclass
 class Outcome:
-    """What a caller heard of a run."""
+    """Everything that a caller received of a run."""
 
     ended: Ended
     said: list[str] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Outcome:
 
 
 async def finish(driven: Driven, within: float = PATIENCE_SECONDS) -> Outcome:
-    """Listen to a run until it has ended."""
+    """Read a run's messages until it has ended; raises TimeoutError after `within` seconds."""
     said: list[str] = []
     noted: list[Noted] = []
     called: list[ToolDelta] = []
@@ -199,37 +199,39 @@ async def ended_row(store: Store, run: str) -> RunRow:
 
 
 async def events(opened: House, run: str) -> tuple[Event, ...]:
-    """The run's journal."""
+    """Return the run's journal."""
     return (await opened.means.store.journal(run)).events
 
 
 def kinds(journal: tuple[Event, ...]) -> list[Kind]:
-    """What happened, in order."""
+    """Return the kinds of these events, in order."""
     return [event.kind for event in journal]
 
 
 def of(journal: Sequence[Event], kind: Kind, **fields: Any) -> list[dict[str, Any]]:
-    """The bodies of a kind's events with these values."""
+    """Return the bodies of the events of this kind that have these values."""
     return [dict(one.body) for one in journal if one.kind is kind and fields.items() <= one.body.items()]
 
 
 def plan(*steps: tuple[Any, str, list[Any]]) -> dict[str, Any]:
-    """A plan as a JSON value."""
+    """Return a plan as a JSON value."""
     return {"steps": [{"worker": worker, "subtask": subtask, "access": access} for worker, subtask, access in steps]}
 
 
 def plan_text(*steps: tuple[Any, str, list[Any]]) -> str:
-    """A plan as a conductor writes it."""
+    """Return a plan as a conductor writes it."""
     return json.dumps(plan(*steps))
 
 
 def speak(stub: ProviderStub) -> None:
-    """Let each worker say its words of `SAYS` whenever it is asked."""
+    """Let each worker answer with its words in `SAYS` whenever it is asked."""
     for name, words in SAYS.items():
         stub.always(name, Reply(chunks=(words,)))
 
 
 def plans(stub: ProviderStub, *texts: str) -> None:
-    """What the conductor says, one text for each time that it is asked. Ordinals are shuffled by the run's id; each
-    worker's card says which it is, so that plans may name any of them."""
+    """Let the conductor answer with these texts, one for each time that it is asked.
+
+    Ordinals are shuffled by the run's id; each worker's card says which it is, so that plans may name any of them.
+    """
     stub.script("planner", *(Reply(chunks=(text,)) for text in texts))

@@ -1,4 +1,4 @@
-"""What well-known clients send: bodies as in their own sources and as seen on the wire, cut to what is particular.
+"""Requests of well-known clients: bodies as in their sources and as seen on the wire, cut to what is particular.
 
 `known_refusals.py` has those that are refused.
 """
@@ -386,4 +386,4 @@ HEADERS = {
     "x-stainless-lang": "js",
     "user-agent": "x/1",
 }
-"""What they say beside the body, all at once: none of it may matter."""
+"""Headers and query parameters that they send, all at once: none of them may matter."""

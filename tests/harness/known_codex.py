@@ -1,4 +1,4 @@
-"""What Codex sends, by name: the part of `known_clients.py` that is its."""
+"""Requests of Codex, by name; `known_clients.py` has them among the others."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What well-known clients send and Baton refuses, by name: the rest of `known_clients.py`."""
+"""Requests of well-known clients that Baton refuses, by name; `known_clients.py` has those that it accepts."""
 
 from collections.abc import Mapping
 from typing import Any

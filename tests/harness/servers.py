@@ -65,7 +65,7 @@ class Server:
     _warden: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Start and wait until it answers."""
+        """Start it and return once it answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.argv, stdout=log, stderr=log, start_new_session=True, cwd=self.directory, **_identity(self.user)
@@ -75,16 +75,19 @@ class Server:
         self._wait_until_ready(self._process)
 
     def stop(self) -> None:
-        """Stop at once, leaving nothing behind but the data."""
+        """Stop at once; only the data remain."""
         self._end(self.stop_signal)
 
     def crash(self) -> None:
-        """Kill -9: what was not on disk is lost."""
+        """Send SIGKILL: data that were not on disk are lost."""
         self._end(signal.SIGKILL)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """SIGSTOP for the length of the block: connections stay, nobody answers. Of Postgres only the postmaster."""
+        """Stop the process by SIGSTOP for the length of the block: connections stay, and nobody answers.
+
+        Of Postgres, only the postmaster is stopped.
+        """
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -117,7 +120,10 @@ class Server:
 
 @contextlib.contextmanager
 def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[Server]:
-    """A fresh Postgres; `settings` are `name=value`. Ask for `fsync` only where durability is measured or tested."""
+    """Start a fresh Postgres; `settings` are `name=value`.
+
+    Ask for `fsync` only where durability is measured or tested.
+    """
     user = _unprivileged_user()
     with _directory("baton-pg-", user) as directory:
         binaries = _reachable(_postgres_binaries(), directory, user)
@@ -141,7 +147,10 @@ def postgres(*, fsync: bool = False, settings: Sequence[str] = ()) -> Iterator[S
 
 @contextlib.contextmanager
 def redis(*, settings: Sequence[str] = ()) -> Iterator[Server]:
-    """A fresh Redis that keeps nothing on disk; `settings` are further command-line words such as `--maxmemory 1mb`."""
+    """Start a fresh Redis that keeps nothing on disk.
+
+    `settings` are further command-line words such as `--maxmemory 1mb`.
+    """
     with _directory("baton-redis-", None) as directory:
         port = free_port()
         place = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)]
@@ -159,7 +168,7 @@ def redis(*, settings: Sequence[str] = ()) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """A loopback TCP port that was free a moment ago."""
+    """Return a loopback TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -196,7 +205,7 @@ def _identity(user: str | None) -> Identity:
 
 
 def _unprivileged_user() -> str | None:
-    """Postgres refuses to run as root; anybody else runs it as themselves."""
+    """Return another user to run Postgres, which refuses to run as root; None if this user is not root."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -230,13 +239,13 @@ def _redis_binary() -> Path:
 
 
 def _package(name: str) -> Path:
-    """Where a wheel lies, without importing it; a path that does not exist when it is not installed."""
+    """Return the folder of a wheel without importing it; a path that does not exist when it is not installed."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else Path(sys.prefix) / "absent" / name
 
 
 def _reachable(binaries: Path, directory: Path, user: str | None) -> Path:
-    """The same binaries where `user` may run them: a checkout under root's home is closed to everybody else."""
+    """Return the binaries, or a copy that `user` may run: a checkout in root's home is closed to everybody else."""
     command = [str(binaries / "postgres"), "--version"]
     try:
         subprocess.run(command, capture_output=True, check=True, cwd="/", **_identity(user))
@@ -249,7 +258,7 @@ def _reachable(binaries: Path, directory: Path, user: str | None) -> Path:
 
 
 def _postmaster_is_ready(pid_file: Path, pid: int) -> bool:
-    """Postgres writes its state into its pid file; one that a crash left behind names another process."""
+    """Read the state that Postgres writes into its pid file; a file that a crash left names another process."""
     try:
         lines = pid_file.read_text().split()
     except FileNotFoundError:

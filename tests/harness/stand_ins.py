@@ -1,4 +1,4 @@
-"""Stand-ins for what is behind the gateway: drivers that follow a script, a store in dictionaries, a ready queue."""
+"""Stubs of everything behind the gateway: drivers that follow a script, a store in dictionaries, a ready queue."""
 
 import asyncio
 import socket
@@ -60,7 +60,7 @@ CATALOG = Catalog(
 
 
 def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEEDED) -> tuple[Event, ...]:
-    """A run of two steps, the second of which reads the first; `texts` maps refs to contents."""
+    """Return the journal of a run of two steps, the second of which reads the first; `texts` maps refs to contents."""
     limits = asdict(Limits())
     admitted = {"task": "task", "tier": "baton-mini", "limits": limits, "deadline": 2e9, "pool": ["alpha", "beta"]}
     admitted |= {
@@ -111,12 +111,12 @@ TEXTS = {"subtask0": "Think.", "subtask1": "Answer.", "output0": "Two twos.", "o
 
 
 def state_of(run: str, state: Kind = Kind.SUCCEEDED) -> RunState:
-    """The fold of `journal_of`."""
+    """Return the state that `journal_of` folds to."""
     return fold(journal_of(run, TEXTS, state=state))
 
 
 def ended(run: str, answer: str = "Four.", error: BatonError | None = None) -> Ended:
-    """The end of a run."""
+    """Return the message that ends a run."""
     state = state_of(run, Kind.SUCCEEDED if error is None else Kind.FAILED)
     return Ended(state, answer, "stop", bill(state), error)
 
@@ -125,14 +125,14 @@ Script = Callable[[Order, str, Mailbox[Told]], Awaitable[None]]
 
 
 async def say_four(_order: Order, run: str, line: Mailbox[Told]) -> None:
-    """The usual script."""
+    """Answer "Four." in three pieces: the script of a run that has no other."""
     for text, at in (("Fo", 2), ("ur", 4), (".", 5)):
         line.put(Said(text, at=at))
     line.put(ended(run))
 
 
 class ScriptedDrivers:
-    """Drivers whose runs do what `script` says; a cancelled run ends as one."""
+    """Drivers whose runs follow `script`; a cancelled run ends as cancelled."""
 
     def __init__(self) -> None:
         self.script: Script = say_four
@@ -144,7 +144,7 @@ class ScriptedDrivers:
         self._lines: dict[str, Mailbox[Told]] = {}
 
     async def start(self, order: Order) -> Driven:
-        """Begin the script."""
+        """Start a run and its script."""
         if self.refusal is not None:
             raise self.refusal
         run = f"run_{len(self.orders)}"
@@ -162,13 +162,13 @@ class ScriptedDrivers:
         await self.script(order, run, line)
 
     async def attach(self, run: str, at: Position = Position(), **_which: object) -> Driven:
-        """A run that has ended."""
+        """Follow a run that has ended."""
         line: Mailbox[Told] = Mailbox(10)
         line.put(ended(run))
         return Driven(run, line, state_of(run), replayed=True)
 
     def leave(self, driven: Driven) -> None:
-        """As if nobody else listened, and the run were to end then."""
+        """Cancel the run: nobody else follows it, and it is to end then."""
         self.cancel(driven.run, "client")
 
     def cancel(self, run: str, by: str) -> None:
@@ -181,7 +181,7 @@ class ScriptedDrivers:
 
 
 class ShelfStore:
-    """What the gateway reads of a store, from dictionaries; `fault` is raised by every verb while it is set."""
+    """The part of a store that the gateway reads, in dictionaries; every verb raises `fault` while it is set."""
 
     def __init__(self) -> None:
         self.key_rows: dict[str, KeyRow] = {}
@@ -262,7 +262,7 @@ class UpQueue:
 
 
 def row_of(run: str, tenant: str, created_at: float = 1e9, **changes: Any) -> RunRow:
-    """A run's row."""
+    """Return a run's row."""
     row = RunRow(
         id=run,
         tenant=tenant,
@@ -289,7 +289,7 @@ def row_of(run: str, tenant: str, created_at: float = 1e9, **changes: Any) -> Ru
 
 
 class House:
-    """A gateway over stand-ins, with clocks that tests may move."""
+    """A gateway over stubs, with clocks that tests may move."""
 
     def __init__(self, **changes: Any) -> None:
         self.drivers = ScriptedDrivers()
@@ -317,28 +317,28 @@ class House:
         return f"{prefix}_{self.names}"
 
     def add_key(self, public: str = "caller", tenant: str = "acme", scopes: Sequence[str] = CALLER, **more: Any) -> str:
-        """Make a key and give its string."""
+        """Make a key and return its string."""
         key = f"bt_{public}_{SECRET}"
         row = adopt(key, PEPPER, tenant=tenant, name=public, scopes=scopes, now=0.0)
         self.store.key_rows[public] = replace(row, **more)
         return key
 
     def client(self, key: str | None = None) -> httpx.AsyncClient:
-        """A client straight into the application."""
+        """Return a client that calls the application without a socket."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         return httpx.AsyncClient(transport=transport, base_url="http://baton", headers=headers)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
-        """The application on a real server; gives its base URL."""
+        """Serve the application on a real socket; yield its base URL."""
         async with serving(self.app) as url:
             yield url
 
 
 @asynccontextmanager
 async def serving(app: FastAPI, head_seconds: float = 30.0) -> AsyncIterator[str]:
-    """A uvicorn on loopback in this loop, with the connections of the real service."""
+    """Run uvicorn on loopback in this loop, with the connections of the real service; yield its base URL."""
     http = connection(lambda prefix: f"{prefix}_raw", head_seconds)
     config = uvicorn.Config(app, http=http, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(config)
@@ -353,7 +353,7 @@ async def serving(app: FastAPI, head_seconds: float = 30.0) -> AsyncIterator[str
 
 
 def ask(text: str = "What is 2 + 2?", **more: Any) -> dict[str, Any]:
-    """A request body."""
+    """Return the body of a request."""
     return {"model": "baton-mini", "messages": [{"role": "user", "content": text}]} | more
 
 
@@ -363,7 +363,7 @@ def shelve_content(store: ShelfStore) -> None:
 
 
 def api_routes(routes: list[object]) -> Iterator[APIRoute]:
-    """Every route of an application, also of routers inside it."""
+    """Yield every route of an application, and of the routers inside it."""
     for route in routes:
         if isinstance(route, APIRoute):
             yield route

@@ -1,4 +1,4 @@
-"""A vLLM server's management side as it is published, faults included, for tests that need no real one.
+"""A stub of a vLLM server's management routes, with its faults, for tests that need no real one.
 
 Its models write a given plan for every prompt; a `tokenize` gives the lengths of words. What was asked is kept.
 """
@@ -17,13 +17,13 @@ Answer = tuple[int, Any]
 
 @dataclass
 class VllmStub:
-    """What the server is made to do."""
+    """The behaviour of the server."""
 
     models: list[str]
     plans: dict[str, Callable[[str], str]] = field(default_factory=dict)
     """How each model answers a prompt."""
     adapters: bool = True
-    """Whether it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
+    """True if it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING."""
     bad: set[str] = field(default_factory=set)
     """Folders that hold no adapter that it could load."""
     delay: float = 0.0
@@ -33,7 +33,7 @@ class VllmStub:
     url: str = ""
 
     def answer(self, path: str, body: Any) -> Answer:
-        """Status and JSON."""
+        """Return the status and the JSON of a reply."""
         self.asked.append((path, body))
         sleep(self.delay)
         if path == "/v1/models":
@@ -69,7 +69,7 @@ class VllmStub:
 
 
 def tokens(text: str, shift: int = 0) -> list[int]:
-    """A stand-in for a tokenizer."""
+    """Return numbers in place of tokens."""
     return [len(word) + shift for word in text.split()]
 
 
@@ -79,11 +79,11 @@ def _error(status: int, message: str, kind: str) -> Answer:
 
 @contextmanager
 def vllm_stub(*models: str, **more: Any) -> Iterator[VllmStub]:
-    """A server on loopback for the length of the block."""
+    """Serve on loopback for the length of the block."""
     stub = VllmStub(list(models), **more)
 
     class Handler(BaseHTTPRequestHandler):
-        """One request."""
+        """Answer one request."""
 
         def do_GET(self) -> None:
             self._reply(stub.answer(self.path, None))
@@ -100,7 +100,7 @@ def vllm_stub(*models: str, **more: Any) -> Iterator[VllmStub]:
             self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Write no log lines."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     stub.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
