@@ -4,9 +4,9 @@ import asyncio
 
 from alembic import context
 from sqlalchemy import URL, Connection, text
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from app.store.sqlkit.connections import postgres_engine
 from app.store.sqlkit.engines import parse_url, sqlite_engine
 from app.store.sqlkit.tables import METADATA
 
@@ -30,7 +30,7 @@ def upgrade(connection: Connection) -> None:
 
 async def upgrade_postgres(url: URL) -> None:
     """The same through asyncpg, the one Postgres driver that is installed."""
-    engine = create_async_engine(url, poolclass=NullPool, connect_args={"timeout": 10})
+    engine = postgres_engine(url, poolclass=NullPool, connect_args={"timeout": 10})
     async with engine.connect() as connection:
         await connection.run_sync(upgrade)
         await connection.commit()

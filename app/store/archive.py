@@ -1,7 +1,7 @@
-"""Reading whole journals for an auditor: run by run, oldest first, each as it stood at one moment.
+"""Reads whole journals for an auditor: run by run, the oldest first, each in the state of one moment.
 
-Nothing is written, migrated or kept in memory; a page holds a bounded number of runs and of bytes. What is given is
-what the tables hold, bodies as their exact bytes: whether it makes sense is for the auditor to say.
+Nothing is written or migrated. A page in memory holds a bounded number of runs and of bytes. Rows are returned as they
+are stored, bodies as their exact bytes, and nothing is checked: that is the auditor's task.
 """
 
 from collections import defaultdict
@@ -15,27 +15,28 @@ import asyncpg
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, create_engine, event, func, select, tuple_
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.core.pool.conductor_versions import Change
 from app.core.records import record
 from app.errors import StoreUnavailable
+from app.store.sqlkit.connections import postgres_engine
 from app.store.sqlkit.engines import parse_url
 from app.store.sqlkit.tables import CATALOGS, CONDUCTOR_CHANGES, CONTENTS, EVENTS, RUNS, TICKETS
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
-"""Seconds to wait for a connection: an auditor is in no hurry, and may find the database busy."""
+CONNECT_SECONDS = 10.0
+"""Longest wait for a connection. An auditor is in no hurry, and the database may be busy."""
 PAGE = 200
-"""Most runs that are read at once."""
+"""Most runs in one page."""
 PAGE_BYTES = 32 * 2**20
-"""Most content that is read at once, unless a single run has more."""
+"""Most bytes of content in one page, unless a single run has more."""
 
 
 @record(frozen=True, slots=True)
 class Stored:
-    """An event as its row has it."""
+    """An event as it is stored."""
 
     seq: int
     kind: str
@@ -45,7 +46,7 @@ class Stored:
 
 @record(frozen=True, slots=True)
 class Record:
-    """Everything that is kept of one run. `row` and `tickets` have the columns of their tables."""
+    """Everything that is stored of one run. `row` and `tickets` have the columns of their tables."""
 
     row: Mapping[str, Any]
     events: tuple[Stored, ...]
@@ -54,25 +55,25 @@ class Record:
 
 
 class Archive:
-    """One database, opened for reading."""
+    """A database that is open for reading."""
 
     def __init__(self, engine: Engine | AsyncEngine) -> None:
         self._engine = engine
 
     async def catalogs(self) -> Mapping[str, bytes]:
-        """Every pool that was in force, by its digest (`pool/snapshot.py`)."""
+        """The snapshot of every pool that was in force, by its digest (`core/pool/snapshot.py`)."""
         rows = await self._read(lambda conn: conn.execute(select(CATALOGS)).all())
         return {row.digest: row.body for row in rows}
 
     async def changes(self) -> tuple[Change, ...]:
-        """All that operators ever did with conductors' versions, in the order of (at, id)."""
+        """All changes of conductors' versions, in the order of (at, id)."""
         table = CONDUCTOR_CHANGES
         query = select(table).order_by(table.c.at, table.c.id)
         rows = await self._read(lambda conn: conn.execute(query).all())
         return tuple(Change(**row._mapping) for row in rows)
 
     async def records(self, *, run: str | None = None, since: float | None = None) -> AsyncIterator[Record]:
-        """Every run, or the one of this id, or those admitted from `since` (seconds since 1970) on."""
+        """Every run; or the run with this id; or the runs admitted from `since` on, in seconds since 1970."""
         after: tuple[float, str] | None = None
         while page := await self._read(partial(_page, run=run, since=since, after=after)):
             for one in page:
@@ -80,7 +81,7 @@ class Archive:
             after = (page[-1].row["created_at"], page[-1].row["id"])
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        """Run work in one read-only transaction, all of whose statements see the same moment."""
+        """Run work in one read-only transaction, whose statements all see the same snapshot."""
         try:
             if isinstance(self._engine, Engine):
                 with self._engine.begin() as conn:
@@ -93,7 +94,7 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(url: str) -> AsyncIterator[Archive]:
-    """The archive of a database; raises `ConfigInvalid` for the URL, `StoreUnavailable` for an absent file."""
+    """Open the archive of a database. Raises `ConfigInvalid` for the URL, and `StoreUnavailable` for a missing file."""
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         engine = _sqlite(parsed)
@@ -102,10 +103,10 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
         finally:
             engine.dispose()
         return
-    remote = create_async_engine(
+    remote = postgres_engine(
         parsed,
         hide_parameters=True,
-        connect_args={"timeout": PATIENCE, "server_settings": {"application_name": "baton audit"}},
+        connect_args={"timeout": CONNECT_SECONDS, "server_settings": {"application_name": "baton audit"}},
         execution_options={"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
     )
     try:
@@ -115,7 +116,7 @@ async def open_archive(url: str) -> AsyncIterator[Archive]:
 
 
 def _sqlite(url: URL) -> Engine:
-    """In the loop, not on a thread: an auditor has nothing else to do."""
+    """An engine that is used in the event loop, not on a thread: an auditor has nothing else to do."""
     if not Path(str(url.database)).is_file():
         raise StoreUnavailable("There is no database file of that name.")
     engine = create_engine(url, hide_parameters=True)
@@ -133,7 +134,7 @@ def _begin(conn: Connection) -> None:
 
 
 def _page(conn: Connection, run: str | None, since: float | None, after: tuple[float, str] | None) -> list[Record]:
-    """The next runs, as many as fit."""
+    """The next page of runs."""
     where: list[ColumnElement[bool]] = []
     if run is not None:
         where.append(RUNS.c.id == run)
@@ -148,7 +149,7 @@ def _page(conn: Connection, run: str | None, since: float | None, after: tuple[f
 
 
 def _fitting(conn: Connection, names: Sequence[str]) -> list[str]:
-    """The first of these runs, as many as `PAGE_BYTES` holds; at least one."""
+    """The first of these runs whose content fits into `PAGE_BYTES`; at least one."""
     size = func.sum(func.length(CONTENTS.c.body))
     query = select(CONTENTS.c.run, size).where(CONTENTS.c.run.in_(names)).group_by(CONTENTS.c.run)
     sizes: dict[str, int] = {name: int(total) for name, total in conn.execute(query)}
@@ -180,5 +181,5 @@ def _records(conn: Connection, rows: Sequence[Mapping[str, Any]], names: Sequenc
 
 
 def _columns(row: RowMapping) -> dict[str, Any]:
-    """A row by its columns' names, as plain strings: SQLAlchemy's own can be written to no JSON."""
+    """A row by the names of its columns, as plain strings: SQLAlchemy's own strings cannot be written as JSON."""
     return {str(name): value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""The store over SQLAlchemy Core, on SQLite or Postgres. `open_store` is the way in."""
+"""The store on SQLite or Postgres. `open_store` opens one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -43,34 +43,36 @@ from app.store.writing.journal_cache import JournalCache
 T = TypeVar("T")
 
 CHUNK = 200
-"""Most runs or tickets in one transaction of a renewal: what others have to wait for."""
+"""Most runs or tickets that one transaction renews: other writers wait for its locks."""
 READY_SECONDS = 2.0
+"""Seconds within which a write must succeed for the database to count as ready."""
 
 
 @asynccontextmanager
 async def open_store(
     url: str, *, grace: float = 5.0, patience: float = 5.0, connections: int = 10, writers: int = 1
 ) -> AsyncIterator["SqlStore"]:
-    """A store that owns its writers until the block is left, when what is waiting has been committed.
+    """Open a store for the length of the block. All waiting entries are committed before the block is left.
 
-    An SQLite file is created and migrated; a Postgres database must have been (`baton migrate`), but need not be up.
-    `grace` is how many seconds a ring may go unanswered before the ticket is overdue, `patience` how many an entry may
-    wait for its batch.
+    An SQLite file is created and migrated. A Postgres database must have been migrated (`baton migrate`), but need not
+    be up. `grace` is the time in seconds after which a ticket is overdue whose announcement nobody answered, `patience`
+    the longest time in seconds that an entry waits for its batch, `connections` the most connections to Postgres, and
+    `writers` the number of batches that may be committed at the same time.
     """
     runner = open_runner(url, connections)
     if runner.dialect.name == "sqlite":
         await asyncio.to_thread(migrate, url)
         writers = 1
-    # In the process of the database nothing is won by optimistic writes.
+    # SQLite is in this process: optimistic writes would save no round trip.
     store = SqlStore(runner, writers, grace, patience, RowCache() if runner.dialect.name == "postgresql" else None)
     failure: Exception | None = None
     async with asyncio.TaskGroup() as group:
-        group.create_task(store.availability.keep())
+        group.create_task(store.availability.run())
         for writer in store.writers:
             group.create_task(writer.run())
         try:
             yield store
-        except Exception as error:  # kept apart, because the group would wrap it
+        except Exception as error:  # raised below, because the group would wrap it
             failure = error
         finally:
             await store.close()
@@ -79,7 +81,7 @@ async def open_store(
 
 
 class SqlStore:
-    """Implements `protocol.Store`; see there for what is promised."""
+    """Implements `protocol.Store`, which documents all public methods."""
 
     def __init__(
         self, runner: Runner, writers: int, grace: float, patience: float, row_cache: RowCache | None = None
@@ -88,11 +90,11 @@ class SqlStore:
         self._grace = grace
         self._closed = False
         self._journals = JournalCache()
-        self._pinned: set[str] = set()
+        self._catalogs: set[str] = set()
         self._statements = statements = Statements(runner.dialect)
         self.availability = availability = DatabaseAvailability(self.ready)
         self._row_cache = row_cache
-        given = (runner, statements, self._journals.wrote, patience, availability, row_cache)
+        given = (runner, statements, self._journals.add_committed, patience, availability, row_cache)
         self.writers = tuple(GroupCommit(*given) for _ in range(writers))
 
     @property
@@ -116,9 +118,9 @@ class SqlStore:
         kept, known = self._journals.journal(run, after)
         if known and upto is not None and known >= upto:
             return kept
-        # What is kept is a true prefix, so only what follows it is read.
+        # A cached journal is a prefix of the stored one, so only the later events are read.
         read = await self._read(runs.journal(self._statements, run, max(after, known)))
-        if not read.salt:  # erased by another process: what this one still has of its words is told to nobody
+        if not read.salt:  # another process has erased the content: this one must not show what it has cached
             self._journals.forget(run)
         self._journals.extend(run, read.events)
         return Journal(read.salt, (*kept.events, *read.events))
@@ -139,7 +141,7 @@ class SqlStore:
     def accept_rows(self, run: str, rows: Sequence[object]) -> None:
         if self._row_cache is not None and rows:
             self._row_cache.accept_json(run, rows)
-        elif self._row_cache is not None:  # mostly since the run has ended, and nothing of it will be asked for again
+        elif self._row_cache is not None:  # usually the run has ended, and nobody will read it again
             self._row_cache.update({run: None})
             self._journals.forget(run)
 
@@ -157,12 +159,11 @@ class SqlStore:
         return found | {(ref, read): read(bodies[ref]) for ref, read in missing if ref in bodies}
 
     async def keep_catalog(self, digest: str, snapshot: Callable[[], bytes]) -> None:
-        if digest not in self._pinned:
-            await self._write(partial(content.pin, digest=digest, snapshot=snapshot()))
-            self._pinned.add(digest)
+        if digest not in self._catalogs:
+            await self._write(partial(content.keep_catalog, digest=digest, snapshot=snapshot()))
+            self._catalogs.add(digest)
 
     async def erase(self, run: str) -> bool:
-        """Forget a run's content and salt; False if there is no such run."""
         known = await self._write(partial(content.erase, run=run))
         self._journals.forget(run)
         return known
@@ -178,9 +179,9 @@ class SqlStore:
         names = sorted(epochs)
         for start in range(0, len(names), CHUNK):
             chunk = {name: epochs[name] for name in names[start : start + CHUNK]}
-            work = partial(runs.renew, statements=self._statements, driver=driver, epochs=chunk, until=until)
+            work = partial(runs.renew_leases, statements=self._statements, driver=driver, epochs=chunk, until=until)
             ours |= await self._write(work)
-            await asyncio.sleep(0)  # a file's transaction does not let anybody else in
+            await asyncio.sleep(0)  # an SQLite transaction runs in the event loop: let other tasks in
         return ours
 
     async def last_seqs(self, names: Sequence[str]) -> Mapping[str, int]:
@@ -198,13 +199,13 @@ class SqlStore:
     async def take_over(
         self, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
     ) -> tuple[RunRow, ...]:
-        return await self._write(partial(runs.adopt, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
+        return await self._write(partial(runs.take_over, driver=driver, now=now, until=until, limit=limit, kinds=kinds))
 
     async def renew_claims(self, held: Sequence[Held], until: float) -> frozenset[Held]:
         ours: set[Held] = set()
         for start in range(0, len(held), CHUNK):
             chunk = held[start : start + CHUNK]
-            ours |= await self._write(partial(runs.keep, statements=self._statements, held=chunk, until=until))
+            ours |= await self._write(partial(runs.renew_claims, statements=self._statements, held=chunk, until=until))
             await asyncio.sleep(0)
         return frozenset(ours)
 
@@ -215,7 +216,7 @@ class SqlStore:
         grace = self._grace if grace is None else grace
         if not await self._read(lambda conn: conn.execute(runs.overdue(now, grace, 1)).first()):
             return ()
-        return await self._write(partial(runs.ring, now=now, grace=grace, limit=limit))
+        return await self._write(partial(runs.announce, now=now, grace=grace, limit=limit))
 
     async def find_request_claim(self, claim: str, now: float) -> Once | None:
         return await self._read(partial(idempotency.find, claim=claim, now=now))
@@ -224,13 +225,13 @@ class SqlStore:
         return await self._write(partial(idempotency.remember, once=once, now=now))
 
     async def forget_request_claims(self, now: float, limit: int) -> int:
-        # Nearly always there are none, so look before taking the write lock.
+        # There are hardly ever any, so look before a write transaction is begun.
         if not await self._read(partial(idempotency.lapsed, now=now)):
             return 0
         return await self._write(partial(idempotency.forget, now=now, limit=limit))
 
     async def take_notices(self, now: float, until: float, limit: int) -> tuple[Notice, ...]:
-        # As with overdue tickets: look before taking the write lock.
+        # As with overdue tickets, look before a write transaction is begun.
         if not await self._read(lambda conn: conn.execute(notices.due(now, 1)).first()):
             return ()
         return await self._write(partial(notices.take, now=now, until=until, limit=limit))
@@ -301,9 +302,9 @@ class SqlStore:
     async def ready(self) -> None:
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await self._write(runs.beat)
+                await self._write(runs.write_pulse)
         except TimeoutError as error:
-            self.availability.away()
+            self.availability.report_away()
             raise StoreUnavailable(retry_after=1.0) from error
 
     async def close(self) -> None:
@@ -319,16 +320,16 @@ class SqlStore:
         await self._runner.close()
 
     async def _read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        return await self._patiently(partial(self._runner.read, work, brief=brief))
+        return await self._with_retry(partial(self._runner.read, work, brief=brief))
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
-        """For work that may be done twice without harm: an unanswered COMMIT is reported as a failure."""
-        found = await self._patiently(partial(self._runner.write, work))
-        self.availability.there()  # only a write proves it: a full disk and a standby can be read
+        """Run work that may be done twice without harm: a COMMIT without an answer is reported as a failure."""
+        found = await self._with_retry(partial(self._runner.write, work))
+        self.availability.report_reached()  # a read proves nothing: a standby and a full disk can be read
         return found
 
-    async def _patiently(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Once more if a pooled connection turned out to be dead; every other fault is the caller's to know."""
+    async def _with_retry(self, call: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Call once more if a pooled connection was dead or another transaction in the way; else report the fault."""
         try:
             try:
                 return await call()
@@ -338,5 +339,5 @@ class SqlStore:
                 return await call()
         except Fault as fault:
             if fault.reason in AWAY:
-                self.availability.away()
+                self.availability.report_away()
             raise StoreUnavailable(retry_after=1.0) from fault

@@ -259,7 +259,7 @@ async def test_a_caller_who_goes_away_disturbs_nobody(store: Store) -> None:
 
 async def test_a_full_queue_refuses_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await store.append(admitted("run"))
-    monkeypatch.setattr(group_commit, "ROOM", 10)
+    monkeypatch.setattr(group_commit, "MOST_WAITING", 10)
     answers = await settled(store.append(note("run")) for _ in range(30))
     assert [type(answer) for answer in answers] == [Appended] * 10 + [StoreUnavailable] * 20
 

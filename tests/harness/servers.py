@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypedDict
+from urllib.parse import urlsplit, urlunsplit
 
 PATIENCE_SECONDS: Final = 60.0
 """How long a server may take to start or to stop."""
@@ -167,6 +168,52 @@ def redis(*, settings: Sequence[str] = ()) -> Iterator[Server]:
             yield server
 
 
+@contextlib.contextmanager
+def pgbouncer(database_url: str, mode: str, *, connections: int) -> Iterator[Server]:
+    """A PgBouncer before the Postgres of this URL; `mode` is `session` or `transaction`.
+
+    It opens at most so many connections to the server, and refuses start-up parameters as its defaults have it.
+    """
+    binary, user, target = pgbouncer_binary(), _unprivileged_user(), urlsplit(database_url)
+    if binary is None:
+        raise ServerFailed("no PgBouncer: install Debian's package pgbouncer")
+    with _directory("baton-pgbouncer-", user) as directory:
+        port = free_port()
+        settings = {
+            "listen_addr": "127.0.0.1",
+            "listen_port": port,
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "pool_mode": mode,
+            "default_pool_size": connections,
+            "max_client_conn": 200,
+            "query_wait_timeout": 10,
+        }
+        place = f"host={target.hostname} port={target.port or 5432} user={target.username}"
+        place += f" password={target.password}" if target.password else ""
+        lines = [
+            "[databases]",
+            f"* = {place}",
+            "[pgbouncer]",
+            *[f"{name} = {value}" for name, value in settings.items()],
+        ]
+        file = directory / "pgbouncer.ini"
+        file.write_text("\n".join(lines) + "\n")
+        if user is not None:
+            shutil.chown(file, user)
+        server = Server(
+            argv=[str(binary), str(file)],
+            directory=directory,
+            port=port,
+            url=urlunsplit(target._replace(netloc=f"{target.username}@127.0.0.1:{port}")),
+            user=user,
+            stop_signal=signal.SIGTERM,
+            is_ready=lambda pid: _accepts(port),
+        )
+        with _running(server):
+            yield server
+
+
 def free_port() -> int:
     """Return a loopback TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -238,6 +285,12 @@ def _redis_binary() -> Path:
     return found
 
 
+def pgbouncer_binary() -> Path | None:
+    """Debian's PgBouncer, or None if it is not installed: there is no wheel of it."""
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    return Path(found) if found else None
+
+
 def _package(name: str) -> Path:
     """Return the folder of a wheel without importing it; a path that does not exist when it is not installed."""
     spec = importlib.util.find_spec(name)
@@ -264,6 +317,14 @@ def _postmaster_is_ready(pid_file: Path, pid: int) -> bool:
     except FileNotFoundError:
         return False
     return bool(lines) and lines[0] == str(pid) and lines[-1] == "ready"
+
+
+def _accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
 
 
 def _answers_ping(port: int) -> bool:

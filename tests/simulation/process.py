@@ -192,7 +192,7 @@ class Process:
         """From start to an orderly stop."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.store.availability.keep())
+                group.create_task(self.store.availability.run())
                 for lane in self.store.writers:
                     group.create_task(lane.run())
                 try:

@@ -135,14 +135,14 @@ def write_ahead_of_nobody(patch: Patch) -> None:
 
 
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
-    adopt = runs.adopt
+    adopt = runs.take_over
 
     def quiet(conn: Connection, **given: Any) -> Any:
         rows = adopt(conn, **given)
         conn.execute(update(RUNS).where(RUNS.c.id.in_([row.id for row in rows])).values(epoch=RUNS.c.epoch - 1))
         return tuple(replace(row, epoch=row.epoch - 1) for row in rows)
 
-    patch.setattr(runs, "adopt", quiet)
+    patch.setattr(runs, "take_over", quiet)
 
 
 def ring_without_an_outbox_row(patch: Patch) -> None:

@@ -122,7 +122,7 @@ async def test_a_connection_that_the_server_has_closed_is_not_used_again(
     """What is to be written is not in doubt then, though the loop was too busy to hear of it."""
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._kept
+        (kept,) = runner._connections._at_hand
         with ThreadPoolExecutor(1) as aside:
             ending = aside.submit(end, migrated_postgres_url, before)
             ending.result() if busy else await asyncio.wrap_future(ending)
@@ -136,7 +136,7 @@ async def test_a_statement_that_a_closed_connection_did_not_send_is_not_in_doubt
     monkeypatch.setattr(connections.RawConnection, "lives", True)
     async with opened(migrated_postgres_url, 1) as runner:
         before = await runner.read(ask(runner, PID))
-        (kept,) = runner._connections._kept
+        (kept,) = runner._connections._at_hand
         await kept.connection.raw.close()
         with pytest.raises(Fault, match="lost"):
             await runner.write(ask(runner, PID), meant=before)

@@ -46,7 +46,7 @@ class Learning(Protocol):
         ...
 
     async def learned(self, policy: str, after: int) -> Learned | None:
-        """What was learned for a policy, if its number is higher than `after`."""
+        """The latest posterior of a policy, if its number is higher than `after`; else None."""
         ...
 
     async def learn(self, policy: str, learned: Learned, at: float) -> bool:

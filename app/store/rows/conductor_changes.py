@@ -1,4 +1,4 @@
-"""Changes of conductors' versions, as rows. They are only ever added."""
+"""Rows of changes to conductors' versions. They are only ever added."""
 
 from dataclasses import asdict
 
@@ -8,7 +8,7 @@ from app.core.pool.conductor_versions import Change
 from app.store.sqlkit.tables import CONDUCTOR_CHANGES
 
 MOST = 10_000
-"""That are read; a conductor is moved some times a day at the most."""
+"""Most changes that are read. Operators make a few a day."""
 
 
 def add(conn: Connection, change: Change) -> None:

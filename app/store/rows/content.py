@@ -1,7 +1,7 @@
-"""Content beside the journal: addressed by a salted hash, so that it can be erased while the journal stays verifiable.
+"""Contents of runs, addressed by a salted hash, so that they can be erased while the journal stays verifiable.
 
-The journal holds only addresses. Without the salt, which goes with the content, short text cannot be guessed back from
-its address; with it, a body proves that it is the one the journal speaks of.
+The journal holds addresses only. Without the salt, which is erased with the content, nobody can find a short text by
+hashing candidates; with the salt, a body proves that it is the one that the journal names.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from app.store.sqlkit.tables import CATALOGS, CONTENTS, RUNS
 
 
 def address(salt: bytes, body: bytes) -> str:
-    """The ref of a body within its run: hex SHA-256 over the run's salt and the bytes."""
+    """The ref of a body within its run: the SHA-256 of the run's salt and the body, as 64 hex digits."""
     return hashlib.sha256(salt + body).hexdigest()
 
 
 def read(statements: Statements, run: str, refs: Sequence[str]) -> SingleStatement[dict[str, bytes]]:
-    """Those of the bodies that are still stored."""
+    """The bodies that are still stored, by ref."""
     return SingleStatement(statements.contents, (run, statements.values(refs)), _bodies)
 
 
@@ -31,15 +31,15 @@ def _bodies(rows: Sequence[Row]) -> dict[str, bytes]:
 
 
 def erase(conn: Connection, run: str) -> bool:
-    """Forget all content of a run, its salt and the comments on it; False if there is no such run."""
+    """Erase all content of a run, its salt and the comments on it. False if there is no such run."""
     erased = update(RUNS).where(RUNS.c.id == run).values(salt=None, revision=RUNS.c.revision + 1)
     known = conn.execute(erased).rowcount
     conn.execute(delete(CONTENTS).where(CONTENTS.c.run == run))
-    feedback.silence(conn, run)
+    feedback.erase_comments(conn, run)
     return bool(known)
 
 
-def pin(conn: Connection, digest: str, snapshot: bytes) -> None:
-    """Keep a pool's snapshot; one that is there already stays as it is."""
+def keep_catalog(conn: Connection, digest: str, snapshot: bytes) -> None:
+    """Store a pool's snapshot. One that is stored already stays as it is."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     conn.execute(insert(CATALOGS).values(digest=digest, body=snapshot).on_conflict_do_nothing())

@@ -1,4 +1,4 @@
-"""Ratings of runs, as rows. They are only ever added; their comments are erased with the content of the run."""
+"""Rows of ratings of runs. They are only ever added; their comments are erased with the content of the run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,11 +12,11 @@ from app.errors import Conflict, NotFound
 from app.store.sqlkit.tables import FEEDBACK, RUNS
 
 MOST = 200
-"""Ratings of one run; whoever sends more has a loop somewhere."""
+"""Most ratings of one run. A client that sends more is in a loop."""
 
 
 def add(conn: Connection, given: Feedback) -> Feedback:
-    """Store a rating; one of that id that is there already stays, and is returned."""
+    """Store a rating. If one of that id is stored already, it stays, and is returned."""
     if conn.execute(select(RUNS.c.id).where(RUNS.c.id == given.run).with_for_update()).one_or_none() is None:
         raise NotFound()
     row = FEEDBACK.c
@@ -33,7 +33,7 @@ def add(conn: Connection, given: Feedback) -> Feedback:
 
 
 def of(conn: Connection, run: str) -> tuple[Feedback, ...]:
-    """All ratings of a run, oldest first."""
+    """All ratings of a run, the oldest first."""
     query = select(FEEDBACK).where(FEEDBACK.c.run == run).order_by(FEEDBACK.c.at, FEEDBACK.c.id)
     return tuple(_feedback(row) for row in conn.execute(query))
 
@@ -49,13 +49,13 @@ def read(conn: Connection, query: Select[Any]) -> tuple[Feedback, ...]:
 
 
 def after(conn: Connection, last: tuple[float, str], limit: int) -> tuple[Feedback, ...]:
-    """The next ratings of any run behind the (at, id) of the last one that was seen."""
+    """The next ratings of any run after the (at, id) of the last one that was seen."""
     place = tuple_(FEEDBACK.c.at, FEEDBACK.c.id)
     query = select(FEEDBACK).where(place > tuple_(*last)).order_by(FEEDBACK.c.at, FEEDBACK.c.id).limit(limit)
     return tuple(_feedback(row) for row in conn.execute(query))
 
 
-def silence(conn: Connection, run: str) -> None:
+def erase_comments(conn: Connection, run: str) -> None:
     """Erase the comments on a run."""
     conn.execute(update(FEEDBACK).where(FEEDBACK.c.run == run).values(comment=""))
 

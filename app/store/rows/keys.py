@@ -1,4 +1,4 @@
-"""API keys as rows. A secret never comes here, only its digest."""
+"""Rows of API keys. They hold the digest of a secret, never the secret."""
 
 from dataclasses import asdict
 from typing import Any
@@ -14,25 +14,25 @@ _SETS = ("scopes", "tiers", "labels")
 
 
 def find(conn: Connection, public_id: str) -> KeyRow | None:
-    """One key."""
+    """A key by its public id."""
     row = conn.execute(select(KEYS).where(KEYS.c.id == public_id)).one_or_none()
     return _key(row) if row else None
 
 
 def every(conn: Connection) -> tuple[KeyRow, ...]:
-    """All keys, newest first."""
+    """All keys, the newest first."""
     return tuple(_key(row) for row in conn.execute(select(KEYS).order_by(KEYS.c.created_at.desc(), KEYS.c.id)))
 
 
 def add(conn: Connection, key: KeyRow) -> bool:
-    """Store a key; False if its id is taken."""
+    """Store a key. False if its id exists already."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     values = asdict(key) | {name: orjson.dumps(sorted(getattr(key, name))).decode() for name in _SETS}
     return conn.execute(insert(KEYS).values(values).on_conflict_do_nothing()).rowcount == 1
 
 
 def revoke(conn: Connection, public_id: str, at: float) -> bool:
-    """Mark a key as revoked; one that already is keeps its earlier time. False if there is none."""
+    """Mark a key as revoked. One that is revoked already keeps its time. False if there is no such key."""
     since = func.coalesce(KEYS.c.revoked_at, at)
     return conn.execute(update(KEYS).where(KEYS.c.id == public_id).values(revoked_at=since)).rowcount == 1
 

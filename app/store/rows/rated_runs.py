@@ -1,4 +1,4 @@
-"""Rated runs as whoever learns from them reads them, and what was learned: one body for each policy, numbered."""
+"""Reads of rated runs for learners, and rows of what they learned: one numbered body for each policy."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ LookedAt = Callable[[Sequence[Event]], str]
 
 
 def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looked_at: LookedAt) -> tuple[Rated, ...]:
-    """The runs of these ratings, each with its events of these kinds and the content that `looked_at` names."""
+    """The runs of these ratings, each with its events of these kinds and the content whose ref `looked_at` returns."""
     names = sorted({one.run for one in given})
     columns = (RUNS.c.id, RUNS.c.tier, RUNS.c.state, RUNS.c.degraded, RUNS.c.spent_usd)
     rows = {row.id: row for row in conn.execute(select(*columns).where(RUNS.c.id.in_(names)))}
@@ -47,14 +47,14 @@ def of(conn: Connection, given: Sequence[Feedback], kinds: Sequence[Kind], looke
 
 
 def known(conn: Connection, policy: str, after: int) -> Learned | None:
-    """What was learned for a policy, if it has a higher number."""
+    """The latest posterior of a policy, if its number is higher than `after`; else None."""
     row = POLICIES.c
     found = conn.execute(select(row.number, row.body).where(row.policy == policy, row.number > after)).one_or_none()
     return Learned(*found) if found is not None else None
 
 
 def learn(conn: Connection, policy: str, learned: Learned, at: float) -> bool:
-    """Put what was learned in the place of the number before it; False if somebody else has."""
+    """Replace what was learned under the number before. False if somebody else has replaced it."""
     row = POLICIES.c
     if learned.number > 1:
         before = (row.policy == policy, row.number == learned.number - 1)

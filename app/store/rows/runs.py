@@ -1,4 +1,4 @@
-"""Reading runs and journals; leases of drivers and claims of dispatchers. Plain functions over a connection."""
+"""Rows of runs and tickets: reading them, and the leases and claims on them. Plain functions over a connection."""
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -39,23 +39,23 @@ _Columns = namedtuple("_Columns", list(RUNS.columns.keys()))  # type: ignore[mis
 
 
 def run(statements: Statements, name: str) -> SingleStatement[RunRow]:
-    """One run, or `NotFound`."""
+    """A read of one run's row. Raises `NotFound`."""
     return SingleStatement(statements.run, (name,), _only)
 
 
 def page(conn: Connection, query: RunQuery) -> tuple[RunRow, ...]:
-    """One page of a list, newest first."""
+    """One page of a list of runs, the newest first."""
     newest_first = select(RUNS).where(*_filters(query)).order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc())
     return tuple(_run_row(row) for row in conn.execute(newest_first.limit(query.limit)))
 
 
 def journal(statements: Statements, name: str, after: int) -> SingleStatement[Journal]:
-    """A run's salt and its events after a seq, or `NotFound`."""
+    """A read of a run's salt and its events after a seq. Raises `NotFound`."""
     return SingleStatement(statements.journal, (after, name), partial(_journal, name))
 
 
 def step_input(statements: Statements, name: str, after: int) -> Read:
-    """A run's journal after a seq, its brief contents, and what its rows are; or `NotFound`."""
+    """A read of a run's journal after a seq, its small contents, and its rows for the cache. Raises `NotFound`."""
     if statements.step_input is None:
         return partial(_gathered, statements=statements, name=name, after=after)
     return SingleStatement(statements.step_input, (name, after, BRIEF), partial(_step_input, name))
@@ -78,8 +78,8 @@ def _gathered(conn: Connection, statements: Statements, name: str, after: int) -
     read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
     brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
-    guess = _guess(known, statements.tickets.fetch(conn, [name]))
-    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1]), guess
+    cached = _cached(known, statements.tickets.fetch(conn, [name]))
+    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1]), cached
 
 
 def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
@@ -87,21 +87,22 @@ def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, CachedRows |
         raise NotFound
     *row, salt, events, tickets, contents = rows[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
-    guess = _guess((*row, salt), tickets)
-    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), guess
+    cached = _cached((*row, salt), tickets)
+    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), cached
 
 
-def _guess(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
-    """From the columns `RUN` of a run, and its tickets."""
+def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:
+    """The rows for the cache, from the columns `RUN` of a run and its tickets. None if it has ended or was erased."""
     *seen, salt = row
     live = salt is not None and seen[_ENDED_AT] is None
     return CachedRows(tuple(seen), tuple([tuple(ticket) for ticket in tickets])) if live else None
 
 
-def renew(
+def renew_leases(
     conn: Connection, statements: Statements, driver: str, epochs: Mapping[str, int], until: float
 ) -> dict[str, int]:
-    """Prolong those leases that are still the driver's own; the runs with their last seq."""
+    """Renew the leases that are still the driver's. Returns their runs, each with the seq of its last event."""
+    statements.plan_by_key(conn)
     rows = statements.leases.fetch(conn, statements.values(list(epochs)), driver)
     ours = {name: seq for name, epoch, seq, *_ in rows if epochs[name] == epoch}
     statements.write(conn, (statements.renew, [(until, name) for name in ours]))
@@ -109,17 +110,17 @@ def renew(
 
 
 def seqs(conn: Connection, names: Sequence[str]) -> dict[str, int]:
-    """The last seq of each of these runs."""
+    """The seq of the last event of each of these runs."""
     return {name: seq for name, seq in conn.execute(select(RUNS.c.id, RUNS.c.seq).where(RUNS.c.id.in_(names)))}
 
 
 def _lapsed(now: float) -> tuple[ColumnElement[bool], ...]:
-    """Open runs whose driver has let its lease lapse."""
+    """The conditions for an open run whose lease has lapsed."""
     return RUNS.c.ended_at.is_(None), RUNS.c.lease_until <= now
 
 
 def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
-    """How many there are of each kind."""
+    """The number of lapsed runs of each tier and code version."""
     expired = func.sum(case((RUNS.c.deadline <= now, 1), else_=0))
     query = select(RUNS.c.tier, RUNS.c.code, func.count(), expired).where(*_lapsed(now))
     rows = conn.execute(query.group_by(RUNS.c.tier, RUNS.c.code).order_by(RUNS.c.tier, RUNS.c.code))
@@ -127,15 +128,15 @@ def lapsed(conn: Connection, now: float) -> tuple[Lapsed, ...]:
 
 
 def waiting(conn: Connection, most: int) -> int:
-    """How many runs wait for tool results, counted up to `most`."""
+    """The number of runs that wait for tool results, counted up to `most`."""
     open_ones = select(RUNS.c.id).where(RUNS.c.ended_at.is_(None), RUNS.c.state == "awaiting_tool").limit(most)
     return conn.execute(select(func.count()).select_from(open_ones.subquery())).scalar_one()
 
 
-def adopt(
+def take_over(
     conn: Connection, driver: str, now: float, until: float, limit: int, kinds: Sequence[tuple[str, str]]
 ) -> tuple[RunRow, ...]:
-    """Take over lapsed runs and have their tickets report to the new driver; what others are just taking is left."""
+    """Take over lapsed runs, and have their tickets report to the new driver. Rows that others lock are skipped."""
     ours = or_(RUNS.c.deadline <= now, tuple_(RUNS.c.tier, RUNS.c.code).in_(kinds))
     query = select(RUNS.c.id).where(*_lapsed(now), ours).order_by(RUNS.c.lease_until).limit(limit)
     names = conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
@@ -148,8 +149,9 @@ def adopt(
     return tuple([_run_row(row) for row in conn.execute(select(RUNS).where(theirs).order_by(RUNS.c.id))])
 
 
-def keep(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
-    """Prolong those claims that are still what the ticket's row says."""
+def renew_claims(conn: Connection, statements: Statements, held: Sequence[Held], until: float) -> frozenset[Held]:
+    """Renew the claims that the tickets' rows still have."""
+    statements.plan_by_key(conn)
     rows = statements.held.fetch(conn, statements.values(sorted({claim.run for claim in held})))
     ours = frozenset(held).intersection([Held(*row[:3]) for row in rows])
     statements.write(conn, (statements.keep, [(until, *claim) for claim in sorted(ours)]))
@@ -157,19 +159,19 @@ def keep(conn: Connection, statements: Statements, held: Sequence[Held], until: 
 
 
 def due(conn: Connection, name: str, step: int) -> Due | None:
-    """One ticket as it is now."""
+    """One ticket, or None."""
     row = conn.execute(_tickets().where(TICKETS.c.run == name, TICKETS.c.step == step)).one_or_none()
     return Due(*row) if row else None
 
 
 def overdue(now: float, grace: float, limit: int) -> Select[Any]:
-    """Tickets that nobody holds and whose last ring went unanswered for `grace` seconds, the longest ago first."""
+    """A query of tickets without a valid claim that were announced `grace` seconds ago or earlier, the oldest first."""
     unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
     return _tickets().where(*unanswered).order_by(TICKETS.c.rung_at).limit(limit)
 
 
-def ring(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
-    """Overdue tickets, marked as rung now, so that no other sweep, here or elsewhere, rings them again at once."""
+def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
+    """Overdue tickets, marked as announced now, so that no other sweep, here or elsewhere, announces them again."""
     found = conn.execute(overdue(now, grace, limit).with_for_update(skip_locked=True, of=TICKETS))
     tickets = tuple([Due(*row) for row in found])
     if tickets:
@@ -179,13 +181,13 @@ def ring(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, .
 
 
 def clock(conn: Connection) -> float:
-    """The server's time, in seconds since 1970; of a file's, the machine's."""
+    """The server's time in seconds since 1970; for SQLite, the machine's."""
     postgres = conn.dialect.name == "postgresql"
     return float(conn.execute(text(CLOCK if postgres else MACHINE_CLOCK)).scalar_one())
 
 
-def beat(conn: Connection) -> None:
-    """Write one row, as proof that writing works."""
+def write_pulse(conn: Connection) -> None:
+    """Write one row, to prove that the database takes writes."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     first = insert(PULSE).values(id=1, beats=1)
     conn.execute(first.on_conflict_do_update(index_elements=[PULSE.c.id], set_={"beats": PULSE.c.beats + 1}))
@@ -206,7 +208,7 @@ def _filters(query: RunQuery) -> list[ColumnElement[bool]]:
         (column.degraded, query.degraded),
     )
     found: list[ColumnElement[bool]] = [where == value for where, value in equal if value is not None]
-    if query.state is not None:  # as a literal, because a planner uses a partial index only for a value it can see
+    if query.state is not None:  # as a literal: a partial index is used only for a value that the planner can see
         found.append(column.state == bindparam("state", query.state, literal_execute=True))
     if query.since is not None:
         found.append(column.created_at >= query.since)

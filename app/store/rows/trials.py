@@ -1,4 +1,4 @@
-"""Trials of a calibration, as rows: one for each worker, model, version and task."""
+"""Rows of a calibration's trials: one for each worker, model, version and task."""
 
 from dataclasses import asdict
 
@@ -10,7 +10,7 @@ from app.store.sqlkit.tables import TRIALS
 
 
 def note(conn: Connection, trial: Trial) -> None:
-    """Keep a trial, in the place of an earlier one of the same name."""
+    """Store a trial. It replaces an earlier one of the same worker, model, version and task."""
     insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     row = asdict(trial)
     named = [column.name for column in TRIALS.primary_key]
@@ -19,7 +19,7 @@ def note(conn: Connection, trial: Trial) -> None:
 
 
 def every(conn: Connection, news: float | None) -> tuple[Trial, ...]:
-    """All of them, oldest first; none unless one is later than `news`, for who looks every second."""
+    """All trials, the oldest first. With `news`, none at all unless one is later, which is cheap to ask often."""
     if news is not None and conn.execute(select(TRIALS.c.at).where(TRIALS.c.at > news).limit(1)).first() is None:
         return ()
     query = select(TRIALS).order_by(TRIALS.c.at, TRIALS.c.worker, TRIALS.c.task)

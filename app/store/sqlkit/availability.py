@@ -1,7 +1,7 @@
-"""Whether the database is there, as this process finds it; and one probe that waits for its return on behalf of all.
+"""Availability of the database, as this process finds it, and one probe that waits for its return for all callers.
 
-Every call tells what it found. After one that met no database the probe writes a row several times a second until that
-goes through; then everybody who waited is woken, in the order in which they came.
+Every call reports whether it reached the database. After one that did not, the probe writes a row several times a
+second until that succeeds. Then all waiting callers are woken, in the order in which they came.
 """
 
 import asyncio
@@ -16,56 +16,56 @@ log = logging.getLogger(__name__)
 
 
 class DatabaseAvailability:
-    """One store's."""
+    """The availability of one store's database. See `protocol.Availability` for what the store promises of it."""
 
     def __init__(self, probe: Callable[[], Awaitable[None]]) -> None:
-        """`probe` returns if the database takes writes, else raises a `BatonError`, in bounded time."""
+        """`probe` returns if the database takes writes, else it raises a `BatonError`; both within bounded time."""
         self._probe = probe
-        self._trouble = asyncio.Event()
-        self._there = asyncio.Event()
-        self._there.set()
-        self._since = float("-inf")
+        self._suspected = asyncio.Event()
+        self._reached = asyncio.Event()
+        self._reached.set()
+        self._recovered_at = float("-inf")
         self._closing = asyncio.Event()
         self.finished = asyncio.Event()
 
     @property
     def healthy(self) -> bool:
-        """Whether the last word was good."""
-        return self._there.is_set()
+        """True if the last call that reported reached the database."""
+        return self._reached.is_set()
 
     @property
     def seconds_since_recovery(self) -> float:
-        """Seconds since it came back; infinite if it was never away."""
-        return asyncio.get_running_loop().time() - self._since if self.healthy else 0.0
+        """Seconds since the database came back; 0 while it is away, infinite if it was never away."""
+        return asyncio.get_running_loop().time() - self._recovered_at if self.healthy else 0.0
 
-    def away(self) -> None:
-        """A call met no database."""
+    def report_away(self) -> None:
+        """Report a call that did not reach the database."""
         if self.healthy:
-            log.warning("the database is away: what is to be written waits for it")
-        self._there.clear()
-        self._trouble.set()
+            log.warning("the database is away: writes wait until it is back")
+        self._reached.clear()
+        self._suspected.set()
 
-    def there(self) -> None:
-        """A call got through."""
+    def report_reached(self) -> None:
+        """Report a call that succeeded."""
         if not self.healthy:
             log.warning("the database is back")
-            self._since = asyncio.get_running_loop().time()
-            self._there.set()
+            self._recovered_at = asyncio.get_running_loop().time()
+            self._reached.set()
 
     async def wait_until_healthy(self, seconds: float) -> bool:
-        """Until it is there, but no longer than that; whether it is."""
+        """Wait for the database, at most for this long. False if it is still away."""
         try:
             async with asyncio.timeout(seconds):
-                await self._there.wait()
+                await self._reached.wait()
         except TimeoutError:
             return False
         return True
 
-    async def keep(self) -> None:
-        """Probe whenever there is reason to, until closed."""
+    async def run(self) -> None:
+        """Probe the database while it is away, until `close`."""
         while not self._closing.is_set():
-            await self._trouble.wait()
-            self._trouble.clear()
+            await self._suspected.wait()
+            self._suspected.clear()
             if not self.healthy:
                 await self._sleep(retries.DATABASE_PROBE_FIRST)
                 await retries.database_probe(stopped=self._closing.is_set, sleep=self._sleep)(self._try)
@@ -85,13 +85,13 @@ class DatabaseAvailability:
             await self._probe()
         except BatonError:
             return False
-        except Exception as error:  # whatever a driver makes of a broken database: the next probe may succeed
-            log.debug("a probe failed with %s", type(error).__name__)
+        except Exception as error:  # any fault of the driver with a broken database: the next probe may succeed
+            log.debug("a probe of the database failed with %s; the next one follows", type(error).__name__)
             return False
-        self.there()
+        self.report_reached()
         return True
 
     def close(self) -> None:
-        """Let `keep` return, after which it is `finished`."""
+        """Let `run` return, after which `finished` is set."""
         self._closing.set()
-        self._trouble.set()
+        self._suspected.set()

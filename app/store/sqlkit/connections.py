@@ -1,64 +1,120 @@
-"""Connections to a Postgres: a pool of them, some of which stay at hand for statements that stand alone.
+"""Connections to Postgres: SQLAlchemy's pool, and a short way through it for single statements.
 
-SQLAlchemy's pool opens them, counts them and replaces what is dead. But a statement that goes through it costs our
-processor some 220 microseconds, 65 of them in the driver: a connection is checked out and in, a greenlet made, a cursor
-filled. Most of what is asked for is one statement. So that is sent on the driver's own connection, which stays checked
-out afterwards until somebody else waits for one.
+SQLAlchemy's pool opens connections, counts them and replaces dead ones. A statement that goes through it costs this
+process some 220 microseconds of CPU, 65 of them in the driver: a connection is checked out and in, a greenlet is made,
+a cursor filled. Most transactions of the journal are one statement. Such a statement is sent on the driver's own
+connection, which stays checked out afterwards until something else waits for a connection. While it is, it plans by
+key (see `BY_KEY`); in the pool it has the server's own settings.
+
+Two ways of pooling by PgBouncer are supported, apart from a direct connection:
+
+* Session pooling needs nothing. Settings are made after connecting, since PgBouncer refuses most start-up parameters.
+* Transaction pooling is asked for by `?pgbouncer=transaction` in the URL. Consecutive transactions may then be on
+  different connections to the server, so nothing is prepared or set for longer than a transaction: statements are
+  sent unnamed, in one exchange that PgBouncer does not split, and time limits are the server's (see the runbook).
 """
 
 import asyncio
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 from sqlalchemy import event
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 STATEMENTS = 256
 """Most statements that a connection keeps prepared."""
+BY_KEY: Mapping[str, str] = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""Settings for statements that find all rows by their keys: the append path, renewals, and reads of one run.
+
+Postgres plans a write anew each time (half a millisecond), or keeps a plan that it made for an almost empty table, and
+then reads all of the table when it is large. Other statements are planned as the server sees fit.
+"""
+SET_BY_KEY = "; ".join([f"SET {name} = {value}" for name, value in BY_KEY.items()])
+RESET_BY_KEY = "; ".join([f"RESET {name}" for name in BY_KEY])
+SETTINGS_SECONDS = 2.0
+"""Seconds to wait for the settings of a new connection."""
+UNNAMED = ""
+"""Name of the prepared statement that lasts until the next one is prepared."""
+POOLING = "pgbouncer"
+"""Parameter of the URL that says how PgBouncer pools: `session`, which is no different from no PgBouncer at all, or
+`transaction`."""
+
+
+def postgres_engine(url: URL, *, connect_args: Mapping[str, Any], **options: Any) -> AsyncEngine:
+    """An engine for a Postgres, direct or behind PgBouncer. It connects when first used."""
+    arguments = dict(connect_args)
+    if pools_transactions(url):
+        arguments |= {
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": _unnamed,
+        }
+    return create_async_engine(url.difference_update_query([POOLING]), connect_args=arguments, **options)
+
+
+def pools_transactions(url: URL) -> bool:
+    """True if consecutive transactions of a connection may reach different connections of the server."""
+    return url.query.get(POOLING) == "transaction"
+
+
+def _unnamed() -> str:
+    return UNNAMED
 
 
 @dataclass(slots=True)
 class RawConnection:
-    """One connection of the driver's, and what was prepared on it. It is used by one at a time."""
+    """One connection of the driver's, and the statements that were prepared on it. It has one user at a time."""
 
     raw: asyncpg.Connection
     losses: int
-    """How many losses there had been when it was opened."""
+    """Number of losses before it was opened (see `Connections.lost`)."""
+    keeps_statements: bool = True
+    """False behind a PgBouncer that pools transactions."""
     _prepared: dict[str, Any] = field(default_factory=dict)
     _unread: select.poll = field(default_factory=select.poll)
 
     def __post_init__(self) -> None:
-        # The driver shows its socket to nobody; its version is pinned, and a test closes it.
+        # The driver does not publish its socket; its version is pinned, and a test closes it.
         self._unread.register(self.raw._transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     @property
     def lives(self) -> bool:
-        """Whether the server still has its end, as far as this machine was told. The loop may not have come to that
-        yet, and a statement that goes out now would be in doubt, while the server never got it.
+        """False if this machine knows that the server has closed the connection.
 
-        What is unread while nobody asks anything is its end or its last words, or too rare to look at.
+        The event loop may not have read that yet: a statement sent now would be undecided, though the server never
+        received it. What is unread on an idle connection is its end, or the server's last words before it.
         """
         return not (self.raw.is_closed() or self._unread.poll(0))
 
     async def fetch(self, text: str, values: Sequence[object], limit: float) -> Sequence[Any]:
-        """The rows of a statement, and its COMMIT; `TimeoutError` when the loop's clock passes `limit`."""
+        """Carry out a statement, which commits itself, and return its rows.
+
+        Raises `TimeoutError` when the loop's clock passes `limit`.
+        """
         time = asyncio.get_running_loop().time
-        statement = self._prepared.get(text)
-        if statement is None:
-            statement = await self._prepare(text, limit - time())
         try:
+            statement = self._prepared.get(text) or await self._prepare(text, limit - time())
             return await statement.fetch(*values, timeout=limit - time())  # type: ignore[no-any-return]
         except (asyncpg.InvalidCachedStatementError, asyncpg.OutdatedSchemaCacheError):  # a table was altered
             self._prepared.clear()
             raise
 
     async def _prepare(self, text: str, seconds: float) -> Any:
+        if not self.keeps_statements:
+            return await self.raw.prepare(text, name=UNNAMED, timeout=seconds)
         while len(self._prepared) >= STATEMENTS:
             del self._prepared[next(iter(self._prepared))]
         self._prepared[text] = statement = await self.raw.prepare(text, timeout=seconds)
@@ -67,20 +123,24 @@ class RawConnection:
 
 @dataclass(slots=True)
 class Checkout:
-    """A wire, and the connection of SQLAlchemy's that keeps its place in the pool."""
+    """A connection that is checked out of SQLAlchemy's pool."""
 
     connection: RawConnection
     place: AsyncConnection
+    """SQLAlchemy's connection, which stands for it in the pool."""
     leave: Callable[[], Awaitable[None]]
-    """Gives the place back, even where it is told to stop meanwhile."""
+    """Check it in, even if the task is cancelled meanwhile."""
 
 
 class Connections:
-    """The connections of one engine, which is set to commit by itself."""
+    """The connections of one engine, which must be in autocommit mode."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, settings: Mapping[str, str], *, keeps_statements: bool) -> None:
+        """`settings` are made on each new connection, unless a statement may reach another one than the one before."""
         self._engine = engine
-        self._kept: list[Checkout] = []
+        self._settings = settings
+        self._keeps_statements = keeps_statements
+        self._at_hand: list[Checkout] = []
         self._waiting = 0
         self._closed = False
         self._losses = 0
@@ -88,70 +148,82 @@ class Connections:
         event.listen(engine.sync_engine, "checkout", self._checked_out)
 
     def lost(self) -> None:
-        """One was found broken: then the others are dead, too, or will not take writes any more."""
+        """Note that a connection was found broken. The others are then taken to be broken, or read-only, as well."""
         self._losses += 1
 
     @property
     def losses(self) -> int:
         """The number of losses so far, after a look at the connections at hand."""
-        current = [kept.connection for kept in self._kept if kept.connection.losses == self._losses]
+        current = [kept.connection for kept in self._at_hand if kept.connection.losses == self._losses]
         if not all(connection.lives for connection in current):
             self.lost()
         return self._losses
 
     async def take(self, limit: float) -> Checkout:
-        """One for a statement that stands alone; `TimeoutError` when the loop's clock passes `limit`."""
-        if self._kept:
-            checkout = self._kept.pop()
-            if checkout.connection.losses == self._losses and checkout.connection.lives:
-                return checkout
+        """A connection for a single statement. Raises `TimeoutError` when the loop's clock passes `limit`."""
+        if self._at_hand:
+            kept = self._at_hand.pop()
+            if kept.connection.losses == self._losses and kept.connection.lives:
+                return kept
             async with asyncio.timeout_at(limit):
-                await self._end(checkout)
+                await self._discard(kept)
         stack = AsyncExitStack()
         with self._one_waits():
             async with asyncio.timeout_at(limit):
                 place = await stack.enter_async_context(self._engine.connect())
         connection = place.sync_connection
         assert connection is not None
-        return Checkout(connection.info["baton"], place, stack.aclose)
+        checkout = Checkout(connection.info["baton"], place, stack.aclose)
+        if self._keeps_statements:
+            await self._set_up(checkout, limit)
+        return checkout
 
     async def give(self, checkout: Checkout) -> None:
-        """Give back one whose statement has been answered."""
+        """Return a connection whose statement was answered."""
         if not (self._waiting or self._closed):
-            self._kept.append(checkout)
+            self._at_hand.append(checkout)
             return
-        with suppress(Exception):  # what becomes of the connection says nothing of the statement
-            await checkout.leave()
+        with suppress(Exception):  # a fault of the connection says nothing of the statement
+            await self._check_in(checkout)
 
     async def drop(self, checkout: Checkout, error: BaseException) -> None:
-        """Give back one that brought an error. Nobody uses it again if it was broken off: the answer that is under way
-        would be checkout for the next one's."""
+        """Return a connection whose statement raised this error.
+
+        It is closed unless the error is the server's answer: a later user would take a late answer for its own.
+        """
         with suppress(Exception):  # see `give`
-            await (checkout.leave() if isinstance(error, asyncpg.PostgresError) else self._end(checkout))
+            await (self._check_in(checkout) if isinstance(error, asyncpg.PostgresError) else self._discard(checkout))
 
     @asynccontextmanager
     async def connect(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-        """One for anything else: `engine` is ours, or ours with other options."""
+        """A connection for anything else. `engine` is this one, or this one with other options."""
         async with AsyncExitStack() as stack:
             with self._one_waits():
-                if self._kept and self._pool_is_empty():
-                    await self._kept.pop(0).leave()
+                if self._at_hand and self._pool_is_empty():
+                    with suppress(Exception):  # it is closed then, which makes room as well
+                        await self._check_in(self._at_hand.pop(0))
                 place = await stack.enter_async_context(engine.connect())
             yield place
 
     async def close(self) -> None:
-        """Let go of all of them."""
+        """Close all connections."""
         self._closed = True
-        while self._kept:
-            await self._kept.pop().leave()
+        while self._at_hand:
+            await self._at_hand.pop().leave()
         await self._engine.dispose()
 
     def _opened(self, connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["baton"] = RawConnection(connection.driver_connection, self._losses)
+        record.info["baton"] = RawConnection(connection.driver_connection, self._losses, self._keeps_statements)
+        if self._keeps_statements and self._settings:
+            made = "; ".join([f"SET {name} = '{value}'" for name, value in self._settings.items()])
+            connection.run_async(lambda driver: driver.execute(made, timeout=SETTINGS_SECONDS))
 
     def _checked_out(self, _connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
-        """A connection from before a loss is replaced when it is checkout next. To dispose of the pool would be another
-        way, but what was in use then, or waited for, would keep its place in the server until the collector came."""
+        """Have a connection from before a loss replaced.
+
+        To dispose of the whole pool instead would leave connections that were in use, or waited for, open in the server
+        until they are collected as garbage.
+        """
         if record.info["baton"].losses != self._losses:
             raise DisconnectionError
 
@@ -167,7 +239,28 @@ class Connections:
         pool = self._engine.pool
         return isinstance(pool, QueuePool) and pool.checkedout() >= pool.size()
 
-    async def _end(self, checkout: Checkout) -> None:
+    async def _set_up(self, checkout: Checkout, limit: float) -> None:
+        """Have the connection plan by key while it is used for single statements."""
+        try:
+            async with asyncio.timeout_at(limit):
+                await checkout.connection.raw.execute(SET_BY_KEY)
+        except BaseException:
+            await self._discard(checkout)
+            raise
+
+    async def _check_in(self, checkout: Checkout) -> None:
+        """Return a connection to the pool, for statements of any kind."""
+        if not self._keeps_statements:
+            await checkout.leave()
+            return
+        try:
+            await checkout.connection.raw.execute(RESET_BY_KEY, timeout=SETTINGS_SECONDS)
+        except BaseException:
+            await self._discard(checkout)
+            raise
+        await checkout.leave()
+
+    async def _discard(self, checkout: Checkout) -> None:
         try:
             await checkout.place.invalidate()
         finally:

@@ -1,6 +1,6 @@
-"""Two ways to run a plain function over a SQLAlchemy connection: Postgres through asyncpg, SQLite in the loop.
+"""Runs plain functions over a SQLAlchemy connection: on Postgres through asyncpg, on SQLite in the event loop.
 
-What the functions do is the same for both; here is only how they are carried out, and what a database's fault means.
+The functions are the same for both. Here is how they are carried out, and what a fault of the database means.
 """
 
 import asyncio
@@ -17,10 +17,9 @@ from sqlalchemy import Connection, Dialect, Engine, Transaction, create_engine, 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.errors import ConfigInvalid
-from app.store.sqlkit.connections import Checkout, Connections
+from app.store.sqlkit.connections import POOLING, Checkout, Connections, pools_transactions, postgres_engine
 from app.store.sqlkit.prepared import Row, SingleStatement
 
 T = TypeVar("T")
@@ -28,45 +27,38 @@ Reason = Literal["down", "busy", "lost", "contended", "refused", "undecided"]
 
 CONNECT_SECONDS = 2.0
 LOCK_SECONDS = 2.0
+"""Longest wait for a lock of another transaction."""
 WORK_SECONDS = 5.0
+"""Longest time for one piece of work, its transaction included."""
 READERS = 4
+"""Threads that read an SQLite file."""
 CHECKPOINT_EVERY = 500
-"""WriteStatements after which the write-ahead log is copied into the database file, beside the work."""
-BY_KEY = {
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "jit": "off",
-}
-"""How a Postgres is to plan: once for each statement, and by the index. All that we ask for often is found by its key;
-but left to itself it plans a write anew each time (half a millisecond), or goes by what it saw of a table that was
-still empty, through all of it, when it is not any more."""
+"""Writes after which the write-ahead log is copied into the database file, on a thread."""
 NEVER_COMMITTED = ("23", "40")
 """SQLSTATE classes with which a COMMIT is known to have failed: constraint violations, and rollbacks by the server."""
-
-
 CLOSED = "connection is closed"
-"""What asyncpg says of a connection that is closed already."""
+"""Part of asyncpg's message for a connection that is closed already."""
 BUSY = "cannot switch to state"
-"""What asyncpg says of a connection that is just being closed, before it sends anything."""
+"""Part of asyncpg's message for a connection that is being closed. Nothing was sent on it then."""
 CONTENDED = frozenset({"40001", "40P01", "23505"})
-"""Serialization failure, deadlock, and a row that somebody else inserted between our look and our insert."""
+"""Serialization failure, deadlock, and a row that another transaction inserted between our read and our insert."""
 LOST = ("08", "57P01", "57P02", "25006")
-"""The connection is broken, the server shuts down or crashes, or it has become a read-only standby."""
+"""The connection is broken, the server shuts down or has crashed, or it has become a read-only standby."""
 REFUSED = ("22", "23")
 
 AWAY: frozenset[Reason] = frozenset({"down", "lost", "undecided"})
-"""What speaks of the database, and not of what it was asked."""
+"""Reasons that concern the database and not the work."""
 
 
 class Fault(Exception):
-    """The database did not do what was asked; `reason` says what may be done about it.
+    """The database did not carry out the work. Unless the reason is `undecided`, nothing was written.
 
-    `down`: it cannot be reached or did not answer in time. `busy`: all of our connections are checkout. `lost`: the
-    connection broke before COMMIT, so a new one may be tried. `contended`: somebody else was in the way, the same work
-    may be tried again. `refused`: it does not take these values. `undecided`: the answer to COMMIT is missing;
-    `result` is what the work returned. But for the last, nothing was written.
+    * `down`: it cannot be reached, or did not answer in time.
+    * `busy`: all connections of this process are in use.
+    * `lost`: the connection broke before COMMIT; the work may be repeated on another one.
+    * `contended`: another transaction was in the way; the work may be repeated.
+    * `refused`: it does not accept these values.
+    * `undecided`: the answer to COMMIT is missing; `result` is what the work returned.
     """
 
     def __init__(self, reason: Reason, result: object = None) -> None:
@@ -76,9 +68,9 @@ class Fault(Exception):
 
 
 class Runner(Protocol):
-    """Carries out work on a connection. Raises `Fault`, and what the work itself raises.
+    """Carries out work on a connection. Raises `Fault`, and whatever the work itself raises.
 
-    On a server an `SingleStatement` is sent as the one statement that it is, which commits itself.
+    On Postgres a `SingleStatement` is sent without a transaction around it, and commits itself.
     """
 
     dialect: Dialect
@@ -90,8 +82,10 @@ class Runner(Protocol):
         ...
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
-        """Run work that writes nothing; each of its statements sees what was committed before it. `brief` says that it
-        looks up one row by its key."""
+        """Run work that writes nothing. Each of its statements sees what was committed before it.
+
+        `brief` promises that it looks up a single row by its key.
+        """
         ...
 
     async def write(self, work: Callable[[Connection], T], *, meant: object = None) -> T:
@@ -101,14 +95,15 @@ class Runner(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Release connections and threads."""
         ...
 
 
 def parse_url(text: str) -> URL:
-    """The URL that SQLAlchemy needs for a URL as people write it; `ConfigInvalid` says what can be written.
+    """The URL that SQLAlchemy needs for a URL as people write it. Raises `ConfigInvalid` for other kinds of URLs.
 
-    `sqlite:///path`, `postgresql://…` and `postgres://…` are accepted, with libpq's `sslmode`.
+    `sqlite:///path`, `postgresql://…` and `postgres://…` are accepted, with libpq's `sslmode`, and with `pgbouncer`
+    where a PgBouncer is between (see `connections.py`).
     """
     try:
         url = make_url(text)
@@ -120,32 +115,32 @@ def parse_url(text: str) -> URL:
     if kind not in {"postgres", "postgresql"}:
         raise ConfigInvalid(["database URL: write sqlite:///path or postgresql://user@host/name"])
     url = url.set(drivername="postgresql+asyncpg")
+    if url.query.get(POOLING, "session") not in ("session", "transaction"):
+        raise ConfigInvalid([f"database URL: {POOLING} is session or transaction"])
     mode = url.query.get("sslmode")
     return url.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode}) if mode else url
 
 
 class Postgres:
-    """A bounded pool of asyncpg connections; nothing waits for one longer than two seconds."""
+    """A bounded pool of asyncpg connections. Nothing waits for one of them longer than `CONNECT_SECONDS`."""
 
     def __init__(self, url: URL, connections: int, work_seconds: float = WORK_SECONDS) -> None:
-        settings = {
-            "application_name": "baton",
+        settings = {  # in milliseconds
             "lock_timeout": str(int(LOCK_SECONDS * 1000)),
             "statement_timeout": str(int(work_seconds * 1000)),
             "idle_in_transaction_session_timeout": str(int(2 * work_seconds * 1000)),
-            **BY_KEY,
         }
-        self._writing = create_async_engine(
+        self._writing = postgres_engine(
             url,
             pool_size=connections,
             max_overflow=0,
             pool_timeout=CONNECT_SECONDS,
             pool_use_lifo=True,
             hide_parameters=True,  # an error must not carry callers' text into a log
-            connect_args={"timeout": CONNECT_SECONDS, "server_settings": settings},
+            connect_args={"timeout": CONNECT_SECONDS, "server_settings": {"application_name": "baton"}},
         )
         self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-        self._connections = Connections(self._reading)
+        self._connections = Connections(self._reading, settings, keeps_statements=not pools_transactions(url))
         self._seconds = work_seconds
         self.dialect = self._writing.dialect
         self._faults = (
@@ -189,7 +184,7 @@ class Postgres:
         await self._connections.close()
 
     async def _send(self, statement: SingleStatement[T], meant: object = None) -> T:
-        """A statement that is its own transaction; one that writes is its own COMMIT."""
+        """Carry out a statement that is its own transaction. `meant` is its result, if the answer is missing."""
         limit = asyncio.get_running_loop().time() + self._seconds
         try:
             checkout = await self._connections.take(limit)
@@ -211,8 +206,10 @@ class Postgres:
         return rows
 
     def _undid(self, error: Exception) -> bool:
-        """Whether a statement that stands alone is known not to have been carried out: the server said so, or never
-        got it, because the connection was found closed, or the driver could not encode a value."""
+        """True if a single statement is known not to have been carried out.
+
+        The server said so; or it never received it, because the connection was closed or a value could not be encoded.
+        """
         causes = (error, error.__cause__, getattr(error, "orig", None))
         unsent = any(isinstance(cause, asyncpg.InterfaceError) or BUSY in str(cause) for cause in causes)
         return unsent or (bool(_sqlstate(error)) and _reason(error, self.dialect) != "lost")
@@ -228,7 +225,7 @@ class Postgres:
 
 @dataclass(slots=True)
 class _Transaction:
-    """One piece of work and its COMMIT, and how far they got."""
+    """One piece of work and its COMMIT, and how far they have come."""
 
     work: Callable[[Connection], object]
     result: Any = None
@@ -249,11 +246,11 @@ P = ParamSpec("P")
 
 
 def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *args: P.args, **named: P.kwargs) -> T:
-    """Work on a connection that nobody uses again if it is broken off.
+    """Run work on a connection, and close the connection if the work is cancelled.
 
-    A BEGIN that was given up may still be under way. On the next one's transaction it would make a savepoint of what
-    SQLAlchemy and asyncpg take for a transaction, and of its COMMIT a release: told as written, and never committed.
-    SQLAlchemy sees to it itself for what goes through it, but our statements run on the driver's own cursor.
+    A BEGIN that was cancelled may still be on its way. The next user's transaction would then be a savepoint inside of
+    it, and its COMMIT a release: reported as written, and never committed. SQLAlchemy takes care of that for its own
+    statements, but ours run on the driver's cursor.
     """
     try:
         return work(conn, *args, **named)
@@ -263,32 +260,31 @@ def _whole(work: Callable[Concatenate[Connection, P], T], conn: Connection, *arg
 
 
 class Sqlite:
-    """Writes and brief reads in the event loop, other reads beside it on a few threads, which write-ahead logging
-    allows.
+    """Writes and brief reads run in the event loop, other reads on a few threads, which write-ahead logging allows.
 
-    A commit here is a copy into the page cache and takes a fraction of a millisecond, less than handing it to a thread
-    and back (a whole run, one caller, noisy machine: 3.5-4.5 instead of 5.0-6.0 ms; one row: 0.2 instead of 0.6). What
-    can take long goes to the writer's thread: waiting for another process's lock, and the checkpoint with its fsync. A
-    commit survives the death of the process; `synchronous=NORMAL` gives up the last moments before a power cut, never
-    consistency.
+    A commit is a copy into the page cache and takes a fraction of a millisecond, less than handing it to a thread and
+    back (a whole run, one caller, noisy machine: 3.5-4.5 instead of 5.0-6.0 ms; one row: 0.2 instead of 0.6). Work that
+    may take long goes to the writer's thread: waiting for another process's lock, and the checkpoint with its fsync. A
+    commit survives a kill of the process; `synchronous=NORMAL` may lose the last moments before a power cut, but keeps
+    the database consistent.
     """
 
     def __init__(self, url: URL) -> None:
-        self._here = sqlite_engine(url, patience=0.0)
+        self._in_loop = sqlite_engine(url, patience=0.0)
         self._writing = sqlite_engine(url, patience=LOCK_SECONDS)
         self._reading = create_engine(url, hide_parameters=True, pool_size=READERS, max_overflow=0)
         event.listen(self._reading, "connect", partial(_set_pragmas, patience=LOCK_SECONDS))
         self._writer = ThreadPoolExecutor(1, "baton-store-writer")
         self._readers = ThreadPoolExecutor(READERS, "baton-store-reader")
-        self._kept: Connection | None = None
+        self._connection: Connection | None = None
         self._unchecked = 0
         self.dialect = self._writing.dialect
         self.losses = 0
 
     async def read(self, work: Callable[[Connection], T], *, brief: bool = False) -> T:
         if brief:
-            with suppress(Fault):  # the other way says what is wrong, or gets it done
-                return self._here_and_now(work, "BEGIN")
+            with suppress(Fault):  # a thread then does it, or reports the fault
+                return self._run_in_loop(work, "BEGIN")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, _work, self._reading, work)
 
@@ -299,31 +295,31 @@ class Sqlite:
             self._unchecked = 0
             self._writer.submit(_checkpoint, self._writing)
         try:
-            return self._here_and_now(work, "BEGIN IMMEDIATE")
+            return self._run_in_loop(work, "BEGIN IMMEDIATE")
         except Fault as fault:
             if not _is_busy(fault.__cause__):
                 raise
         return await loop.run_in_executor(self._writer, _work, self._writing, work)
 
-    def _here_and_now(self, work: Callable[[Connection], T], begin: str) -> T:
-        """On a connection that is kept: taking one from the pool costs more than the transaction (76 us of 107)."""
+    def _run_in_loop(self, work: Callable[[Connection], T], begin: str) -> T:
+        """Run work in the event loop, on one connection: taking one from the pool costs 76 us of then 107."""
         try:
-            if self._kept is None:
-                self._kept = self._here.connect()
-            with _transaction(self._kept, begin):
-                return work(self._kept)
+            if self._connection is None:
+                self._connection = self._in_loop.connect()
+            with _transaction(self._connection, begin):
+                return work(self._connection)
         except (SQLAlchemyError, sqlite3.Error) as error:
-            if self._kept is not None and not _is_busy(error):
-                self._kept.invalidate()
-                self._kept.close()
-                self._kept = None
+            if self._connection is not None and not _is_busy(error):
+                self._connection.invalidate()
+                self._connection.close()
+                self._connection = None
             raise Fault(_reason(error, self.dialect)) from error
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._kept is not None:
-            self._kept.close()
-        self._here.dispose()
+        if self._connection is not None:
+            self._connection.close()
+        self._in_loop.dispose()
         await loop.run_in_executor(self._writer, self._writing.dispose)
         await loop.run_in_executor(self._readers, self._reading.dispose)
         self._writer.shutdown()
@@ -343,8 +339,10 @@ def sqlite_engine(url: URL, *, patience: float = LOCK_SECONDS) -> Engine:
 
 @contextmanager
 def _transaction(conn: Connection, begin: str) -> Iterator[None]:
-    """BEGIN and COMMIT on the driver's own connection: through SQLAlchemy they cost four times as much (31 us against
-    7). Work that uses Core finds a transaction going on, which `_begin_immediate` lets it join."""
+    """BEGIN and COMMIT on the driver's own connection, which takes 7 us instead of 31 through SQLAlchemy.
+
+    Work that uses Core joins this transaction, because `_begin_immediate` begins none inside of it.
+    """
     raw: sqlite3.Connection = conn.connection.driver_connection  # type: ignore[assignment]
     raw.execute(begin)
     try:
@@ -364,8 +362,8 @@ def _work(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 
 def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
-    connection.isolation_level = None  # the driver opens no transactions by itself
-    # Checkpoints are ours: a commit never waits for an fsync, unless the log has grown beyond all bounds (256 MiB).
+    connection.isolation_level = None  # the driver begins no transaction by itself
+    # This module makes the checkpoints: a commit waits for an fsync only if the log has grown to 256 MiB.
     pragmas = (
         f"busy_timeout={int(patience * 1000)}",
         "journal_mode=WAL",
@@ -377,13 +375,13 @@ def _set_pragmas(connection: Any, _record: object, *, patience: float) -> None:
 
 
 def _is_busy(error: BaseException | None) -> bool:
-    """Whether it was only another connection's lock that was in the way."""
+    """True if the only fault is that another connection has the lock."""
     cause = getattr(error, "orig", None) or error
     return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _checkpoint(engine: Engine) -> None:
-    """Copy the log into the database file, as far as readers allow. Whatever hinders it now will not the next time."""
+    """Copy the log into the database file, as far as readers allow. If that fails, the next one will do it."""
     with suppress(SQLAlchemyError, sqlite3.Error), engine.connect() as conn:
         conn.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
@@ -395,7 +393,7 @@ def _begin_immediate(conn: Connection) -> None:
 
 
 def _reason(error: Exception, dialect: Dialect) -> Reason:
-    """What the driver's error means; SQLAlchemy's wrapping, where there is one, is checkout off first."""
+    """The reason of a fault, from the driver's error. SQLAlchemy may have wrapped it."""
     cause = getattr(error, "orig", None) or error
     driver = dialect.loaded_dbapi
     state = _sqlstate(error)
@@ -419,6 +417,6 @@ def _sqlstate(error: Exception) -> str:
 
 
 def open_runner(url: str, connections: int) -> Runner:
-    """The runner for a URL. It connects when first used: a database that is down keeps no process from starting."""
+    """The runner for a URL. It connects when first used, so that a process can start while its database is down."""
     parsed = parse_url(url)
     return Sqlite(parsed) if parsed.get_backend_name() == "sqlite" else Postgres(parsed, connections)

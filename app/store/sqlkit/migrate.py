@@ -1,7 +1,7 @@
-"""Bringing a database to this version's schema. The versions stand in `migrations/` beside the package.
+"""Migrates a database to this version's schema. The versions are in `migrations/`, next to the package.
 
-Alembic is looked up by whoever uses it: it is a twelfth of a process's imports, and a gateway or dispatcher, whose
-Postgres somebody else has brought up to date, never does.
+Alembic is imported when it is first used: it is a twelfth of a process's imports, and gateways and dispatchers never
+use it, because `baton migrate` has migrated their Postgres.
 """
 
 import io
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MIGRATIONS = Path(__file__).resolve().parents[3] / "migrations"
 ONE_AT_A_TIME = threading.Lock()
-"""Alembic keeps its context in globals. Between processes the database's own lock serves."""
+"""Alembic keeps its context in globals. Processes exclude each other by a lock in the database."""
 
 
 def migrate(url: str, to: str = "head") -> None:
@@ -34,7 +34,7 @@ def migrate(url: str, to: str = "head") -> None:
     `StoreUnavailable` if the database cannot be reached or refuses.
     """
     config, command = alembic_config(url), resolve_name("alembic.command")
-    with ONE_AT_A_TIME, _told():
+    with ONE_AT_A_TIME, _faults_as_unavailable():
         _make_folder(config.attributes["url"])
         if to == "head":
             command.upgrade(config, to)
@@ -43,10 +43,10 @@ def migrate(url: str, to: str = "head") -> None:
 
 
 def is_current(url: str) -> bool:
-    """Whether a database has exactly this version's schema; under the same conditions as `migrate`."""
+    """True if a database has exactly this version's schema. The conditions of `migrate` hold."""
     config, command = alembic_config(url), resolve_name("alembic.command")
     config.stdout = io.StringIO()
-    with ONE_AT_A_TIME, _told():
+    with ONE_AT_A_TIME, _faults_as_unavailable():
         try:
             command.current(config, check_heads=True)
         except resolve_name("alembic.util.exc:DatabaseNotAtHead"):
@@ -55,14 +55,17 @@ def is_current(url: str) -> bool:
 
 
 def _make_folder(url: URL) -> None:
-    """SQLite makes its file, but not the folder around it."""
+    """Make the folder of an SQLite file; SQLite itself makes the file only."""
     if url.get_backend_name() == "sqlite" and url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A driver's or Alembic's error as ours, by its type only: its text may hold an address or a statement."""
+def _faults_as_unavailable() -> Iterator[None]:
+    """Raise `StoreUnavailable` for a fault of the driver or of Alembic.
+
+    It names the type of the fault only, because the text may hold an address or a statement.
+    """
     refused: type[Exception] = resolve_name("alembic.util.exc:CommandError")
     try:
         yield
@@ -72,7 +75,7 @@ def _told() -> Iterator[None]:
 
 
 def alembic_config(url: str) -> "Config":
-    """What Alembic's commands need to work on a database."""
+    """The configuration with which Alembic's commands work on a database."""
     config: Config = resolve_name("alembic.config:Config")()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["url"] = parse_url(url)

@@ -1,12 +1,12 @@
-"""Statements as text, compiled once and run on the driver's own cursor; and how rows of several tables are written.
+"""Statements that are compiled once and run on the driver's own cursor, and joint writes to several tables.
 
-Executing through Core looks up the compiled form, builds a dictionary per row and a result object each time; that alone
-cost more than the rest of a small batch.
+A statement that is executed through Core is looked up in compiled form, with a dictionary for each row and a result
+object each time; that alone costs more than the rest of a small batch.
 
-On Postgres every statement is a way to the server and back: some 100 microseconds of our processor, more of the
-server's, and a wait wherever the machine is busy. So there what a transaction writes becomes the parts of one WITH over
-arrays, one for each column, whose text does not depend on how many rows there are. All parts see the tables as they
-were before, so no two of them may touch the same row. SQLite is in the process: there each write is a statement.
+On Postgres every statement is a round trip: some 100 microseconds of CPU here, more in the server, and a wait. So all
+writes of a transaction are the parts of one WITH statement over arrays, one array for each column, so that its text
+does not depend on the number of rows. All parts see the tables as they were before the statement, so no two of them may
+change the same row. SQLite is in this process: there each write is a statement of its own.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -42,15 +42,15 @@ T = TypeVar("T")
 
 
 class StatementSender(Protocol):
-    """The short way to a server: see `connections.py`."""
+    """A connection to Postgres for single statements (see `connections.py`)."""
 
     def fetch(self, text: str, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
-        """The rows of a statement."""
+        """Carry out a statement and return its rows. `TimeoutError` when the loop's clock passes `limit`."""
         ...
 
 
 class Prepared:
-    """One statement as text; a row's values stand in the order of `names`."""
+    """One statement as text. Its parameters are in the order of `names`."""
 
     def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
         compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ class Prepared:
         self._text = str(compiled)
 
     def each(self, conn: Connection, rows: Sequence[Row]) -> None:
-        """Execute once per row; nothing at all without rows."""
+        """Execute once for each row of parameters."""
         if rows:
             cursor = conn.connection.cursor()
             if len(rows) == 1:
@@ -69,7 +69,7 @@ class Prepared:
             cursor.close()
 
     def fetch(self, conn: Connection, *values: object) -> Sequence[Row]:
-        """The rows for these values."""
+        """Execute with these parameters and return the rows."""
         cursor = conn.connection.cursor()
         cursor.execute(self._text, values)
         rows = cursor.fetchall()
@@ -77,13 +77,13 @@ class Prepared:
         return rows
 
     def sent(self, line: StatementSender, values: Sequence[object], limit: float) -> Awaitable[Sequence[Row]]:
-        """The rows for these values, by the short way, until the loop's clock passes `limit`."""
+        """Send it as a single statement and return its rows. `TimeoutError` when the loop's clock passes `limit`."""
         return line.fetch(self._text, values, limit)
 
 
 @record(frozen=True, slots=True)
 class SingleStatement(Generic[T]):
-    """Work that is one statement, and what its rows come to."""
+    """Work that is one statement. `made` turns its rows into the result."""
 
     statement: Prepared
     values: Sequence[object]
@@ -94,11 +94,11 @@ class SingleStatement(Generic[T]):
 
 
 class Rows:
-    """One way to write rows of a table.
+    """One way of writing rows of a table.
 
-    `insert` them, insert them `once` (a row whose key is there stays as it is), `update` the named columns or `delete`.
-    A row's values stand in the order of `names` and then of `keys`, the columns that say which row it is; of an
-    inserted one they are all columns in table order.
+    The verbs are `insert`, `once` (insert, unless the key exists), `update` of the named columns, and `delete`. The
+    values of a row are in the order of `names`, followed by `keys`, the columns that identify the row. An inserted row
+    has all columns in table order.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Rows:
         self._columns = {**{name: table.c[name] for name in self._names}, **self._keys}
 
     def single(self, dialect: Dialect) -> Prepared:
-        """The statement for one row."""
+        """The statement that writes one row."""
         table, ours = self._table, [column == bindparam(name) for name, column in self._keys.items()]
         statement: Executable
         if self._verb == "insert":
@@ -130,10 +130,13 @@ class Rows:
         return Prepared(statement, dialect, list(self._columns))
 
     def part(self, number: int, *, one: bool, condition: Sequence[ColumnElement[bool]] = ()) -> tuple[Any, list[str]]:
-        """The write of one row, or of any number, for Postgres, and the names of its parameters: the values, or arrays
-        of them. Nothing is written unless the condition holds."""
+        """A part of a joint write for Postgres, and the names of its parameters.
+
+        The parameters are the values of `one` row, or arrays for any number of rows. Nothing is written unless the
+        condition holds.
+        """
         table, types, mark = self._table, {name: one.type for name, one in self._columns.items()}, f"_{number}"
-        if one:  # to encode an array takes the driver ten times as long as its one value
+        if one:  # the driver encodes a value in a tenth of the time of an array
             values: Mapping[str, Any] = {name: bindparam(name + mark, type_=kind) for name, kind in types.items()}
             names = [value.key for value in values.values()]
         else:
@@ -154,36 +157,36 @@ class Rows:
 
 
 def unnested(types: Mapping[str, TypeEngine[Any]], mark: str) -> tuple[TableValuedAlias, list[str]]:
-    """Rows that travel as arrays, one for each column of these names, and the names of those parameters."""
+    """Rows that are sent as arrays, one for each of these columns, and the names of these parameters."""
     arrays = [bindparam(f"{name}{mark}", type_=ARRAY(kind)) for name, kind in types.items()]
     derived = [column(name, kind) for name, kind in types.items()]
     return func.unnest(*arrays).table_valued(*derived).render_derived(), [array.key for array in arrays]
 
 
 def columns_of(rows: Iterable[Row], count: int) -> list[list[Any]]:
-    """The arrays that rows of so many columns travel as."""
+    """The arrays, one for each of `count` columns, as which rows are sent."""
     return [list(values) for values in zip(*rows, strict=True)] or [[] for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """What must be so for anything to be written: the one row that `holds` it, and the names of its parameters."""
+    """A condition of a joint write: a query with one row and one column `holds`, and the names of its parameters."""
 
     cte: CTE
     names: Sequence[str]
 
     @property
     def holds(self) -> ColumnElement[bool]:
-        """The column that says it."""
+        """The column that is true if the condition holds."""
         return self.cte.c.holds
 
 
 _Parts = tuple[tuple[Rows, bool], ...]
-"""What is written together, each with whether it is one row."""
+"""The parts of a joint write, and for each of them whether it writes a single row."""
 
 
 class WriteStatements:
-    """Carries out what is to be written, for one dialect."""
+    """Carries out writes to several tables, for one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -191,7 +194,7 @@ class WriteStatements:
         self._prepared: dict[tuple[Condition | None, _Parts], Prepared] = {}
 
     def __call__(self, conn: Connection, *wanted: tuple[Rows, Sequence[Row]]) -> None:
-        """Write all of these rows; of no two of them may be the same row of a table. Nothing is done without rows."""
+        """Write all of these rows. No two of them may be the same row of a table."""
         asked = [(to, rows) for to, rows in wanted if rows]
         if not self._together:
             for to, rows in asked:
@@ -203,8 +206,10 @@ class WriteStatements:
     def only_if(
         self, condition: Condition | None, given: Sequence[object], done: T, *wanted: tuple[Rows, Sequence[Row]]
     ) -> SingleStatement[T | None]:
-        """The same on Postgres in one statement that looks first, if there is a condition; it comes to `done`, or None
-        where that did not hold. `given` are the condition's parameters."""
+        """The write as a single statement of Postgres, which checks a condition first, if there is one.
+
+        Its result is `done`, or None if the condition does not hold. `given` are the parameters of the condition.
+        """
         statement, values = self._joint([(to, rows) for to, rows in wanted if rows], condition)
         return SingleStatement(statement, (*given, *values), lambda rows: done if rows[0][0] else None)
 
@@ -217,7 +222,7 @@ class WriteStatements:
     def _joint(
         self, asked: Sequence[tuple[Rows, Sequence[Row]]], condition: Condition | None = None
     ) -> tuple[Prepared, Row]:
-        """Compiled when first asked for: of the ways in which parts come together there are some dozens."""
+        """The statement for these parts, compiled when it is first used: there are some dozens of combinations."""
         key = (condition, tuple([(to, len(rows) == 1) for to, rows in asked]))
         if key not in self._prepared:
             self._prepared[key] = self._made(key[1], condition)
@@ -227,9 +232,15 @@ class WriteStatements:
         return self._prepared[key], tuple(values)
 
     def _made(self, parts: _Parts, condition: Condition | None) -> Prepared:
-        holds = [select(condition.holds).scalar_subquery()] if condition else []
-        made = [part.part(number, one=one, condition=holds) for number, (part, one) in enumerate(parts)]
-        names = [name for _, names in made for name in names]
-        said = select(condition.holds) if condition else select(literal_column("1"))
-        whole: Select[Any] = said.add_cte(*([condition.cte] if condition else []), *[part for part, _ in made])
-        return Prepared(whole, self._dialect, [*condition.names, *names] if condition else names)
+        holds: list[ColumnElement[bool]] = []
+        whole: Select[Any] = select(literal_column("1"))
+        names: list[str] = []
+        if condition is not None:
+            holds = [select(condition.holds).scalar_subquery()]
+            whole = select(condition.holds).add_cte(condition.cte)
+            names += condition.names
+        for number, (part, one) in enumerate(parts):
+            written, its_names = part.part(number, one=one, condition=holds)
+            whole = whole.add_cte(written)
+            names += its_names
+        return Prepared(whole, self._dialect, names)

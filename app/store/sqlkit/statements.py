@@ -29,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 
+from app.store.sqlkit.connections import BY_KEY
 from app.store.sqlkit.prepared import (
     Condition,
     Prepared,
@@ -53,8 +54,8 @@ LEASE = ("deadline", "epoch", "driver", "lease_until")
 LIVE = _RUN_COLUMNS[len(BORN) :]
 """Columns of a run that an entry may change, in table order. `revision` is the last of them."""
 ENDLESS = tuple(name for name in LIVE if name != "ended_at")
-"""The same columns for a run that has not ended. To set `ended_at`, even to the value that it has, makes SQLite write
-the index of open runs anew: a quarter of the statement's time and a page of the log."""
+"""Columns of a run that may change by an entry that does not end it. To set `ended_at`, even to the value that it has,
+makes SQLite write the index of open runs anew: a quarter of the statement's time and a page of the log."""
 RUN = ("id", "epoch", "cap_usd", "cap_tokens", *LIVE, "salt")
 """Columns of a run that an entry is checked against."""
 SEEN = RUN[:-1]
@@ -140,6 +141,8 @@ class Statements:
         self.settle_ticket = Rows(TICKETS, "update", SETTLED, ["run", "step"])
         self.end_ticket = Rows(TICKETS, "delete", keys=["run", "step"])
         self.claims = Lookup(self, dialect, ONCE, ["id"])
+        settings = [func.set_config(*_literals(name, value, "true")) for name, value in BY_KEY.items()]
+        self._by_key = Prepared(select(*settings), dialect, []) if self.arrays else None
         self.new_claim = Rows(ONCE, "insert")
         self.change_claim = Rows(ONCE, "update", CLAIM[1:], ["id"])
 
@@ -150,8 +153,7 @@ class Statements:
         back a few moments of a lease, and fences do not depend on those.
         """
         run, ticket = RUNS.c, TICKETS.c
-        words: list[ColumnElement[Any]] = [literal_column(word) for word in ("'synchronous_commit'", "'off'", "true")]
-        without_waiting = (func.set_config(*words),) if self.arrays else ()
+        without_waiting = (func.set_config(*_literals("synchronous_commit", "off", "true")),) if self.arrays else ()
         ours = (self.among(run.id), run.driver == bindparam("its_driver"), run.ended_at.is_(None))
         self.leases = Prepared(
             select(run.id, run.epoch, run.seq, *without_waiting).where(*ours).order_by(run.id).with_for_update(),
@@ -168,6 +170,11 @@ class Statements:
             ["ids"],
         )
         self.keep = Rows(TICKETS, "update", ["until"], ["run", "step", "claim"])
+
+    def plan_by_key(self, conn: Connection) -> None:
+        """Have Postgres plan all further statements of this transaction by key (see `connections.BY_KEY`)."""
+        if self._by_key is not None:
+            self._by_key.fetch(conn)
 
     def under_lock(
         self, conn: Connection, ids: Sequence[str], moving: Sequence[str]
@@ -196,8 +203,9 @@ class Statements:
         self, conn: Connection, known: Sequence[KnownRun], *wanted: tuple[Rows, Sequence[Row]]
     ) -> bool:
         """Write if the rows of all these runs have the known revisions. If one has not, write nothing: False."""
-        found = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, [run for run, _ in known])}
-        if found != dict(known):
+        expected = dict(known)
+        found = {row[_ID]: row[_REVISION] for row in self.runs.fetch(conn, list(expected))}
+        if found != expected:
             return False
         self.write(conn, *wanted)
         return True
@@ -205,7 +213,7 @@ class Statements:
     def current_or_nothing(
         self, known: Sequence[KnownRun], moving: Sequence[str], result: T, *wanted: tuple[Rows, Sequence[Row]]
     ) -> SingleStatement[T | None]:
-        """The same for Postgres, as one statement. Its result is `result`, or None if nothing was written.
+        """The conditional write as one statement of Postgres. Its result is `result`, or None if nothing was written.
 
         It locks the rows of the runs, and then the tickets of those that are `moving`, as `under_lock` does. The
         tickets of a single run need no lock of their own: entries change them under the lock of the run's row.
@@ -247,6 +255,11 @@ class Statements:
         return column.in_(select(values.c.value))
 
 
+def _literals(name: str, value: str, local: str) -> list[ColumnElement[Any]]:
+    """The arguments of `set_config`, which sets for the transaction only if `local` is true."""
+    return [literal_column(word) for word in (f"'{name}'", f"'{value}'", local)]
+
+
 def _one_is_current() -> Condition:
     """The row of one run has the revision that is given, and is locked."""
     known = (RUNS.c.id == bindparam("id_known"), RUNS.c.revision == bindparam("revision_known"))
@@ -258,7 +271,7 @@ def _one_is_current() -> Condition:
 
 
 def _journal() -> Executable:
-    """A run's salt beside each of its events after a seq; one row with the salt alone if there are none."""
+    """A run's salt with each of its events after a seq; one row with the salt alone if there are none."""
     of_it = (EVENTS.c.run == RUNS.c.id) & (EVENTS.c.seq > bindparam("its_seq"))
     columns = (RUNS.c.salt, EVENTS.c.seq, EVENTS.c.kind, EVENTS.c.at, EVENTS.c.body)
     its_run = RUNS.c.id == bindparam("its_id")

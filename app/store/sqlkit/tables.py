@@ -1,12 +1,12 @@
-"""The schema, once for both dialects. Alembic's versions are checked against it by a test.
+"""The schema for both dialects. A test compares it with what the migrations make.
 
 Money, tokens and counters are BIGINT; times are seconds since 1970 in double precision; event bodies are JSON as the
-exact bytes that were written (never jsonb, which changes what it is given, so that nothing could be proved about it).
+exact bytes that were written (never jsonb, which normalizes them, so that no hash of them could be checked).
 There are no foreign keys: a run's rows are only ever written under the lock of its row in `runs`.
 
-Thousands of leases and claims are prolonged all the time, so `lease_until` and `until` stand in no index: a server then
-renews in place, in the room that pages keep free for it, and writes no index at all. Who looks for what has lapsed goes
-through all that is open: no index could tell him more that is not written with every renewal.
+Thousands of leases and claims are renewed all the time, so `lease_until` and `until` are in no index: Postgres then
+renews them in place, in the room that pages keep free for it, and writes no index at all. A search for lapsed leases
+reads all open runs: an index that could tell more would have to be written with every renewal.
 """
 
 from sqlalchemy import (
@@ -166,7 +166,7 @@ FEEDBACK = Table(
 Index("feedback_by_run", FEEDBACK.c.run)
 Index("feedback_by_time", FEEDBACK.c.at, FEEDBACK.c.id)
 
-# What each worker was worth at the built-in tasks (rating/calibration.py); nobody's content.
+# Results of workers at the built-in tasks (core/rating/calibration.py). They hold no caller's content.
 TRIALS = Table(
     "trials",
     METADATA,
@@ -186,7 +186,7 @@ TRIALS = Table(
     sqlite_with_rowid=False,
 )
 
-# What selectors have learned (rating/posterior.py), numbered: whoever writes a number has read the one before it.
+# Posteriors of selectors (core/rating/posterior.py). Their number guards the write: its writer has read the one before.
 POLICIES = Table(
     "policies",
     METADATA,
@@ -212,7 +212,7 @@ CONDUCTOR_CHANGES = Table(
 )
 Index("conductor_changes_by_time", CONDUCTOR_CHANGES.c.at, CONDUCTOR_CHANGES.c.id)
 
-# Pools as they were, for the audit: `admitted.catalog` and `intended.catalog` are digests of these (pool/snapshot.py).
+# Snapshots of pools, for the audit. `catalog` of an admission or an intent is such a digest (core/pool/snapshot.py).
 CATALOGS = Table(
     "catalogs",
     METADATA,

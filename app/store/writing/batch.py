@@ -1,7 +1,7 @@
-"""What a batch of entries makes of the rows that it touches: entries are checked and applied in memory, in order.
+"""Validates a batch of entries and applies them in memory, before one write.
 
-Each sees what those before it did; what came of it is to be written at the end, no row twice. An entry that is refused
-changes nothing and does not disturb the others.
+The entries are applied in order, and each sees the changes of those before it. The changed rows are written at the end,
+none of them twice. An entry that is refused changes nothing and does not affect the others.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -26,25 +26,26 @@ Outcome = Appended | Exception
 
 NOTHING = Ledger()
 LONG_AGO = 3600.0
-"""Seconds for which a ticket that nobody rings counts as rung in vain: it stands in line by its age."""
+"""Seconds by which the last announcement of a ticket is dated back if nobody announces it: it is overdue at once, and
+the oldest is taken first."""
 FIRST_EPOCH = 1
 BEGINNINGS = frozenset({Kind.ADMITTED, Kind.RESUMED})
-"""The events that begin a turn."""
+"""Kinds of the events that begin a turn."""
 
 
 @record(frozen=True, slots=True)
 class EncodedEntry:
-    """An entry with its bodies encoded, which happens before the queue so that what cannot be encoded fails early."""
+    """An entry whose event bodies are encoded as JSON, before it is queued: what cannot be encoded fails early."""
 
     entry: Entry
     bodies: tuple[bytes, ...]
     size: int
     moves_tickets: bool
-    """Whether the run's tickets must be read; a new run has none yet."""
+    """True if the entry may change tickets of its run, so that these must be known. A new run has none yet."""
 
 
 def encode(entry: Entry) -> EncodedEntry:
-    """Encode the bodies; raises TypeError for a body that is not JSON."""
+    """Encode the bodies of an entry's events. Raises TypeError for a body that is not JSON."""
     bodies = tuple([orjson.dumps(draft.to_json()) for draft in entry.events])
     size = sum(map(len, bodies)) + sum([len(body) for _, body in entry.contents])
     ends = any(draft.kind in TERMINAL for draft in entry.events)
@@ -54,7 +55,7 @@ def encode(entry: Entry) -> EncodedEntry:
 
 @dataclass(slots=True)
 class _Run:
-    """A run's row while the batch is applied: what is checked against, and the columns that may change."""
+    """A run's row while the batch is applied: the columns that are checked and those that may change."""
 
     id: str
     epoch: int
@@ -101,7 +102,7 @@ class _Ticket:
     stored: bool = True
     gone: bool = False
     stored_until: float | None = None
-    """None where nothing is stored that could be left as it is."""
+    """None if the ticket has no row yet, or a row that must be written in any case."""
 
 
 _LIVE_OF = attrgetter(*LIVE)
@@ -114,14 +115,14 @@ _TICKET_CHANGE_OF = attrgetter(*TICKET[2:], "run", "step")
 
 
 class RowBatch:
-    """The rows that a batch touches, and what is to be written in the end."""
+    """The rows that a batch of entries reads, and the changes that it makes to them."""
 
     def __init__(self, runs: Iterable[Row], tickets: Iterable[Row], moving: Collection[str], claims: Claims) -> None:
-        """`tickets` are all of those of the runs that are `moving`."""
+        """`tickets` are all tickets of the runs in `moving`."""
         self._runs = {row[0]: _Run(*row) for row in runs}
         self._tickets = {(row[0], row[1]): _stored(row) for row in tickets}
         self._ticketed = set(moving)
-        """Runs whose tickets are all here."""
+        """Runs whose tickets are all known."""
         self._claims = claims
         self._born: dict[str, tuple[NewRun, float]] = {}
         self._changed: set[str] = set()
@@ -132,7 +133,7 @@ class RowBatch:
         self._notices: list[tuple[Any, ...]] = []
 
     def apply(self, encoded: EncodedEntry) -> Outcome:
-        """Check one entry and apply it, or say why not."""
+        """Check one entry and apply it, or return the exception that refuses it."""
         entry = encoded.entry
         try:
             run = self._run(entry)
@@ -163,7 +164,7 @@ class RowBatch:
         return Appended(events, ticket.claim if ticket and entry.move and entry.move.verb == "take" else 0, taken)
 
     def writes(self, statements: Statements) -> list[tuple[Rows, Sequence[Row]]]:
-        """Whatever has something to say."""
+        """All changed rows, by the way in which they are written. Most of the lists are empty."""
         touched = [self._tickets[place] for place in sorted(self._touched)]
         kept = [ticket for ticket in touched if not ticket.gone]
         runs = [self._runs[name] for name in sorted(self._changed - self._born.keys())]
@@ -186,7 +187,7 @@ class RowBatch:
         ]
 
     def left(self) -> dict[str, CachedRows | None]:
-        """The rows of these runs as they are then; None of those that have ended, or whose content is gone."""
+        """The rows of these runs after the write, for the row cache. None for a run that has ended or was erased."""
         tickets: dict[str, list[Row]] = {run: [] for run in self._ticketed}
         for ticket in self._tickets.values():
             if not ticket.gone and ticket.run in tickets:
@@ -214,7 +215,7 @@ class RowBatch:
         return _Run(entry.run, FIRST_EPOCH, entry.new.cap.usd, entry.new.cap.tokens)
 
     def _ticket(self, run: str, move: Move, at: float) -> _Ticket:
-        """The ticket, if the move has a right to it (D3)."""
+        """The ticket that is moved. Raises `LeaseLost` if the move has no right to it (D3)."""
         ticket = self._tickets.get((run, move.step))
         if ticket is None or ticket.gone:
             raise LeaseLost
@@ -228,7 +229,7 @@ class RowBatch:
         return ticket
 
     def _check_rows(self, entry: Entry) -> None:
-        """A ticket that is there already may be somebody's, so nobody takes it by writing it again."""
+        """Raise `Conflict` if a ticket that is to be taken as it is written exists already: it may have a holder."""
         for row in entry.outbox:
             ticket = self._tickets.get((entry.run, row.step)) if row.holder else None
             if ticket is not None and not ticket.gone:
@@ -261,7 +262,7 @@ class RowBatch:
         return tuple(events)
 
     def _watch(self, run: _Run, draft: Draft, entry: Entry) -> None:
-        """Whoever writes the end of a turn writes its notice with it, if it was asked for when the turn began."""
+        """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
         if draft.kind in BEGINNINGS:
             turn = draft.turn if isinstance(draft, RunResumed) else 0
             run.notify_turn = turn if entry.notify else None
@@ -270,14 +271,14 @@ class RowBatch:
             run.notify_turn = None
 
     def _drop_untaken(self, run: str) -> None:
-        """Tickets that were never taken die with the run; the others stay until their call's outcome is recorded."""
+        """Delete a run's tickets that were never taken. The others stay until the outcome of their call is recorded."""
         for place, ticket in self._tickets.items():
             if ticket.run == run and ticket.claim == 0:
                 ticket.gone = True
                 self._touched.add(place)
 
     def _file(self, run: _Run, entry: Entry) -> tuple[int, ...]:
-        """Everything beside the events; returns the claims of tickets that were taken as they were written."""
+        """Apply everything but the events. Returns the claims on tickets that were taken as they were written."""
         if run.salt is not None:
             self._contents += [(run.id, ref, body) for ref, body in entry.contents]
         self._tags += [(name, value, run.id) for name, value in entry.tags]
@@ -293,7 +294,7 @@ class RowBatch:
                     *place, outbox.tier, outbox.driver, outbox.version, 0, None, entry.at, rung_at, stored=stored
                 )
                 self._tickets[place] = ticket
-            else:  # still on its way, or with a dispatcher: only the address that wants to hear of it is new
+            else:  # it is queued, or a dispatcher has it: only the driver that it reports to changes
                 ticket.driver, ticket.rung_at = outbox.driver, 0.0
             self._touched.add(place)
             if outbox.holder:
@@ -309,12 +310,12 @@ def _stored(row: Row) -> _Ticket:
 
 
 def fenced(entry: Entry) -> bool:
-    """Whether the writer of an entry has a right to state facts."""
+    """True if the writer of an entry may write facts: as the run's driver, its creator, or the holder of a ticket."""
     return entry.epoch is not None or entry.move is not None or entry.new is not None
 
 
 def _check_order(run: _Run, entry: Entry) -> None:
-    """The epoch first, because a driver that lost its run must hear of that whatever became of the run."""
+    """Check the fence and the order of events. The epoch comes first: a driver that lost its run must learn that."""
     if entry.epoch != run.epoch and (entry.epoch is not None or entry.lease is not None):
         raise LeaseLost
     if run.salt is None and any(draft.kind is Kind.RESUMED for draft in entry.events):
@@ -333,7 +334,7 @@ def _check_order(run: _Run, entry: Entry) -> None:
 
 
 def _balance(run: _Run, entry: Entry) -> tuple[int, int, int, int]:
-    """What is held and spent afterwards; refused if a new hold would pass a cap (D7)."""
+    """The amounts held and spent after the entry. Raises `RunOverBudget` if a new hold would exceed a cap (D7)."""
     hold, release, spent = entry.hold, entry.release, entry.spent
     held_usd, held_tokens = run.held_usd + hold.usd - release.usd, run.held_tokens + hold.tokens - release.tokens
     spent_usd, spent_tokens = run.spent_usd + spent.usd, run.spent_tokens + spent.tokens
@@ -353,7 +354,7 @@ def _born(run: _Run, new: NewRun, at: float) -> tuple[Any, ...]:
 
 
 def _lease(run: _Run) -> tuple[Any, ...]:
-    """The values of `LEASE` for a run whose lease has changed."""
+    """The values of the columns `LEASE` for a run whose lease has changed."""
     assert run.lease is not None
     return run.lease.deadline, run.epoch, run.lease.driver, run.lease.until
 

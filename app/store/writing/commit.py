@@ -1,9 +1,8 @@
-"""One transaction of the journal: many entries in, one outcome each out.
+"""One transaction of the journal, which commits a batch of entries and returns an outcome for each.
 
-The rows of the runs (and of the tickets, if any entry moves one) are read under lock, the entries applied to them (see
-`batch.py`), and what came of it is written at the end. Where the rows are taken to be known (`optimistic.py`) the same
-is done without asking for them: `settle` applies a batch to cached rows, and `conditional_write`
-writes it if they are current.
+`commit` reads the rows of the runs under lock (and those of the tickets, if an entry moves one), applies the entries to
+them (see `batch.py`) and writes the changes. If the rows are cached (`optimistic.py`) this takes one round trip:
+`apply_to_cached_rows` applies the batch, and `conditional_write` writes it if the rows are current.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from app.core.records import record
 from app.store.protocol import Appended, Entry
 from app.store.rows.idempotency import Claims
 from app.store.rows.optimistic import CachedRows, RowCache
-from app.store.sqlkit.prepared import SingleStatement
+from app.store.sqlkit.prepared import Row, SingleStatement
 from app.store.sqlkit.statements import TICKET, Statements
 from app.store.sqlkit.tables import EVENTS, RUNS
 from app.store.writing.batch import EncodedEntry, Outcome, RowBatch, fenced
@@ -26,20 +25,22 @@ _STEP, _HOLDER = TICKET.index("step"), TICKET.index("holder")
 
 @record(frozen=True, slots=True)
 class Applied:
-    """What became of a batch: outcomes in the entries' order, and the rows that it leaves behind."""
+    """A batch after it was applied: the outcomes in the order of the entries, and the rows."""
 
     outcomes: list[Outcome]
     rows: RowBatch
 
     @property
     def left(self) -> Mapping[str, CachedRows | None]:
-        """See `RowBatch.left`: for the row cache."""
+        """The rows after the write, for the row cache (see `RowBatch.left`)."""
         return self.rows.left()
 
 
 def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntry]) -> Applied:
-    """Apply the entries in order, on rows under lock; the caller commits."""
+    """Apply the entries in order on locked rows, and write the changes. The caller commits."""
     runs, moving = touched(batch)
+    if len(runs) > 1:
+        statements.plan_by_key(conn)
     found, tickets = statements.under_lock(conn, runs, moving)
     ids = sorted({encoded.entry.once.id for encoded in batch if encoded.entry.once is not None})
     rows = RowBatch(found, tickets, moving, Claims(statements.claims.fetch(conn, ids)))
@@ -50,14 +51,14 @@ def commit(conn: Connection, statements: Statements, batch: Sequence[EncodedEntr
 
 
 def touched(batch: Sequence[EncodedEntry]) -> tuple[list[str], list[str]]:
-    """The runs of a batch, and those whose tickets may be moved."""
+    """The runs of a batch, and those of them whose tickets may change."""
     moving = {encoded.entry.run for encoded in batch if encoded.moves_tickets}
     return list({encoded.entry.run for encoded in batch}), list(moving)
 
 
 @record(frozen=True, slots=True)
 class Speculative:
-    """A batch that was applied to cached rows, and is yet to be written."""
+    """A batch that was applied to cached rows and is not written yet."""
 
     rows: RowBatch
     cached: Sequence[CachedRows]
@@ -65,18 +66,22 @@ class Speculative:
     done: Applied
 
 
-def settle(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
-    """Apply the entries to what the rows are taken to be; None where they must be asked for.
+def apply_to_cached_rows(batch: Sequence[EncodedEntry], row_cache: RowCache) -> Speculative | None:
+    """Apply the entries to cached rows; None if rows are not cached, or if the entries need them from the database.
 
-    That a claim of somebody else's has lapsed is only to be seen on the row itself: it may have been prolonged since.
+    A claim on a ticket may have been renewed since it was cached, so only the row tells whether it has lapsed.
     """
     runs, moving = touched([encoded for encoded in batch if encoded.entry.new is None])
     known = row_cache.find(runs, moving)
     if known is None or any(_needs_rows(encoded.entry, known) for encoded in batch):
         return None
-    ticketed = {run: cached.tickets for run, cached in known.items() if cached.tickets is not None}
-    tickets = [ticket for of_run in ticketed.values() for ticket in of_run]
-    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed.keys(), Claims(()))
+    tickets: list[Row] = []
+    ticketed: list[str] = []
+    for run, cached in known.items():
+        if cached.tickets is not None:
+            tickets += cached.tickets
+            ticketed.append(run)
+    rows = RowBatch([cached.run for cached in known.values()], tickets, ticketed, Claims(()))
     outcomes = [rows.apply(encoded) for encoded in batch]
     return Speculative(rows, list(known.values()), moving, Applied(outcomes, rows))
 
@@ -103,11 +108,11 @@ def conditional_write(
 
 
 def was_committed(conn: Connection, outcomes: Sequence[Outcome]) -> bool | None:
-    """Whether a transaction whose COMMIT went unanswered was committed; None if it left nothing to know it by.
+    """True if a transaction whose COMMIT was not answered was committed; None if it wrote no event to look for.
 
-    Waits for the row lock, so that a server that is still busy committing has decided by the time we look. One event
-    stands for all, because the transaction was atomic; it is one of a run that existed before, if there is one, since
-    the row of a new run has no lock that anybody else could see.
+    Waits for the row lock, so that a server that is still committing has decided by then. It looks for one event,
+    because the transaction was atomic: one of a run that existed before if there is one, since nobody else can see a
+    lock on the row of a new run.
     """
     firsts = [outcome.events[0] for outcome in outcomes if isinstance(outcome, Appended) and outcome.events]
     event = max(firsts, key=attrgetter("seq"), default=None)

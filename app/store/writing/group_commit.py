@@ -1,8 +1,8 @@
-"""Group commit: whatever waits is written together, and nothing waits for company.
+"""Group commit: all entries that wait are written in one transaction, and none waits for others to arrive.
 
-A lane writes one batch at a time; while it is being committed the next one gathers. The entries of one run always take
-the same lane, so that they stay in order. The queue is bounded, and an entry that waited too long is given up before it
-is written, never after.
+A `GroupCommit` writes one batch at a time; entries that arrive during its commit are the next batch. The entries of one
+run always take the same one of a store's group commits, so that they stay in order. The queue is bounded, and an entry
+that waited too long is refused before it is written, never after.
 """
 
 import asyncio
@@ -23,21 +23,24 @@ from app.store.sqlkit.availability import DatabaseAvailability
 from app.store.sqlkit.engines import AWAY, Fault, Runner
 from app.store.sqlkit.statements import Statements
 from app.store.writing.batch import EncodedEntry, Outcome
-from app.store.writing.commit import Applied, commit, conditional_write, settle, was_committed
+from app.store.writing.commit import Applied, apply_to_cached_rows, commit, conditional_write, was_committed
 
 logger = logging.getLogger(__name__)
 
-ROOM = 4096
-ROOM_FOR_NEW = 1024
-"""Beyond it only runs that were admitted are served: they must not wait because more keep coming."""
-ROOM_BYTES = 128 * 2**20
+MOST_WAITING = 4096
+MOST_WAITING_FOR_NEW = 1024
+"""Entries in the queue beyond which new runs are refused: those that were admitted must not wait for more of them."""
+MOST_WAITING_BYTES = 128 * 2**20
 BATCH = 256
+"""Most entries in one transaction."""
 BATCH_BYTES = 8 * 2**20
 TRIES = 6
 DECIDE_SECONDS = 10.0
-"""How long to go on asking whether a transaction was committed whose COMMIT went unanswered."""
+"""Seconds for which a transaction is looked up whose COMMIT was not answered."""
 
-UNKNOWN = "The database went away while this was written, so it is not known whether it was; try again shortly."
+UNKNOWN = (
+    "The connection to the database broke during this write, and it is not known whether it took place; try again."
+)
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class _Waiting:
 
 
 class GroupCommit:
-    """One writer and its queue."""
+    """A queue of entries, and the task that writes them."""
 
     def __init__(
         self,
@@ -59,8 +62,8 @@ class GroupCommit:
         availability: DatabaseAvailability,
         row_cache: RowCache | None = None,
     ) -> None:
-        """`committed` is told of each entry before its caller is; `patience` is in seconds, for the queue alone. With
-        `row_cache` a first try does not ask for rows that they know."""
+        """`committed` is called with each committed entry before the caller of `put` gets its result. `patience` is the
+        longest time in the queue, in seconds. With a `row_cache` the first attempt does not read rows that it holds."""
         self._availability = availability
         self._row_cache = row_cache
         self._losses = runner.losses
@@ -70,34 +73,36 @@ class GroupCommit:
         self._patience = patience
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
-        self._bell = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._closed = False
         self.finished = asyncio.Event()
 
     def put(self, encoded: EncodedEntry) -> asyncio.Future[Appended]:
-        """Queue an entry; `StoreUnavailable` at once if there is no room."""
-        if self._closed or len(self._waiting) >= ROOM or self._bytes >= ROOM_BYTES:
+        """Queue an entry. Raises `StoreUnavailable` at once if the queue is full."""
+        if self._closed or len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES:
             raise StoreUnavailable(retry_after=1.0)
-        if encoded.entry.new is not None and not (self._availability.healthy and len(self._waiting) < ROOM_FOR_NEW):
+        if encoded.entry.new is not None and not (
+            self._availability.healthy and len(self._waiting) < MOST_WAITING_FOR_NEW
+        ):
             raise StoreUnavailable(retry_after=1.0)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()
         self._waiting.append(_Waiting(encoded, future, loop.time()))
         self._bytes += encoded.size
-        self._bell.set()
+        self._arrived.set()
         return future
 
     def close(self) -> None:
-        """Take nothing more; `run` returns once everything that waits is written."""
+        """Refuse further entries. `run` returns when all that wait are written."""
         self._closed = True
-        self._bell.set()
+        self._arrived.set()
 
     async def run(self) -> None:
-        """Write batches until closed."""
+        """Write batches until `close`."""
         try:
             while self._waiting or not self._closed:
-                await self._bell.wait()
-                self._bell.clear()
+                await self._arrived.wait()
+                self._arrived.clear()
                 while batch := self._gather():
                     await self._write(batch)
         finally:
@@ -122,10 +127,10 @@ class GroupCommit:
         outcomes: list[Outcome]
         try:
             outcomes = await self._commit([waiting.encoded for waiting in batch])
-            self._availability.there()
+            self._availability.report_reached()
         except Exception as error:
             if isinstance(error, Fault) and error.reason in AWAY:
-                self._availability.away()
+                self._availability.report_away()
             outcomes = [_unavailable(error) for _ in batch]
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Appended):
@@ -136,8 +141,10 @@ class GroupCommit:
                 waiting.future.set_exception(outcome)
 
     async def _commit(self, batch: list[EncodedEntry]) -> list[Outcome]:
-        """Write a batch, again as often as it makes sense; raises `Fault` if nothing of it was written, or, where its
-        reason is `undecided`, if that could not be found out."""
+        """Write a batch, with retries where another attempt may succeed.
+
+        Raises `Fault` if nothing of it was written, or, with the reason `undecided`, if that could not be found out.
+        """
         unanswered: list[Outcome] = []
         for attempt in range(TRIES):
             try:
@@ -182,13 +189,13 @@ class GroupCommit:
         if self._losses != self._runner.losses:
             self._losses = self._runner.losses
             self._row_cache.clear()
-        speculative = settle(batch, self._row_cache)
+        speculative = apply_to_cached_rows(batch, self._row_cache)
         if speculative is None:
             return None
         return await self._runner.write(conditional_write(self._statements, speculative), meant=speculative.done)
 
     async def _one_by_one(self, batch: list[EncodedEntry]) -> list[Outcome]:
-        """The database did not take something in a batch: only the entry at fault is to suffer."""
+        """Write a batch with a value that the database refuses, so that only the entry at fault fails."""
         outcomes: list[Outcome] = []
         for encoded in batch:
             try:
@@ -206,7 +213,7 @@ class GroupCommit:
                 return await self._runner.write(partial(was_committed, outcomes=outcomes))
             except Fault as again:
                 if again.reason in AWAY:
-                    self._availability.away()
+                    self._availability.report_away()
                 raise
 
         try:
@@ -219,9 +226,9 @@ class GroupCommit:
 
 
 def _came_late(unanswered: list[Outcome], outcomes: list[Outcome]) -> bool:
-    """Whether the attempt that went unanswered was committed after we had looked for it in vain.
+    """True if the attempt that was not answered was committed after it was looked up without success.
 
-    That can only be one that made nothing but new runs (see `was_committed`), and their ids are nobody else's.
+    Only an attempt that made nothing but new runs can be (see `was_committed`), and nobody else has their ids.
     """
     pairs = zip(unanswered, outcomes, strict=False)
     return any(isinstance(was, Appended) and _exists_already(now) for was, now in pairs)
@@ -233,7 +240,7 @@ def _exists_already(outcome: Outcome) -> bool:
 
 def _unavailable(error: Exception) -> StoreUnavailable:
     if not isinstance(error, Fault):
-        logger.error("an entry could not be written", exc_info=error)
+        logger.error("the store could not write an entry to the journal", exc_info=error)
     unavailable = StoreUnavailable(retry_after=1.0)
     if isinstance(error, Fault) and error.reason == "undecided":
         unavailable = StoreUnavailable(UNKNOWN, code=UNDECIDED, retry_after=1.0)

@@ -1,8 +1,8 @@
-"""Journals that this process wrote itself, kept for a while so that a live run is read back without SQL.
+"""Cache of the journals that this process wrote itself, so that a live run is read back without SQL.
 
-A prefix of a journal never changes, so what is kept can be incomplete but not wrong. The bounds are on runs and on
-bytes; the run that was longest not asked for goes first. Bodies are kept as they are stored: most runs are never asked
-for, and decoded they take four times as much.
+A prefix of a journal never changes, so a cached one can be incomplete but not wrong. The cache is bounded in runs and
+bytes, and evicts the run that was not used for longest. Bodies are cached as they are stored: most runs are never read
+back, and decoded bodies take four times the memory.
 """
 
 from collections import OrderedDict
@@ -17,34 +17,34 @@ from app.core.run.events import TERMINAL, Event, Kind
 from app.store.protocol import Appended, Journal, Reader
 from app.store.writing.batch import EncodedEntry
 
-RUNS = 8192
-BYTES = 64 * 2**20
+MOST_RUNS = 8192
+MOST_BYTES = 64 * 2**20
 EVENT_BYTES = 150
-"""What an event costs beside its body, roughly."""
+"""Approximate memory of an event, apart from its body."""
 
 
 @dataclass(slots=True)
 class _Kept:
     salt: bytes
     events: list[tuple[Kind, float, bytes]] = field(default_factory=list)
-    """The first one has the seq 1, and there are no gaps."""
+    """(kind, time, body) of each event from seq 1 on, without a gap."""
     contents: dict[str, bytes] = field(default_factory=dict)
     records: dict[tuple[str, Reader], Any] = field(default_factory=dict)
-    """What contents were read as, by ref and reader; each counts as much as its body."""
+    """Values that readers made of contents, by ref and reader. Each counts as many bytes as its content."""
     size: int = 0
 
 
 class JournalCache:
-    """A bounded memory of prefixes, from the first event on, and of contents."""
+    """A bounded cache of the beginnings of journals, and of contents."""
 
-    def __init__(self, runs: int = RUNS, size: int = BYTES) -> None:
+    def __init__(self, runs: int = MOST_RUNS, size: int = MOST_BYTES) -> None:
         self._runs: OrderedDict[str, _Kept] = OrderedDict()
         self._most_runs = runs
         self._most_bytes = size
         self._bytes = 0
 
-    def wrote(self, encoded: EncodedEntry, appended: Appended) -> None:
-        """Take note of a committed entry. A run that ended is forgotten; one with a gap keeps its prefix."""
+    def add_committed(self, encoded: EncodedEntry, appended: Appended) -> None:
+        """Cache a committed entry. A run that ended is evicted. An entry that leaves a gap is not cached."""
         entry = encoded.entry
         if entry.new is not None:
             self._runs[entry.run] = _Kept(entry.new.salt)
@@ -60,7 +60,7 @@ class JournalCache:
         self._grow(entry.run, kept, sum([len(body) for _, body in entry.contents]))
 
     def extend(self, run: str, events: Sequence[Event]) -> None:
-        """Append events if they follow on what is kept; others are of no use here."""
+        """Cache events that were read from the database, if they follow the cached ones without a gap."""
         if (kept := self._runs.get(run)) is not None:
             self._extend(run, kept, events, [orjson.dumps(event.body) for event in events])
 
@@ -70,7 +70,7 @@ class JournalCache:
             self._grow(run, kept, EVENT_BYTES * len(events) + sum(map(len, bodies)))
 
     def journal(self, run: str, after: int = 0) -> tuple[Journal, int]:
-        """What is kept of a run beyond `after`, and up to which seq that goes; (empty, 0) if nothing is."""
+        """The cached events of a run after the seq `after`, and the last cached seq; (empty, 0) if none is cached."""
         kept = self._runs.get(run)
         if kept is None:
             return Journal(b"", ()), 0
@@ -82,12 +82,12 @@ class JournalCache:
         return Journal(kept.salt, tuple(events)), len(kept.events)
 
     def contents(self, run: str, refs: Sequence[str]) -> dict[str, bytes]:
-        """Those bodies that are kept."""
+        """The bodies that are cached, by ref."""
         kept = self._runs.get(run)
         return {ref: kept.contents[ref] for ref in refs if ref in kept.contents} if kept else {}
 
     def records(self, run: str, wanted: Iterable[tuple[str, Reader]]) -> dict[tuple[str, Reader], Any]:
-        """What is read of those bodies that are kept; each is read once."""
+        """The values that readers make of cached bodies. Each reader reads each body once."""
         found: dict[tuple[str, Reader], Any] = {}
         if (kept := self._runs.get(run)) is None:
             return found
@@ -101,7 +101,7 @@ class JournalCache:
         return found
 
     def forget(self, run: str) -> None:
-        """Let go of a run."""
+        """Evict a run."""
         kept = self._runs.pop(run, None)
         self._bytes -= kept.size if kept else 0
 

@@ -1,0 +1,148 @@
+"""The store behind a real PgBouncer, which pools sessions or transactions."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+
+from app.core.run.events import Kind
+from app.errors import ConfigInvalid, Conflict, LeaseLost
+from app.store.archive import open_archive
+from app.store.protocol import Entry, Held, Once, Outbox, RunQuery
+from app.store.sql import SqlStore, open_store
+from app.store.sqlkit.engines import parse_url
+from app.store.sqlkit.migrate import is_current, migrate
+from tests.conformance.entries import SALT, admitted, moved, note, queued, take
+from tests.harness import servers
+from tests.harness.raw_facts import Raw
+
+pytestmark = pytest.mark.integration
+
+SERVER_CONNECTIONS = 3
+"""Fewer than the store has, so that in transaction pooling consecutive statements reach different ones."""
+RUNS = [f"run-{n}" for n in range(24)]
+
+
+@pytest.fixture(params=["session", "transaction"])
+def pooling(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def bouncer_url(postgres_url: str, pooling: str) -> Iterator[str]:
+    """The URL of an empty database behind a PgBouncer, as the runbook tells an operator to write it."""
+    if servers.pgbouncer_binary() is None:
+        pytest.skip("PgBouncer is not installed (Debian's package pgbouncer), and no wheel brings it")
+    count = SERVER_CONNECTIONS if pooling == "transaction" else 20
+    with servers.pgbouncer(postgres_url, pooling, connections=count) as server:
+        yield f"{server.url}?pgbouncer=transaction" if pooling == "transaction" else server.url
+
+
+@pytest.fixture
+async def stores(bouncer_url: str) -> AsyncIterator[list[SqlStore]]:
+    """Two processes over one database."""
+    await asyncio.to_thread(migrate, bouncer_url)
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [open_store(bouncer_url, connections=4, writers=2) for _ in range(2)]
+        yield [await stack.enter_async_context(store) for store in opened]
+
+
+async def test_runs_are_written_and_read_from_two_processes(stores: list[SqlStore], postgres_url: str) -> None:
+    one, other = stores
+
+    async def step(run: str, first: SqlStore, second: SqlStore) -> None:
+        await first.append(replace(admitted(run), contents=(("ref", run.encode()),)))
+        await first.append(queued(run))
+        await second.append(take(run, 0, "a"))
+        assert (await second.step_input(run)).contents == {"ref": run.encode()}
+        await second.append(moved(run, "finish", 1))
+        await first.append(Entry(run, 5.0, (Raw(Kind.AWAITING, {}),), epoch=1, outbox=(Outbox(1, "mini", "driver"),)))
+        assert await second.contents(run, ["ref"]) == {"ref": run.encode()}
+
+    async with asyncio.TaskGroup() as group:
+        for n, run in enumerate(RUNS):
+            group.create_task(step(run, *(stores if n % 2 else stores[::-1])))
+    kinds = [Kind.ADMITTED, Kind.STEP_QUEUED, Kind.CALL_FINISHED, Kind.AWAITING]
+    for run in RUNS:
+        found = await other.journal(run)
+        assert ([event.seq for event in found.events], found.salt) == ([1, 2, 3, 4], SALT)
+        assert [event.kind for event in found.events] == kinds
+    assert {row.id for row in await one.runs(RunQuery(limit=50))} == set(RUNS)
+    assert await one.last_seqs(RUNS) == dict.fromkeys(RUNS, 4)
+    conn = await asyncpg.connect(postgres_url)
+    try:
+        assert await conn.fetchval("SELECT count(*) FROM tickets WHERE step = 1") == len(RUNS)
+    finally:
+        await conn.close()
+
+
+async def test_leases_claims_and_fences_hold(stores: list[SqlStore]) -> None:
+    one, other = stores
+    for run in ("a", "b"):
+        await one.append(admitted(run, lease_until=5.0))
+        await one.append(queued(run))
+    assert await one.renew_leases("driver", {"a": 1, "b": 1, "c": 1}, 7.0) == {"a": 2, "b": 2}
+    assert {row.epoch for row in await other.take_over("heir", 8.0, 20.0, 9, [("mini", "v1")])} == {2}
+    with pytest.raises(LeaseLost):
+        await one.append(Entry("a", 9.0, (Raw(Kind.STEP_SKIPPED, {}),), epoch=1))
+    claims = await asyncio.gather(*[store.append(take("b", 0, "x")) for store in stores * 3], return_exceptions=True)
+    assert Counter(type(claim).__name__ for claim in claims) == {"Appended": 1, "LeaseLost": 5}
+    assert await other.renew_claims([Held("b", 0, 1), Held("b", 0, 9)], 30.0) == {Held("b", 0, 1)}
+    assert {due.run for due in await one.overdue(50.0, 9, 0.0)} == {"a", "b"}
+    once = Once("key", b"print", 99.0)
+    answers = await asyncio.gather(
+        *[store.append(replace(admitted(f"once-{n}"), once=once)) for n, store in enumerate(stores * 3)],
+        return_exceptions=True,
+    )
+    assert sum(isinstance(answer, Conflict) for answer in answers) == 5
+    assert await one.erase("a")
+    assert (await other.journal("a")).salt == b""
+
+
+async def test_the_archive_and_the_schema_are_read(stores: list[SqlStore], bouncer_url: str) -> None:
+    await stores[0].append(admitted("run"))
+    assert await asyncio.to_thread(is_current, bouncer_url)
+    async with open_archive(bouncer_url) as archive:
+        assert [record.row["id"] async for record in archive.records()] == ["run"]
+
+
+async def test_a_store_goes_on_after_its_connections_were_cut(stores: list[SqlStore], postgres_url: str) -> None:
+    one, _ = stores
+    await one.append(admitted("run"))
+    conn = await asyncpg.connect(postgres_url)
+    try:
+        ours = "datname = current_database() AND pid <> pg_backend_pid()"
+        await conn.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}")
+    finally:
+        await conn.close()
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(Exception):
+                await one.ready()
+                break
+    assert [event.seq for event in (await one.append(note("run"))).events] == [2]
+
+
+@pytest.mark.parametrize("pooling", ["transaction"], indirect=True)
+async def test_nothing_is_left_on_connections_that_others_use(stores: list[SqlStore]) -> None:
+    """Neither settings nor prepared statements: PgBouncer cleans up after a session, but not after a transaction."""
+    await asyncio.gather(*[stores[n % 2].append(admitted(run)) for n, run in enumerate(RUNS)])
+    await asyncio.gather(*[stores[n % 2].runs(RunQuery(limit=n + 1)) for n in range(24)])
+    await stores[0].renew_leases("driver", dict.fromkeys(RUNS, 1), 9.0)
+    left = text(
+        "SELECT (SELECT count(*) FROM pg_prepared_statements WHERE name <> ''), current_setting('synchronous_commit'), "
+        "current_setting('lock_timeout'), pg_backend_pid()"
+    )
+    found = await asyncio.gather(*[stores[n % 2]._read(lambda conn: conn.execute(left).one()) for n in range(12)])
+    assert {tuple(row[:3]) for row in found} == {(0, "on", "0")}
+    assert len({row[3] for row in found}) <= SERVER_CONNECTIONS
+
+
+def test_another_way_of_pooling_is_refused() -> None:
+    with pytest.raises(ConfigInvalid):
+        parse_url("postgresql://u@h/db?pgbouncer=statement")
