@@ -1,4 +1,4 @@
-"""What a trained conductor is held against: each arm names a plan for every lesson, with the hidden skills known.
+"""The baselines of a trained conductor: each arm names a plan for every lesson, with the hidden skills known.
 
 The fixed arms are chosen by exhaustion for each pool, with knowledge that no operator has; that makes them strong. The
 best fixed plan is the best of all plans of at most four steps, so no constant plan that a trained conductor ends up
@@ -27,7 +27,7 @@ ARMS = (
 
 
 def arms(form: Form) -> tuple[str, ...]:
-    """What a conductor of this form is held against."""
+    """The names of the arms that a conductor of this form is compared with."""
     return ARMS if form is not WORDS else (*ARMS[:-1], UNWORDED, OPTIMUM)
 
 

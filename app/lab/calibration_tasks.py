@@ -38,7 +38,7 @@ class BuiltIn:
 
     @property
     def task(self) -> Task:
-        """As a worker is asked."""
+        """The task as a worker is asked it."""
         return Task((Message("system", (Text(FORM),)), Message("user", (Text(self.question),))))
 
 
@@ -56,7 +56,7 @@ def _task(family: Family, level: int, number: int) -> BuiltIn:
 
 
 def rule(problem: Problem) -> Grader:
-    """What counts as right: the number, or the words or the date however they are written."""
+    """The rule for right answers: the number, or the words or the date however they are written."""
     answer = problem.answer
     if WHOLE.fullmatch(answer):
         return grader({"kind": "numeric", "expected": answer})

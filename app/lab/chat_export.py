@@ -34,7 +34,7 @@ class Pupil(Protocol):
     """A trained chat model."""
 
     def tokens(self, messages: Turns) -> list[int]:
-        """What its tokenizer and chat template make of a conversation, up to where its answer begins."""
+        """The tokens that its tokenizer and chat template make of a conversation, up to where its answer begins."""
         ...
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
@@ -66,7 +66,7 @@ def base_of(folder: Path) -> Base:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What training shows a model: golden prompts of that kind, and the longest plan and the largest pool in any."""
+    """The prompts that training shows a model: golden prompts of that kind, the longest plan and the largest pool."""
 
     golden: Sequence[Golden] = ()
     steps: int = 0
@@ -121,7 +121,7 @@ def _answered(one: Golden, pupil: Pupil, most: int) -> Golden:
 
 
 def _as_decoded(text: str, one: Golden) -> bool:
-    """Whether a server that decodes under the schema can write just this."""
+    """Return True if a server that decodes under the schema can write exactly this."""
     reader = Reader(by_ordinal([str(n) for n in range(one.workers)]), one.steps)
     try:
         steps = (*reader.feed(text), *reader.finish())

@@ -35,7 +35,7 @@ class Standing:
     bought: Interval | None
     """Accuracy beyond what the other arms buy for the same money; None where they all cost more, and for the oracle."""
     front: bool
-    """Whether no other arm is as good for less, or better for as much."""
+    """True if no other arm is as good for less, or better for as much."""
     rewards: tuple[float, ...]
     """At each of `LAMBDAS`."""
     conductor_tokens: float

@@ -36,7 +36,7 @@ STYLE = {"roles": "compact", "words": "worded"}
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a training run has left: its recipe and its chosen weights."""
+    """The result of a training run: its recipe and its chosen weights."""
 
     recipe: Recipe
     weighing: Weights
@@ -46,7 +46,7 @@ class Trained:
 
 
 def trained(folder: Path) -> Trained:
-    """What lies in the folder of a training run."""
+    """Read the folder of a training run. Raises `ConfigInvalid` for a folder without one."""
     try:
         words = (folder / "card.json").read_text()
         weights = torch.load(folder / "model.pt", weights_only=True, map_location="cpu")
@@ -76,7 +76,7 @@ def leave(out: Path) -> Manifest:
 
 
 def export_adapter(source: Trained, base: Path, folder: Path, title: str, rank: int) -> Manifest:
-    """What training has changed in the projections, as a LoRA adapter of an exported model; the folder must be new or
+    """Write the change of the projections by training as a LoRA adapter of an exported model; the folder must be new or
     empty. A change of more than this rank is cut to it, and a change of other weights is left out: what is measured,
     and what the golden plans are, is the base under this adapter.
     """
@@ -137,7 +137,7 @@ def loaded(folder: Path) -> Conductor:
 
 
 def _fits(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
-    """Whether these are weights of a model of this size."""
+    """Return True if these are weights of a model of this size."""
     sizes = {name: parameter.shape for name, parameter in conductor.weights.items()}
     return sizes == {name: tensor.shape for name, tensor in weights.items()}
 

@@ -50,7 +50,7 @@ _MARKED = re.compile(r"(?:\(([A-Z])\)|\*\*([A-Z])\*\*|\b(?:[Oo]ption|[Cc]hoice)\
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What an answer is worth, from 0 (wrong) to 1 (right), and in a few words why. The words hold nothing of it."""
+    """The worth of an answer, from 0 (wrong) to 1 (right), and in a few words why. The words hold nothing of it."""
 
     score: float
     reason: str
@@ -75,7 +75,7 @@ class Exact:
 
     expected: tuple[str, ...]
     case: bool = False
-    """Whether upper and lower case differ."""
+    """True if upper and lower case differ."""
     kind: str = field(default="exact", init=False)
 
     def grade(self, answer: str) -> Grade:
@@ -101,7 +101,7 @@ class Numeric:
     tolerance: Fraction = Fraction(0)
     """How far off it may be at most."""
     relative: Fraction = Fraction(0)
-    """The same as a share of the expected number; the larger of the two counts."""
+    """The tolerance as a share of the expected number; the larger of the two counts."""
     kind: str = field(default="numeric", init=False)
 
     def grade(self, answer: str) -> Grade:
@@ -206,7 +206,7 @@ def grader(spec: object, execute: Execute | None = None) -> Grader:
 
 
 def conclusion(answer: str) -> str | None:
-    """What an answer says that it comes to; None if it does not say so."""
+    """The result that an answer states; None if it does not say so."""
     text = answer[-MOST_CHARS:]
     if (boxed := _boxed(text)) is not None:
         return boxed
@@ -231,7 +231,7 @@ def number_in(answer: str) -> Fraction | None:
 
 
 def _boxed(text: str) -> str | None:
-    """What the last box holds; its braces may nest."""
+    """The content of the last box; its braces may nest."""
     start = text.rfind(_BOXED)
     depth, begin = 1, start + len(_BOXED)
     for at in range(begin, len(text) if start >= 0 else begin):

@@ -50,8 +50,8 @@ class Remembered:
 def remembered(
     rollouts: Sequence[Rollout], weights: Weights, beta: float = BETA, cap: float = CAP
 ) -> tuple[list[Remembered], Counter[str]]:
-    """What can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and how many rollouts
-    cannot, by reason. Only those that can count in a mean."""
+    """The runs that can be learned from, each weighted by exp(advantage / beta) as in `rollouts.scored`; and the number
+    of those that cannot, by reason. Only those that can count in a mean."""
     kept: list[tuple[Rollout, tuple[Problem, Pool, Plan]]] = []
     skipped: Counter[str] = Counter()
     for one in rollouts:
@@ -67,7 +67,7 @@ def remembered(
 def learned_from(
     rollouts: Sequence[Rollout], weights: Weights, beta: float, say: Callable[[str], None]
 ) -> list[Remembered]:
-    """What the small conductor learns from, having said what it leaves out; `ConfigInvalid` if that is all of it."""
+    """The runs that the small conductor learns from; reports those left out. Raises `ConfigInvalid` if none is left."""
     found, skipped = remembered(rollouts, weights, beta)
     counts = [one.weight for one in found]
     worth = sum(counts) ** 2 / sum(count**2 for count in counts) if counts else 0.0

@@ -41,7 +41,7 @@ class Wanted:
     tier: str | None = None
     tenant: str | None = None
     rated: bool = False
-    """Whether a run needs a rating."""
+    """True if only rated runs are wanted."""
 
 
 def rollout(record: Record, catalogs: Mapping[str, Catalog], ratings: Sequence[Feedback], wanted: Wanted) -> Rollout:

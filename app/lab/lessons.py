@@ -1,4 +1,4 @@
-"""What training and evaluation draw: a task, a pool, and the order in which the pool is shown."""
+"""The lessons that training and evaluation draw: a task, a pool, and the order in which the pool is shown."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,8 +13,8 @@ from app.providers.rehearsal.task_families import FAMILIES, LEVELS, Family, Prob
 
 Split = Literal["train", "held-out tasks", "unseen paraphrases", "unseen families", "random pools"]
 SPLITS: tuple[Split, ...] = ("held-out tasks", "unseen paraphrases", "random pools", "unseen families")
-"""What is evaluated: fresh tasks of the standard pool; the same in phrasings, or of families, that training never
-meets; fresh tasks over pools and prices that training never meets."""
+"""The splits of the evaluation: fresh tasks of the standard pool; the same in phrasings, or of families, that
+training never meets; fresh tasks over pools and prices that training never meets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Lesson:
     order: tuple[int, ...]
 
     def prompt(self, noise: Random | None = None, share: float = 0.0, form: Form = ROLES) -> list[int]:
-        """What the conductor reads."""
+        """The tokens that the conductor reads."""
         return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
 
     def shuffled(self, random: Random) -> "Lesson":

@@ -1,4 +1,4 @@
-"""What a journal tells of decisions that were left to chance, and what other policies would have done in their place.
+"""Journaled decisions that were drawn at random, and the choices that other policies would have made instead.
 
 Two layers leave such decisions. A selector journals the probability of every arm (`plan.opened`, `decision`). A
 conductor that is a model tells the probability of each worker that it named (`plan.step`), given what it had written
@@ -50,7 +50,7 @@ class Decided:
 
     @property
     def chance(self) -> bool:
-        """Whether anything else could have come about."""
+        """True if another choice was possible."""
         return self.propensity < 1.0
 
 
@@ -78,7 +78,7 @@ def _planned(made: PlanOpened, steps: Sequence[PlanStep], odds: Sequence[float])
 
 
 def choice(policy: str, one: Decided) -> Policy | None:
-    """What a policy would have done in the place of a decision; None if it could not have done it there."""
+    """The choice that a policy would have made in the place of a decision; None if it could not have done it there."""
     if policy == UNIFORM:
         return _uniform(one)
     if policy == GREEDY:
@@ -106,7 +106,7 @@ def _possible(arm: str, one: Decided) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Beliefs:
-    """What a tier's selector has learned, and what it chooses among."""
+    """The state that a tier's selector has learned, and the arms that it chooses among."""
 
     posterior: Posterior
     spec: SelectorSpec
@@ -133,7 +133,7 @@ def worth(given: Sequence[Feedback], usd: int, spec: SelectorSpec | None) -> flo
 
 
 def score(given: Sequence[Feedback]) -> float | None:
-    """What a run was held to be worth: the mean over sources of the latest score of each; None: by nobody. What callers
+    """The rating of a run: the mean over sources of the latest score of each; None: by nobody. What callers
     did, without saying anything, has no score."""
     latest = {
         (one.kind, one.source): one.score

@@ -1,4 +1,4 @@
-"""What a trained conductor is, in one file beside its weights: `baton.json`.
+"""The manifest of a trained conductor, in one file beside its weights: `baton.json`.
 
 Whoever serves it can see what it was made from, and whether what runs fits it: base model, tokenizer, prompt, the
 plan's schema. A version's name ends in the beginning of its weights' hash, so that two versions never share one.
@@ -21,11 +21,11 @@ from app.errors import ConfigInvalid
 MANIFEST, GOLDEN = "baton.json", "golden.jsonl"
 WEIGHTS: Mapping[str, str] = {"model": "model.safetensors", "adapter": "adapter_model.safetensors"}
 PARTS = "model.safetensors.index.json"
-"""What large models have instead: which file each weight is in."""
+"""The index that large models have instead: which file each weight is in."""
 TOKENIZER, CHAT = ("tokenizer.json", "tokenizer_config.json"), "chat_template.jinja"
 """Newer libraries write the template apart."""
 DIGITS = 12
-"""Of a hash, in a name."""
+"""Hexadecimal digits of a hash in a version's name."""
 
 
 class Record(BaseModel):
@@ -49,7 +49,7 @@ class Manifest(Record):
     prompt: str
     template: str
     grammar: Literal["xgrammar", "guidance"]
-    """What decodes its plans under the schema; others may not know how its tokens are cut."""
+    """The library that decodes its plans under the schema; others may not know how its tokens are cut."""
     steps: int
     """The longest plan that it was trained on."""
     workers: int
@@ -76,9 +76,9 @@ DEFAULTS: Mapping[str, Any] = {
     "title": "conductor", "prompt": "general", "grammar": "guidance", "steps": 5, "workers": 8,
     "reward": "", "world": "", "commit": "", "evaluation": {},
 }  # fmt: skip
-"""Of what nobody says."""
+"""The manifest's fields where neither training nor the caller gives them."""
 OF_BASE = ("prompt", "grammar", "steps", "workers")
-"""What an adapter has from its base."""
+"""Fields that an adapter takes from its base."""
 
 
 def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) -> Manifest:
@@ -110,7 +110,7 @@ def describe(folder: Path, base: Path | None, golden: Path | None, **told: Any) 
 
 
 def _left(folder: Path) -> tuple[Manifest | None, list[Golden]]:
-    """What an earlier description says of the weights that are there now."""
+    """The earlier manifest and golden prompts, if they describe the weights that are there now."""
     try:
         found = Manifest.model_validate_json((folder / MANIFEST).read_text())
         golden = [Golden.model_validate_json(line) for line in (folder / GOLDEN).read_text().splitlines()]
@@ -137,7 +137,7 @@ def _check_adapter(folder: Path) -> None:
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal."""
+    """The SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -153,7 +153,7 @@ def version(title: str, digest: str) -> str:
 
 
 def weights_sha256(folder: Path, kind: str) -> str:
-    """Of the file that holds the weights, or over those of its parts. `ConfigInvalid` if there are none."""
+    """The SHA-256 of the file that holds the weights, or over those of its parts. `ConfigInvalid` if there are none."""
     files = _weights(folder, kind)
     if not all((folder / name).is_file() for name in files):
         absent = [f"{folder}: has no {WEIGHTS[kind]}; name a folder that has, with or without --base"]
@@ -173,7 +173,7 @@ def _weights(folder: Path, kind: str) -> list[str]:
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """Of the tokenizer's files in a folder. `ConfigInvalid` if they are not there."""
+    """The SHA-256 of the tokenizer's files in a folder. `ConfigInvalid` if they are not there."""
     chat = [CHAT] if (folder / CHAT).is_file() else []
     try:
         return sha256(b"\0".join((folder / name).read_bytes() for name in (*TOKENIZER, *chat)))
@@ -238,6 +238,6 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def _digest(place: Path) -> str:
-    """Of a file, which may be larger than memory."""
+    """The SHA-256 of a file, which may be larger than memory."""
     with place.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

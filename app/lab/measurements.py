@@ -1,4 +1,4 @@
-"""What an arm did for a task, in figures: one row for each task, arm and repeat, made from the run's own journal.
+"""The measurements of an arm on a task: one row for each task, arm and repeat, made from the run's own journal.
 
 A row without an answer counts as wrong and is never dropped. Where nobody could be reached to answer (`outage`) the row
 says so apart: that is no verdict on the plan, and a table shows how many there were.
@@ -17,7 +17,7 @@ OUTAGE_STATUS = (502, 503)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run; tokens are those of all its calls, retries included."""
+    """The figures of one run; tokens are those of all its calls, retries included."""
 
     conductor_input: int = 0
     conductor_output: int = 0
@@ -34,7 +34,7 @@ class Figures:
     """Hash of the accepted plans' workers and access lists; the words of subtasks do not count."""
     degraded: bool = False
     invalid: bool = False
-    """Whether a plan was rejected."""
+    """True if a plan was rejected."""
     catalog: str = ""
     """Digest of the pool that the run was admitted with."""
 
@@ -59,7 +59,7 @@ class Measure(Figures):
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """What it is the row of."""
+        """The task, arm and repeat that this row belongs to."""
         return self.task, self.arm, self.repeat
 
 

@@ -54,13 +54,13 @@ class Estimate:
     high: float
 
     def holds(self, truth: float) -> bool:
-        """Whether the interval covers it."""
+        """Return True if the interval covers this value."""
         return self.low <= truth <= self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the log tells of another policy. `ahead` is by how much `dr` is above the log's own mean, row by row."""
+    """The estimate of another policy from the log. `ahead` is `dr` less the log's own mean, row by row."""
 
     rows: int
     ess: float
@@ -105,7 +105,7 @@ class Log:
         self._models = _crossed(rows, self._vectors)
 
     def report(self, target: Sequence[Policy]) -> Report:
-        """What the policy `target`, given as its choice in each row's place, would have earned."""
+        """Estimate the reward of the policy `target`, which is given as its choice in each row's place."""
         rows = self._rows
         full = [choice.get(row.action, 0.0) / row.propensity for row, choice in zip(rows, target, strict=True)]
         weights = [min(CAP, weight) for weight in full]
@@ -141,7 +141,7 @@ class Log:
 
 
 def mean(values: Sequence[float], doubt: float = 0.0) -> Estimate:
-    """Of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
+    """The mean of at least one value, with the normal interval; `doubt` is a standard error of another kind."""
     value, error = _averaged(values)
     wide = WIDE * math.hypot(error, doubt)
     return Estimate(value, value - wide, value + wide)
@@ -209,12 +209,12 @@ class Model:
 
 
 def _vector(features: Sequence[float]) -> Vector:
-    """With a constant in the first place."""
+    """The features after a constant."""
     return [(0, 1.0), *((place, value) for place, value in enumerate(features, 1) if value)]
 
 
 class _Sums:
-    """What a regression needs to know of its rows: the lower half of X'X, and X'y."""
+    """The sums that a regression needs of its rows: the lower half of X'X, and X'y."""
 
     __slots__ = ("moment", "square")
 
@@ -231,7 +231,7 @@ class _Sums:
                 line[j] += x * y
 
     def add(self, other: "_Sums") -> None:
-        """All rows of another."""
+        """Add all rows of another."""
         self.moment = [a + b for a, b in zip(self.moment, other.moment, strict=True)]
         for place, line in enumerate(other.square):
             self.square[place] = [a + b for a, b in zip(self.square[place], line, strict=True)]

@@ -1,4 +1,4 @@
-"""What a plan comes to in a world, exactly: the chance of a right answer, its cost and its wait.
+"""The exact outcome of a plan in a world: the chance of a right answer, its cost and its wait.
 
 Each step that yields a plan or an answer has one hidden bit, good or right; the chance of each bit follows from the
 bits that the step sees. Summing over all bits of at most four steps and both traits of a task is exact and takes
@@ -31,13 +31,13 @@ class Outcome(NamedTuple):
 
 
 def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
-    """What `plan` comes to for tasks of class `kind` = (domain, level)."""
+    """The outcome of `plan` for tasks of class `kind` = (domain, level)."""
     usd, seconds = bill(plan, kind[1], setting.pool)
     return Outcome(right(plan, kind, setting.pool), usd, seconds, setting.weights.worth(usd, seconds))
 
 
 class _Part(NamedTuple):
-    """What a step's odds and price depend on beside its worker."""
+    """The facts beside its worker that a step's odds and price depend on."""
 
     role: str
     works: bool
@@ -78,7 +78,7 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
 
 
 def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:
-    """What each step of a plan depends on, and whether the plan answers at all."""
+    """The facts that each step of a plan depends on, and whether the plan answers at all."""
     return _layout(tuple([step[1:4] for step in plan]))
 
 
@@ -92,7 +92,7 @@ def right(plan: Plan, kind: tuple[int, int], pool: tuple[Profile, ...]) -> float
 
 
 def right_for(plan: Plan, kind: tuple[int, int], trait: float, pool: tuple[Profile, ...]) -> float:
-    """The same for tasks of one trait."""
+    """The chance of a right answer for tasks of one trait."""
     parts, answers = parts_of(plan)
     return _right(plan, parts, kind, trait, pool) if answers else 0.0
 

@@ -58,11 +58,11 @@ def holm(found: Mapping[str, float]) -> dict[str, float]:
 
 
 Point = tuple[float, float]
-"""What an arm costs, and how good it is."""
+"""The cost of an arm, and its quality."""
 
 
 def pareto(points: Mapping[str, Point]) -> set[str]:
-    """Those that no other one beats in one respect without being worse in the other."""
+    """The arms that no other one beats in one respect without being worse in the other."""
     return {
         name
         for name, (cost, good) in points.items()

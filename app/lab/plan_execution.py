@@ -26,7 +26,7 @@ LATER = frozenset({408, 429, 499})
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a plan came to: dollars of its steps' calls, and seconds of their critical path."""
+    """The result of a plan that was executed: dollars of its steps' calls, and seconds of their critical path."""
 
     verdict: Verdict
     usd: float = 0.0

@@ -37,10 +37,10 @@ class Form:
     decode: Callable[[Sequence[int]], Plan]
     """ValueError for what is no plan."""
     strengths: Callable[[Profile], Sequence[str]]
-    """What a card says of its worker's skills, as words of the prompt."""
+    """The part of a card that describes its worker's skills, as words of the prompt."""
 
     def text(self, written: Sequence[int]) -> str:
-        """What a conductor with these tokens has written."""
+        """The text that these tokens stand for."""
         return "".join(self.tokens[token] for token in written)
 
 

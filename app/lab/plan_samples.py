@@ -1,4 +1,4 @@
-"""What a conductor that writes in words has written: whether the service reads it, and some of it to look at."""
+"""Samples of plans in words: the share that the service can read, and some plans to look at."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def told(form: Form, written: Written) -> str:
 
 
 def valid(form: Form, one: Lesson, plan: Plan) -> bool:
-    """Whether the service reads the plan's text as a plan of so many steps by the same workers."""
+    """Return True if the service reads the plan's text as a plan of so many steps by the same workers."""
     names = [one.pool[place].name for place in one.order]
     reader = Reader(by_ordinal(names), STEPS)
     try:

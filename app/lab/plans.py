@@ -95,8 +95,8 @@ FURTHER = STEPS - 1
 
 
 def legal_again(place: int, workers: int) -> tuple[int, ...]:
-    """The same for a plan of a second round: it may end at once, which takes the answer for final, and in its access
-    lists 0 is that answer, so that its own steps are counted from 1."""
+    """The legal tokens of a second round's plan: it may end at once, which takes the answer for final, and in its
+    access lists 0 is that answer, so that its own steps are counted from 1."""
     if place == 1:
         return (2, *legal(1, workers))
     if place > 4 * FURTHER:
@@ -131,7 +131,7 @@ def from_tokens(tokens: Sequence[int]) -> Plan:
 
 
 def to_text(tokens: Sequence[int]) -> str:
-    """What a conductor with these tokens has written."""
+    """The text that these tokens stand for."""
     return "".join(vocabulary()[token] for token in tokens)
 
 
@@ -142,7 +142,7 @@ def to_workflow(plan: Plan, names: Sequence[str]) -> Workflow:
 
 
 def kinds(plan: Plan) -> list[str]:
-    """What each step yields: `plan`, `answer`, or `nothing` where it lacks the question or something to work on:
+    """The result of each step: `plan`, `answer`, or `nothing` where it lacks the question or something to work on:
     an answer to check, two to combine."""
     found: list[str] = []
     for step in plan:

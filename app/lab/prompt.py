@@ -1,4 +1,4 @@
-"""What the small conductor reads: the task's words, and the pool as cards with shuffled ordinals; one token a word.
+"""The prompt of the small conductor: the task's words, and the pool as cards with shuffled ordinals; one token a word.
 
 The ids of plan tokens (of its form, `response_formats.py`) come first, then those of the prompt. A worker's card ends
 with the same token that chooses it in a plan; names are never shown. Words that training does not know are one token,
@@ -74,7 +74,7 @@ def tokens(
 
 
 def _disturbed(task: Sequence[int], noise: Random, share: float, form: Form) -> list[int]:
-    """As a phrasing that nobody has learned might say it: words unknown, left out, others instead, or one too many."""
+    """Disturb a task's words as an unknown phrasing might: words unknown, left out, others instead, or one too many."""
     plain, unknown = _plain(form), _ids(form)[UNKNOWN]
     found: list[int] = []
     for word in task:

@@ -36,12 +36,12 @@ class Rollout:
     """When it was admitted, in seconds since 1970."""
     tier: str
     conductor: str
-    """Who planned."""
+    """The conductor that planned."""
     split: Split
     conversation: Turns
-    """What the caller asked."""
+    """The caller's conversation."""
     prompt: Turns
-    """What a model conductor is shown of it; workers stand there by ordinal."""
+    """The prompt that a model conductor is shown for it; workers stand there by ordinal."""
     completion: str
     """The plan as JSON over these ordinals."""
     workers: tuple[str, ...]
@@ -56,7 +56,7 @@ class Rollout:
     rated: str = ""
     """By whom: kind, source and version."""
     probability: float | None = None
-    """Of the choice of all workers, where it is known."""
+    """The probability of the choice of all workers, where it is known."""
     most: int = 0
     """Steps that its conductor was allowed; 0 in files that do not say."""
     template: str = TEMPLATE
@@ -128,7 +128,7 @@ TURNS = ("conversation", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a model imitates, and how much it counts."""
+    """A plan that a model imitates, and its weight."""
 
     prompt: Turns
     completion: str

@@ -1,4 +1,4 @@
-"""Whether a second round is worth its price: two rounds against one at equal cost, exactly, in the rehearsal world.
+"""The value of a second round at its price: two rounds against one at equal cost, exactly, in the rehearsal world.
 
     python -m app.lab.rounds
 
@@ -34,7 +34,7 @@ LESSONS, RESAMPLES = 1_000, 2_000
 
 
 class Point(NamedTuple):
-    """What a policy costs in dollars and how often it is right, for one class of tasks."""
+    """The dollars and the accuracy of a policy for one class of tasks."""
 
     usd: float
     right: float
@@ -133,7 +133,7 @@ def writers(plan: Plan) -> frozenset[int]:
 def _points(
     pool: Sequence[Profile], plan: Plan, good: Sequence[float], judge: int, second: Second, wrote: frozenset[int]
 ) -> Iterable[Point]:
-    """Of one policy, for each class."""
+    """The points of one policy for each class."""
     doubts = [doubted(pool[judge], right=right, own=judge in wrote) for right in (0, 1)]
     for kind in CLASSES:
         right = again = 0.0
@@ -149,21 +149,21 @@ def _points(
 
 
 def doubted(judge: Profile, *, right: int, own: bool) -> float:
-    """How likely a conductor opens a second round: as likely as a checker finds fault."""
+    """The probability that a conductor opens a second round: as likely as a checker finds fault."""
     if right:
         return 1 - world.logistic(2.2 + 0.7 * judge.checks)
     return world.logistic(judge.checks - 0.5 + (world.SELF if own else 0.0))
 
 
 def judged(judge: Profile, level: int, written: int) -> float:
-    """What it costs to show a conductor the answer, in dollars."""
+    """The cost of showing a conductor the answer, in dollars."""
     return world.usd(judge, PROMPT + QUESTION + PER_LEVEL * level + OUTPUT["reason"], written)
 
 
 def _mended(
     pool: Sequence[Profile], second: Second, kind: tuple[int, int], trait: float, before: int, wrote: frozenset[int]
 ) -> float:
-    """How likely the second plan's answer is right, if the one before was (1) or was not (0)."""
+    """The probability that the second plan's answer is right, if the one before was (1) or was not (0)."""
     if second.solver is not None:
         p = world.solve_chance(pool[second.solver], kind, trait, second.role, None, 0)
         if second.checker is None:
@@ -203,7 +203,7 @@ def _slope(one: Point, other: Point) -> float:
 
 
 def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
-    """What each class comes to if each has the plans that are best for it and a task may cost so many dollars on
+    """The result for each class if each has the plans that are best for it and a task may cost so many dollars on
     average; None if nothing is so cheap."""
     hulls = [frontier(one) for one in points]
     chosen = [hull[0] for hull in hulls]
@@ -221,7 +221,7 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
 
 
 def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
-    """What each class comes to if all have the same plan, or the same two mixed."""
+    """The result for each class if all have the same plan, or the same two mixed."""
     means = [
         Point(sum(point.usd for point in one) / len(points), sum(point.right for point in one) / len(points), float(n))
         for n, one in enumerate(zip(*points, strict=True))

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 def mean_reward(plan: Plan, setting: Setting) -> float:
-    """Of one plan for all classes alike."""
+    """The mean reward of one plan over all classes."""
     return sum(exact.outcome(plan, kind, setting).reward for kind in CLASSES) / len(CLASSES)
 
 
@@ -156,7 +156,7 @@ class Walk:
         return self._chances[key]
 
     def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:
-        """What a plan comes to: the tokens read (for the easiest level) and written of each step, and for each of
+        """Note the outcome of a plan: the tokens read (for the easiest level) and written of each step, and for each of
         `CONTEXTS` the chances of all hidden bits with which its answer is right."""
         worths = self._worths(shape, tokens, workers)
         rewards = [
@@ -172,7 +172,7 @@ class Walk:
                 self._best[place] = (reward, _manned(shape, workers))
 
     def _worths(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int]) -> list[float]:
-        """Of a right answer, by level: what `outcome.bill` says, summed here for all levels at once."""
+        """The worth of a right answer by level: the sums of `outcome.bill`, made here for all levels at once."""
         pool = [self.setting.pool[worker] for worker in workers]
         ends: list[float] = []
         for worker, (_, sees), (_, written) in zip(pool, shape, tokens, strict=True):

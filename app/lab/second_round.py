@@ -23,13 +23,13 @@ BEFORE = PlanStep(0, "reason")
 TAKE: Plan = (BEFORE,)
 """The empty plan."""
 TRUST, DOUBT = 2, 1
-"""What the second prompt ends with: the end of a plan, or that there is more to come."""
+"""The last token of the second prompt: the end of a plan, or that there is more to come."""
 SIGNS = (TRUST, DOUBT)
 Kind = tuple[int, int]
 
 
 class Whole(NamedTuple):
-    """What a run of up to two rounds comes to."""
+    """The outcome of a run of up to two rounds."""
 
     reward: float
     right: float
@@ -48,14 +48,14 @@ class Case(NamedTuple):
 
 
 def judge(pool: Pool) -> Profile:
-    """Who looks at answers: who is said to check, else the dearest."""
+    """The worker that judges answers: one whose card says checking, else the dearest."""
     checkers = [one for one in pool if "checking" in one.strengths.split()]
     return max(checkers or pool, key=lambda one: one.price)
 
 
 @lru_cache(20_000)
 def cases(first: Plan, kind: Kind, pool: Pool, sign: int) -> tuple[Case, ...]:
-    """How a first plan may have come out together with this sign; their chances add up to that of the sign."""
+    """The ways in which a first plan may have ended with this sign; their chances add up to that of the sign."""
     looks = judge(pool)
     own = any(pool[place] == looks for place in writers(first))
     found = []
@@ -86,7 +86,7 @@ def continued(first: Plan, second: Plan, kind: Kind, setting: Setting, sign: int
 
 
 def mended(second: Plan, kind: Kind, case: Case, pool: Pool, hands: frozenset[int]) -> float:
-    """How likely the run's answer is right after a second plan, in this case."""
+    """The probability that the run's answer is right after a second plan, in this case."""
     parts, answers = parts_of(second)
     if not answers:
         return 0.0
@@ -167,6 +167,6 @@ def drawn(random: Random, workers: int) -> Plan:
 def weighed(
     lessons: Sequence[Lesson], chosen: Sequence[tuple[Plan, Sequence[Plan]]], weights: Weights
 ) -> Iterator[Whole]:
-    """What the runs of some lessons come to, given each one's first plan and the second ones."""
+    """The outcomes of the runs of some lessons, given each one's first plan and the second ones."""
     for one, (first, seconds) in zip(lessons, chosen, strict=True):
         yield whole(first, seconds, one.problem.kind, Setting(one.pool, weights))

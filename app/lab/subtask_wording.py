@@ -1,4 +1,4 @@
-"""What a subtask's words come to: which role they ask for, what they say it is about, and phrases to begin with.
+"""The meaning of a subtask's words: which role they ask for, what they say it is about, and phrases to begin with.
 
 A worker of the rehearsal world goes by the words alone, whoever wrote them: by their marks they ask for a role, and
 they name the kind of task rightly or wrongly, point at the task in general, or say nothing of it. The phrases are what
@@ -37,14 +37,14 @@ POINTS = r"\b(?:task|question|problem|answers?)\b"
 
 @cache
 def role_of(subtask: str) -> str:
-    """What a subtask asks for, by its words."""
+    """The role that a subtask asks for, by its words."""
     words = subtask.casefold()
     return next((role for role, mark in ASKS if re.search(mark, words)), "solve")
 
 
 @cache
 def shift(subtask: str, domain: int) -> float:
-    """What a subtask's words add to the margin of whoever carries it out, for a task of this domain."""
+    """The amount that a subtask's words add to the margin of whoever carries it out, for a task of this domain."""
     words = subtask.casefold()
     named = {place for place, name in enumerate(DOMAINS) if re.search(NAMES[name], words)}
     if named:
@@ -73,7 +73,7 @@ SUBJECTS: tuple[tuple[str, ...], ...] = (
     ("the task", "this question"),
     ("it", "this"),
 )
-"""What a step may be said to be about: one of the domains in their order, the task, or nothing that says so."""
+"""The subjects that a step may name: one of the domains in their order, the task, or nothing that says so."""
 GENERAL = 4
 
 

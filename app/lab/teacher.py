@@ -65,7 +65,7 @@ def _shorter(plan: Plan) -> Plan:
 
 
 def _longer(random: Random, plan: Plan, workers: int) -> Plan:
-    """With a check of its answer, or a plan for its first step."""
+    """The plan with a check of its answer, or a plan for its first step."""
     worker = random.randrange(workers)
     if random.random() < 0.5:
         return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))

@@ -17,7 +17,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 BLANK = "\u0120"
 """A blank in the alphabet of byte-level tokenizers; all other characters here stand for themselves."""
 CARD = r"<(?!\$|pool>)|(?<=[a-z])-(?=[a-z])|(?<=[a-z])(?<!<pool)>"
-"""What is removed where cards are read by the word: a card's strengths, `<general-large>`, are then words."""
+"""The marks that are removed where cards are read by the word: `<general-large>` is then two words."""
 
 
 def tokenizer(form: Form = ROLES, context: int = 256) -> PreTrainedTokenizerFast:

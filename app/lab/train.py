@@ -42,7 +42,7 @@ CAVEAT = "Simulated workers: this shows that the training loop learns, not that 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to train, and where to put it."""
+    """A training run: what to train, and the folder for its results."""
 
     out: Path
     recipe: Recipe

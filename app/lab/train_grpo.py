@@ -37,7 +37,7 @@ LAST = 10
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to train, and where to put it. Without questions it is imitation alone."""
+    """A training run: what to train, and the folder for its results. Without questions it is imitation alone."""
 
     out: Path
     recipe: Recipe
@@ -160,7 +160,7 @@ def settings(recipe: Recipe, out: Path) -> dict[str, Any]:
 
 
 def _asked(order: Order) -> dict[str, Any]:
-    """What tells one order from another: a folder is gone on with only by the same one."""
+    """The facts that identify an order: a folder is continued only by the same order."""
     return {
         "recipe": order.recipe.as_json(),
         "origin": dict(order.origin),

@@ -56,7 +56,7 @@ class Recipe:
     entropy: float = 0.01
     """The bonus for undecidedness; it falls to nothing with the learning rate."""
     average: float = 0.98
-    """What a step leaves of the averaged weights, which are the ones that are judged and kept."""
+    """The share of the averaged weights that a step keeps; they are the ones that are judged and kept."""
     ramp: float = 0.1
     """The share of what follows the drills after which cost counts in full."""
     executions: int = 0
@@ -193,7 +193,7 @@ class Trainer:
         return prompt.drill(one.pool, one.order, ordinal, self.form)
 
     def _alone(self, ordinal: int) -> Plan:
-        """What a drill is answered with."""
+        """The plan that answers a drill."""
         text = subtask_wording.phrase(self._random, "solve", subtask_wording.GENERAL) if self.form is WORDS else ""
         return (PlanStep(ordinal, "solve", text=text),)
 
@@ -255,7 +255,7 @@ class Trainer:
         return loss, float(spread.detach() / choices)
 
     def _logprobs(self, prompts: Sequence[Sequence[int]], workers: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each plan the log-probability, and the entropies of its choices summed: both [prompts, group]."""
+        """The log-probability of each plan, and the entropies of its choices summed: both [prompts, group]."""
         scores = self.conductor.scores(prompts, plans[:, :, :-1], workers)
         asked = plans[:, :, 1:] != 0
         chosen = scores.gather(-1, plans[:, :, 1:, None]).squeeze(-1)
@@ -318,5 +318,5 @@ def ended(tokens: Sequence[int]) -> list[int]:
 
 
 def decayed(step: int, steps: int) -> float:
-    """Of a learning rate: ten steps up, then down to a tenth."""
+    """The factor on a learning rate: ten steps up, then down to a tenth."""
     return min((step + 1) / 10, 1.0) * (1 - 0.9 * step / max(steps, 1))

@@ -155,14 +155,14 @@ class Conductor:
         return read, allowed[:, None], torch.cat([torch.arange(longest), behind])[None]
 
     def _masked(self, logits: Tensor, workers: Tensor, states: Tensor) -> Tensor:
-        """Under the grammar, in these states: [prompts, group, length]. After a plan's end nothing is asked."""
+        """Log-probabilities under the grammar in these states, which are [prompts, group, length]."""
         allowed = self._masks[workers[:, None, None], states]
         return logits[..., : len(self.form.tokens)].masked_fill(~allowed, float("-inf")).log_softmax(-1)
 
 
 def masks(form: Form = ROLES) -> Tensor:
-    """By the mask's row (the number of workers; in `roles`, of a second round's plan, SLOTS more) and the grammar's
-    state, which tokens are legal: [rows, states, tokens]."""
+    """The legal tokens: [rows, states, tokens]. A row is a number of workers, SLOTS more for a second round's plan in
+    the form `roles`; a state is the grammar's."""
     table = torch.zeros(form.rows, form.states, len(form.tokens), dtype=torch.bool)
     for row in range(1, form.rows):
         for state in range(form.states):

@@ -36,7 +36,7 @@ from app.lab.training_record import write_card, write_rows
 from app.lab.world import Setting, Weights
 
 DISCOUNT = 0.25
-"""What its own answer counts in a first plan's reward; the rest is the whole run's."""
+"""The share of its own answer in a first plan's reward; the rest is the whole run's."""
 TAUGHT, STEPS, LESSONS, GROUP, DRAWS = 80, 40, 32, 6, 16
 TEACHING, RATE = 1e-3, 3e-4
 EVERY = 20
@@ -46,7 +46,7 @@ Tokens = tuple[int, ...]
 
 
 class _Answer(NamedTuple):
-    """What the conductor is shown: of which lesson and first plan, how often that was written, and with which sign."""
+    """An answer that the conductor is shown: its lesson and first plan, how often that was written, and the sign."""
 
     place: int
     lesson: Lesson
@@ -235,7 +235,7 @@ def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[s
 
 
 def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interval:
-    """Of two rounds over the checkpoint's one."""
+    """The advantage of two rounds over the checkpoint's one."""
     means = resampled({arm: [getattr(one, name) for one in of] for arm, of in runs.items()}, Random(seed), RESAMPLES)
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
@@ -251,7 +251,7 @@ def drawn(split: str, found: Mapping[str, Any]) -> str:
 
 
 def checkpoint(folder: Path) -> tuple[Recipe, Weights, Mapping[str, Tensor]]:
-    """What a training run, or an export of one, has left."""
+    """Read the recipe, the reward weights and the model of a training run or of an export."""
     try:
         card = json.loads((folder / "card.json").read_text())
         if (folder / "model.pt").is_file():

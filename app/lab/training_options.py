@@ -1,4 +1,4 @@
-"""How a chat model is trained to conduct: what can be set, and the figures to begin with. Knows no torch."""
+"""The options of training a chat model to conduct, with their defaults. Imports no torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -12,7 +12,7 @@ FULL_IMITATION, LORA_IMITATION = 1e-5, 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Of one training run. The figures are those for a model of seven billion parameters and LoRA."""
+    """The options of one training run. The figures are those for a model of seven billion parameters and LoRA."""
 
     model: str
     """A folder, or a name that Hugging Face knows."""
@@ -58,5 +58,5 @@ class Recipe:
         return self.imitation_rate or (LORA_IMITATION if self.lora else FULL_IMITATION)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for the card and to tell one recipe from another."""
+        """All options, for the card and to tell one recipe from another."""
         return asdict(self)

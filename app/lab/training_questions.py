@@ -1,4 +1,4 @@
-"""What policy gradients are trained on: questions with a rule for their answers, each before a pool in shuffled order.
+"""The questions of policy-gradient training, each with a rule for its answer and before a pool in shuffled order.
 
 From a task set, from journaled runs (`rollouts.py`; the rules then come from a task set with the same questions), or
 drawn from the rehearsal world.
@@ -41,13 +41,13 @@ class Question:
 
     @property
     def prompt(self) -> Turns:
-        """What the `model` conductor is shown in the service."""
+        """The prompt that the `model` conductor is shown in the service."""
         task = Task(tuple(Message(turn["role"], (Text(turn["content"]),)) for turn in self.rule.conversation))  # type: ignore[arg-type]
         return shown(Brief(task, self.workers, self.limits, self.limits.usd))
 
     @property
     def names(self) -> list[str]:
-        """Of the workers, by ordinal."""
+        """The workers' names, by ordinal."""
         return [worker.name for worker in self.workers]
 
 

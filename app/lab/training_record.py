@@ -1,4 +1,4 @@
-"""What a training run leaves beside its weights: curve as CSV and, where matplotlib is installed, PNG; and its card."""
+"""The files of a training run beside its weights: its card, and the curve as CSV and, with matplotlib, as PNG."""
 
 import csv
 import hashlib
@@ -49,7 +49,7 @@ def software() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the code that runs, with a plus sign if it was changed since; empty where that cannot be known."""
+    """The commit of the code that runs, with a plus sign if it was changed since; empty where that cannot be known."""
     here = Path(__file__).parent
     asked = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:

@@ -61,7 +61,7 @@ class Profile:
     """Output tokens per second."""
 
     def __hash__(self) -> int:
-        """Of what pools differ in: training looks workers up a hundred thousand times a second."""
+        """Hash only the fields in which pools differ: training looks workers up a hundred thousand times a second."""
         return hash((self.name, self.price))
 
 
@@ -103,7 +103,7 @@ def standard_pool() -> Pool:
 
 
 def held_out(names: Sequence[str]) -> bool:
-    """Whether a pool of these workers is kept from training: one in four, and never the standard one."""
+    """Return True if a pool of these workers is kept from training: one in four, and never the standard one."""
     known = list(profiles())
     mask = sum(1 << known.index(name) for name in names)
     return mask != 0b111111 and mask * 2_654_435_761 % 2**32 % 4 == 0
@@ -121,7 +121,7 @@ def draw_pool(random: Random, *, unseen: bool) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a right answer is worth: 1, less these shares of a full cost and a full wait. Wrong is 0."""
+    """The worth of a right answer: 1, less these shares of a full cost and a full wait. Wrong is 0."""
 
     cost: float = 0.30
     wait: float = 0.10
@@ -129,7 +129,7 @@ class Weights:
     full_seconds: float = 12.0
 
     def worth(self, usd: float, seconds: float) -> float:
-        """Of a right answer; falls strictly with its cost up to the cap, and stays above 0."""
+        """The worth of a right answer; it falls strictly with its cost up to the cap, and stays above 0."""
         return 1 - self.cost * min(1.0, usd / self.full_usd) - self.wait * min(1.0, seconds / self.full_seconds)
 
 
@@ -142,21 +142,21 @@ def logistic(value: float) -> float:
 
 
 def plan_chance(worker: Profile, level: int, crowd: int) -> float:
-    """That its plan is a good one."""
+    """The chance that its plan is a good one."""
     return logistic(worker.plans - 0.35 * DIFFICULTY[level] + 0.4 + SLOPE * CROWDS * crowd)
 
 
 def solve_chance(
     worker: Profile, kind: tuple[int, int], trait: float, role: str, plan: int | None, crowd: int
 ) -> float:
-    """That it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
+    """The chance that it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
     helped = REASON_HELPS if role == "reason" else 0.0
     guided = 0.0 if plan is None else PLAN_HELPS if plan else PLAN_MISLEADS
     return logistic(SLOPE * (_margin(worker, kind, trait) + helped + guided + CROWDS * crowd))
 
 
 def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, own: bool, crowd: int) -> float:
-    """That a checked answer is right: a right one is kept, a wrong one is found wrong and solved anew."""
+    """The chance that a checked answer is right: a right one is kept, a wrong one is found wrong and solved anew."""
     if right:
         return logistic(2.2 + 0.7 * worker.checks + SLOPE * CROWDS * crowd)
     finds = logistic(worker.checks - 0.5 + (SELF if own else 0.0))
@@ -164,7 +164,7 @@ def check_chance(worker: Profile, kind: tuple[int, int], trait: float, right: in
 
 
 def combine_chance(worker: Profile, kind: tuple[int, int], trait: float, right: int, count: int, crowd: int) -> float:
-    """That the right one of `count` answers, of which `right` are, is given: weak judges follow the majority."""
+    """The chance that a right answer is given, where `right` of `count` answers are: weak judges take the majority."""
     if not right:
         return 0.0
     spoiled = SLOPE * CROWDS * crowd
@@ -178,12 +178,12 @@ def _margin(worker: Profile, kind: tuple[int, int], trait: float) -> float:
 
 
 def usd(worker: Profile, read: int, written: int) -> float:
-    """Of one call, in dollars."""
+    """The cost of one call, in dollars."""
     return worker.price * (written + INPUT_SHARE * read) / 1e6
 
 
 def seconds(worker: Profile, written: int) -> float:
-    """Of one call."""
+    """The duration of one call, in seconds."""
     return OVERHEAD + written / worker.pace
 
 

@@ -48,7 +48,7 @@ def tokens(text: str) -> list[str]:
 
 
 def evaluate(text: str, values: Mapping[str, Fraction] | None = None) -> Fraction:
-    """What the expression comes to; raises Unreadable."""
+    """The value of the expression; raises Unreadable."""
     reader = _Reader(tokens(text), values or {})
     result = reader.sum(0)
     if reader.left:

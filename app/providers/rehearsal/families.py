@@ -1,4 +1,4 @@
-"""What the rehearsal workers can solve: small families of tasks, each by real computation.
+"""The readers of the questions that rehearsal workers can solve: small families of tasks, each by real computation.
 
 Order matters: the special readings come before the general ones. Long texts are refused before any pattern sees them.
 """

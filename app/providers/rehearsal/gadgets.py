@@ -1,4 +1,4 @@
-"""How a rehearsal worker uses the caller's tools: which one fits the question, with what arguments, what comes of it.
+"""The use of the caller's tools by a rehearsal worker: the tool that fits, its arguments, and the answer that results.
 
 It goes by words alone: a tool fits if its name or description shares a word with the question, or if it calculates and
 there is something to calculate.
@@ -63,7 +63,7 @@ def told(messages: Sequence[Message]) -> str | None:
 
 
 def _value(text: str) -> str:
-    """What a result says: the one figure in a JSON object, or the text as it is."""
+    """The value in a tool's result: the one figure in a JSON object, or the text as it is."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -75,7 +75,7 @@ def _value(text: str) -> str:
 
 
 def _fit(tool: Tool, question: str) -> int:
-    """How well a tool fits a question; 0: not at all."""
+    """A score of how well a tool fits a question; 0 if it does not."""
     said = set(WORD.findall(f"{tool.name} {tool.description}".lower().replace("_", " ")))
     shared = len((said & set(WORD.findall(question.lower()))) - COMMON)
     problem = solve(question) if said & CALCULATES else None

@@ -1,4 +1,4 @@
-"""What each rehearsal worker is really good at, and how it answers from what it was shown.
+"""The rehearsal workers' hidden skills, and their answers to the messages that they are shown.
 
 A skill is the probability of a right answer, by family and difficulty. The dice are hashes of the worker, the question
 and the seed: the same call always gets the same answer. A worker knows only its messages: whoever sees neither the
@@ -44,7 +44,7 @@ class Mind:
     """The least skill with which it judges somebody else's answer."""
 
     def skill(self, problem: Problem) -> float:
-        """How likely it solves this one alone."""
+        """The probability that it solves this one alone."""
         return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
 
 
@@ -61,7 +61,7 @@ def minds() -> dict[str, Mind]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a worker's messages hold: the caller's question if it may see it, earlier answers, its subtask."""
+    """The content of a worker's messages: the caller's question if it may see it, earlier answers, its subtask."""
 
     question: str
     subtask: str
@@ -137,6 +137,6 @@ def _without_problem(shown: Shown) -> str:
 
 
 def _wants_plan(subtask: str) -> bool:
-    """Whether the subtask asks for a plan and not for an answer by one."""
+    """Return True if the subtask asks for a plan and not for an answer by one."""
     wants = re.search(r"\b(?:plan|outline|work out how|strategy)\b", subtask, re.IGNORECASE)
     return bool(wants) and not re.search(r"final answer|following the plan|follow the plan", subtask, re.IGNORECASE)

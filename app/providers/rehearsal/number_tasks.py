@@ -54,7 +54,7 @@ def divisor(slots: Slots) -> Worked:
 
 
 def remainder(slots: Slots) -> Worked:
-    """What is left over; ValueError for a division by nothing."""
+    """The remainder; ValueError for a division by zero."""
     if not int(slots["b"]):
         raise ValueError
     found = int(slots["a"]) % int(slots["b"])

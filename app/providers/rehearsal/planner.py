@@ -1,4 +1,4 @@
-"""How the rehearsal conductor plans: it reads the prompt, finds the family, and chooses by the cards.
+"""The planner of the rehearsal conductor: it reads the prompt, finds the family, and chooses by the cards.
 
 Easy questions get one step. Hard ones get plan, solve and check, or two independent solvers and a judge, as far as the
 step limit allows. What it emits is a plan as `plan/parse.py` defines it; it knows the workers by ordinal only. Shown
@@ -48,7 +48,7 @@ class Choice:
 
 
 def is_plan_schema(schema: Mapping[str, Any] | None) -> bool:
-    """Whether a schema asks for a plan."""
+    """Return True if a schema asks for a plan."""
     return bool(schema) and "steps" in (schema or {}).get("properties", {})
 
 

@@ -30,7 +30,7 @@ class Family:
     draw: Callable[[Random, int], Slots]
     work: Callable[[Slots], tuple[str, str, int]]
     slots: Mapping[str, str]
-    """What each slot may hold, as a pattern."""
+    """The pattern of each slot's text."""
     phrasings: tuple[str, ...]
     held_out: bool = False
 

@@ -45,7 +45,7 @@ def reverse(slots: Slots) -> Worked:
 
 
 def count(slots: Slots) -> Worked:
-    """How often the letter occurs."""
+    """The number of times that the letter occurs."""
     found = slots["w"].count(slots["l"])
     return str(found), str(found + 1), _level(slots["w"].split(", "))
 

@@ -157,7 +157,7 @@ def comparison(text: str) -> Problem | None:
 
 
 def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
-    """Everyone from the highest to the lowest, if the facts leave exactly one order."""
+    """All names from the highest to the lowest, if the facts leave exactly one order."""
     names = {name for pair in above for name in pair}
     order: list[str] = []
     while names:
