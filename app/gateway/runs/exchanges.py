@@ -61,21 +61,16 @@ def _used(at: float | None, usage: Usage, usd: int) -> dict[str, Any]:
 
 
 def exchanges(step: StepState, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Each use of tools by a step: which, when, and when the results came."""
+    """Each use of tools by a step, with its calls and the times of the calls and of their results."""
     asked = [(at, fact) for at, fact in dated(events, StepAwaitingTool) if fact.n == step.n]
     came = [at for at, fact in dated(events, StepToolResults) if fact.n == step.n]
     answered: list[float | None] = [*came, *[None] * (len(asked) - len(came))]
-    return [
-        {
-            "turn": exchange.turn,
-            "attempt": exchange.call,
-            "worker": exchange.worker,
-            "at": asked_at,
-            "calls": [{"id": call.id, "name": call.name} for call in fact.calls],
-            "answered_at": answered_at,
-        }
-        for exchange, (asked_at, fact), answered_at in zip(step.exchanges, asked, answered, strict=True)
-    ]
+    shown: list[dict[str, Any]] = []
+    for exchange, (asked_at, fact), answered_at in zip(step.exchanges, asked, answered, strict=True):
+        calls = [{"id": call.id, "name": call.name} for call in fact.calls]
+        use = {"at": asked_at, "calls": calls, "answered_at": answered_at}
+        shown.append({"turn": exchange.turn, "attempt": exchange.call, "worker": exchange.worker, **use})
+    return shown
 
 
 def refs(step: StepState) -> set[str]:
