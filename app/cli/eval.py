@@ -28,6 +28,7 @@ from app.errors import ConfigInvalid, OursError
 from app.lab.comparison import Table, table
 from app.lab.grading import VERSION
 from app.lab.measurements import Measure, mixture, of_json
+from app.network.http_client import async_client
 from app.process.config import configure
 
 OWN = "tier"
@@ -108,8 +109,8 @@ async def _client(asked: argparse.Namespace, environ: Mapping[str, str], out: Pa
     if not key:
         raise ConfigInvalid(["--key: the service needs a key; give one here or in BATON_API_KEY"])
     url = asked.url.rstrip("/").removesuffix("/v1")
-    limits = httpx.Limits(max_connections=asked.concurrency)
-    async with httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, limits=limits) as client:
+    headers = {"authorization": f"Bearer {key}"}
+    async with async_client(base_url=url, headers=headers, connections=asked.concurrency) as client:
         yield client
 
 

@@ -18,6 +18,7 @@ from app.errors import ConfigInvalid, PlanRejected
 from app.lab.reward import Verdict
 from app.lab.rollouts import RIGHT, critical
 from app.lab.training_questions import Question
+from app.network.http_client import async_client
 
 OVER_BUDGET = "run_over_budget"
 """The one error that is the plan's own: it costs more than a run may."""
@@ -55,15 +56,13 @@ class Executor:
         """`transport` takes the place of the network."""
         self._place = place
         self._free = asyncio.Semaphore(place.concurrency)
-        limits = httpx.Limits(max_connections=place.concurrency, max_keepalive_connections=place.concurrency)
         headers = {"Authorization": f"Bearer {place.key}"}
-        self._client = httpx.AsyncClient(
+        self._client = async_client(
             base_url=place.url,
             headers=headers,
-            limits=limits,
-            timeout=place.deadline,
+            connections=place.concurrency,
+            timeout=httpx.Timeout(place.deadline),
             transport=transport,
-            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:

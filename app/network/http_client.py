@@ -48,12 +48,14 @@ def async_client(
     base_url: str = "",
     route: Route = DIRECT,
     proxy_credentials: str | None = None,
+    transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
     """A client that opens its connections when it is first used, in the event loop of that moment. Close it.
 
     `connections` bounds those that are open at a time; 0 means that the callers bound them. A request waits for a free
     one as long as `timeout.pool` says. `proxy_credentials` are the `user:password` of the route's proxy. Raises
-    ConfigInvalid if the route's files cannot be used; errors of requests are httpx's `TransportError`s, and OSErrors.
+    ConfigInvalid if the route's files cannot be used. `transport` replaces the network. Errors of requests are httpx's
+    `TransportError`s, and OSErrors.
     """
     proxy = None
     if route.proxy:
@@ -64,7 +66,7 @@ def async_client(
         base_url=base_url,
         headers=headers,
         timeout=timeout,
-        transport=Transport(context=tls.context(route), connections=connections, proxy=proxy),
+        transport=transport or Transport(context=tls.context(route), connections=connections, proxy=proxy),
         trust_env=False,
     )
 
