@@ -30,7 +30,7 @@ from app.providers.turns import Called, Kept, Result, Said, inline, turns
 BASE_URL = "https://api.anthropic.com"
 VERSION = "2023-06-01"
 UNSUPPORTED = frozenset(("seed", "presence_penalty", "frequency_penalty", "logit_bias"))
-"""Names of `Sampling` that the format has no place for. It has no log-probabilities either."""
+"""Fields of `Sampling` that the format does not have. It has no log-probabilities either."""
 OPTIONS: dict[str, tuple[str, ...]] = {"anthropic_version": ()}
 FINISH: dict[str, Finish] = {
     "end_turn": "stop",
@@ -41,7 +41,7 @@ FINISH: dict[str, Finish] = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-"""Any other reason ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+"""Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 LOOSE = frozenset(
     [
         "minimum",
@@ -65,7 +65,7 @@ class AnthropicProvider:
     """Anthropic's endpoint, or one that speaks its format."""
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
-        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
+        """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Anthropic's own; `/v1` may end it."""
         options.check(spec, OPTIONS)
         headers = {"anthropic-version": spec.options.get("anthropic_version", VERSION)}
         base_url = (spec.base_url or BASE_URL).rstrip("/").removesuffix("/v1")
@@ -74,7 +74,7 @@ class AnthropicProvider:
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 
     def render(self, request: Request) -> bytes:
-        """The exact request body; see `protocol.Provider`."""
+        """Return the exact request body; see `protocol.Provider`."""
         talk = turns(request.messages)
         body: dict[str, Any] = {"model": request.worker.model, "max_tokens": request.sampling.max_tokens}
         if talk.instructions:
@@ -130,12 +130,12 @@ def _block(part: Part) -> dict[str, Any]:
 
 
 def _id(id_: str) -> str:
-    """An id of the letters that Anthropic takes."""
+    """Return an id with the characters that Anthropic accepts."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", id_)
 
 
 def _trim(blocks: list[dict[str, Any]]) -> None:
-    """A last turn of the assistant is the answer's beginning, and may not end in white space."""
+    """Strip the end of a last turn of the assistant: it is the answer's beginning and may not end in white space."""
     if blocks and blocks[-1]["type"] == "text":
         blocks[-1]["text"] = blocks[-1]["text"].rstrip()
         if not blocks[-1]["text"] and len(blocks) > 1:
@@ -156,7 +156,7 @@ def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]
 
 
 def _loosened(schema: object) -> Any:
-    """The schema without what Anthropic refuses; what stands in `properties` are names, not keywords."""
+    """Return the schema without the keywords that Anthropic refuses; keys of `properties` are names, not keywords."""
     if isinstance(schema, list | tuple):
         return [*map(_loosened, schema)]
     if not isinstance(schema, Mapping):
@@ -187,7 +187,7 @@ class Reply:
 
     @property
     def complete(self) -> bool:
-        """See `http.Reading`: here the marker alone ends an answer."""
+        """See `http.Reading`: only the marker ends an answer here."""
         return self.done
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
@@ -236,7 +236,7 @@ class Reply:
         return {"blocks": list(self._thoughts.values())} if len(self._calls) and self._thoughts else {}
 
     def _begin(self, index: object, block: Mapping[str, Any], pieces: list[Piece]) -> None:
-        """A block, whole or still empty."""
+        """Take a block, whole or still empty."""
         kind = block.get("type")
         if kind == "text":
             self._say(block, pieces)
@@ -248,7 +248,7 @@ class Reply:
             self._thoughts[index] = dict(block)
 
     def _more(self, index: object, delta: Mapping[str, Any], pieces: list[Piece]) -> None:
-        """More of a block."""
+        """Take more of a block."""
         kind = delta.get("type")
         if kind == "text_delta":
             self._say(delta, pieces)

@@ -1,4 +1,4 @@
-"""The JSON that providers send, read with suspicion: an accessor gives the type it promises or raises WorkerMalformed.
+"""Readers for the untrusted JSON of providers: each returns the type that it promises or raises WorkerMalformed.
 
 NaN, infinities and numbers beyond a double are refused with the document; lone surrogates and broken UTF-8 become
 U+FFFD (Gemini has been seen to cut a pair in two), so that every string handed on can be encoded; NUL is text like any
@@ -21,7 +21,7 @@ _ESCAPES = re.compile(
 
 
 def parse(data: bytes, who: str) -> dict[str, Any]:
-    """One JSON object; raises WorkerMalformed for anything else."""
+    """Parse one JSON object; raises WorkerMalformed for anything else."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -32,7 +32,7 @@ def parse(data: bytes, who: str) -> dict[str, Any]:
 
 
 def peek(data: bytes) -> object:
-    """What an error body holds, or None: it only refines what the HTTP status says."""
+    """Parse the body of an error, or return None: it only refines what the HTTP status says."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -40,7 +40,7 @@ def peek(data: bytes) -> object:
 
 
 def inner(value: object, who: str) -> dict[str, Any]:
-    """An object, empty where it is absent."""
+    """Return an object, empty where it is absent."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -49,7 +49,7 @@ def inner(value: object, who: str) -> dict[str, Any]:
 
 
 def rows(value: object, who: str) -> list[dict[str, Any]]:
-    """A list of objects, empty where it is absent."""
+    """Return a list of objects, empty where it is absent."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -61,7 +61,7 @@ def rows(value: object, who: str) -> list[dict[str, Any]]:
 
 
 def words(value: object, who: str) -> str:
-    """Text, empty where it is absent."""
+    """Return text, empty where it is absent."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -70,19 +70,22 @@ def words(value: object, who: str) -> str:
 
 
 def label(value: object) -> str | None:
-    """A short name that is only reported, never believed: a model id."""
+    """Return a short name that is only reported and never relied upon, such as a model id."""
     return value[:200] if isinstance(value, str) and value else None
 
 
 def count(value: object) -> int | None:
-    """A plausible number of tokens, or None."""
+    """Return a plausible number of tokens, or None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= TOKENS else None
 
 
 def usage(into: object, out: object, cached: object = 0, reasoning: object = 0) -> Usage | None:
-    """What was billed, with the subsets kept inside their wholes; None if either whole is missing or both are zero."""
+    """Return the billed tokens, with `cached` and `reasoning` cut to the totals that they are part of.
+
+    None if a total is missing or both are zero.
+    """
     read, written = count(into), count(out)
     if read is None or written is None or read + written == 0:
         return None

@@ -59,7 +59,7 @@ class EmbeddingsProvider:
             yield pieces
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close all connections."""
         await self._endpoint.close()
 
 
@@ -82,11 +82,11 @@ class Vector:
         return self.done
 
     def event(self, data: bytes, pieces: list[Piece]) -> None:
-        """Nothing is streamed in this format."""
+        """Raise WorkerMalformed: nothing is streamed in this format."""
         raise malformed(self._who, "a stream for a vector")
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
-        """Take the reply."""
+        """Parse the reply."""
         document = parse(body, self._who)
         found = rows(document.get("data"), self._who)
         if len(found) != 1:
@@ -112,5 +112,5 @@ class Vector:
         return self._end
 
     def keepsake(self) -> Mapping[str, Any]:
-        """None."""
+        """Return nothing: this format has no tool calls."""
         return {}

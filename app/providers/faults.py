@@ -1,4 +1,4 @@
-"""What a provider's failure is called: one table from HTTP status and provider's word to an error class.
+"""The error class of each failure of a provider: one table from HTTP status, one from the provider's error code.
 
 Sources: the error pages of OpenAI, Anthropic (`error.type`) and Google (`google.rpc.Code`), RFC 9110 (Retry-After). A
 message built here names the worker, its provider and the status, and nothing that the provider or the caller wrote.
@@ -75,21 +75,21 @@ WORDS: dict[str, int] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""A provider's word for a failure, as the HTTP status that means the same."""
+"""The HTTP status that means the same as a provider's error code."""
 
 
 def fault(kind: type[WorkerError], who: str, note: str, retry_after: float | None = None) -> WorkerError:
-    """An error of that class; `who` is the worker and its provider, `note` our own words."""
+    """Return an error of that class; `who` is the worker and its provider, `note` our own words."""
     return kind(f"{kind().message.rstrip('.')} ({who}: {note}).", retry_after=retry_after)
 
 
 def malformed(who: str, note: str) -> WorkerError:
-    """The provider broke its wire format."""
+    """Return the error of a provider that broke its wire format."""
     return fault(WorkerMalformed, who, note)
 
 
 def by_status(who: str, status: int, headers: Mapping[str, str], document: object) -> WorkerError:
-    """The error of an answer that is not 200; `document` is its parsed body, or anything else where it had none."""
+    """Return the error of an answer that is not 200; `document` is its parsed body, or anything else if it had none."""
     error = _error(document)
     kind = _kind(status)
     if 400 <= status < 500 and any(_kind(WORDS.get(word, 400)) is WorkerMisconfigured for word in _words(error)):
@@ -98,7 +98,7 @@ def by_status(who: str, status: int, headers: Mapping[str, str], document: objec
 
 
 def in_stream(who: str, document: object) -> WorkerError:
-    """The error that an event of a 200 stream, or a 200 document, carries."""
+    """Return the error that an event of a 200 stream, or a 200 document, carries."""
     error = _error(document)
     status = next((_numbered(error.get(name)) for name in ("code", "status") if _numbered(error.get(name))), 0)
     status = status or next((WORDS[word] for word in _words(error) if word in WORDS), 500)
@@ -116,14 +116,16 @@ def _kind(status: int) -> type[WorkerError]:
 
 
 def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerError]:
-    """OpenRouter says 403 of words that a model's moderation keeps out: the request's own fault, not the key's."""
+    """Return the class, corrected for OpenRouter, which answers 403 to text that a model's moderation rejects: that is
+    the request's own fault, not the key's."""
     metadata = error.get("metadata")
     flagged = isinstance(metadata, dict) and "flagged_input" in metadata
     return WorkerRefused if flagged and kind is WorkerMisconfigured else kind
 
 
 def _error(document: object) -> dict[str, Any]:
-    """All three nest it under `error`, Google sometimes inside a list; some compatible servers do not nest it."""
+    """Return the error object. All three nest it under `error`, Google sometimes inside a list; some compatible servers
+    do not nest it."""
     if isinstance(document, list) and document:
         document = document[0]
     if not isinstance(document, dict):
@@ -133,7 +135,7 @@ def _error(document: object) -> dict[str, Any]:
 
 
 def _words(error: dict[str, Any]) -> Iterator[str]:
-    """From the finest to the coarsest."""
+    """Yield the error's codes, the most specific one first."""
     for detail in _details(error):
         if isinstance(detail.get("reason"), str):
             yield detail["reason"]
@@ -148,13 +150,14 @@ def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _numbered(value: object) -> int:
-    """A 4xx or 5xx as a number or as digits; 0 for anything else."""
+    """Return a status of 4xx or 5xx that is given as a number or as digits; 0 for anything else."""
     text = str(value) if isinstance(value, str) or type(value) is int else ""
     return int(text) if _STATUS.fullmatch(text) else 0
 
 
 def _retry_after(headers: Mapping[str, str], error: dict[str, Any]) -> float | None:
-    """Seconds, at most a day. `retry-after-ms` is finer than Retry-After; Google says it in the body."""
+    """Return the seconds to wait, at most a day. `retry-after-ms` is finer than Retry-After; Google puts them into the
+    body."""
     milliseconds = _seconds(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return min(milliseconds / 1000, DAY)
@@ -172,7 +175,8 @@ def _seconds(value: object) -> float | None:
 
 
 def _until(date: str | None, now: str | None) -> float | None:
-    """Measured on the provider's own clock, its Date header: clocks differ, and ours is not this module's to read."""
+    """Return the seconds until a date by the provider's own clock, its Date header: clocks differ, and this module does
+    not read ours."""
     try:
         return max((parsedate_to_datetime(date or "") - parsedate_to_datetime(now or "")).total_seconds(), 0.0)
     except (ValueError, TypeError, OverflowError):

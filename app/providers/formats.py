@@ -1,4 +1,4 @@
-"""The adapter of each wire format, by its name in the pool file."""
+"""The adapter of each wire format, by the name of the format in the pool file."""
 
 from collections.abc import Mapping
 

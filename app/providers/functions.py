@@ -1,7 +1,7 @@
-"""Tools as the three wire formats write them: definitions, choices, arguments, and calls that stream in.
+"""Tools in the three wire formats: definitions, choices, arguments, and calls that are streamed.
 
-Sources: openai-openapi 2.3.0; Anthropic's tool use reference; Gemini's function calling reference. What is common to
-all readers is here too: a call gets its number when it begins, and waits for its name.
+Sources: openai-openapi 2.3.0; Anthropic's tool use reference; Gemini's function calling reference. What
+all readers share is here too: a call gets its number when it begins, and is held back until its name has come.
 """
 
 import re
@@ -36,7 +36,7 @@ class Calls:
         return len(self._ids)
 
     def take(self, key: object, id_: str, name: str, arguments: str, pieces: list[Piece]) -> int | None:
-        """More of the call that the server numbers `key`; its number, or None while it has no name yet.
+        """Take more of the call that the server numbers `key`; return its number, or None while it has no name yet.
 
         A name with another id than before under the same key begins another call: some servers number all of them 0.
         """
@@ -55,8 +55,8 @@ class Calls:
         return current
 
     def finish(self, said: Finish) -> Finish:
-        """The turn's end, going by what came: OpenAI says `stop` after a call that was demanded. Raises
-        WorkerMalformed if a call never got its name."""
+        """Return the finish reason that fits the calls which came: OpenAI gives `stop` after a call that was demanded.
+        Raises WorkerMalformed if a call never got its name."""
         if self._held:
             raise malformed(self._who, "a tool call without a name")
         if said in ("stop", "tool_calls"):
@@ -65,12 +65,12 @@ class Calls:
 
 
 def text_of(arguments: object, who: str) -> str:
-    """Arguments as JSON text, however they came."""
+    """Return arguments as JSON text, whether they came as text or as an object."""
     return orjson.dumps(arguments).decode() if isinstance(arguments, dict) else words(arguments, who)
 
 
 def object_of(arguments: str) -> dict[str, Any]:
-    """Arguments as an object, for formats that want one; what is none, in a history from elsewhere, is wrapped."""
+    """Return arguments as an object, for formats that want one; other values, from another history, are wrapped."""
     try:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
@@ -79,9 +79,9 @@ def object_of(arguments: str) -> dict[str, Any]:
 
 
 def for_openai(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
-    """`tools`, `tool_choice` and `parallel_tool_calls`; `strict` says whether the endpoint constrains decoding.
+    """Return `tools`, `tool_choice` and `parallel_tool_calls`; `strict` says that the endpoint constrains decoding.
 
-    It would refuse a strict tool that has optional arguments: such a one is offered as any other.
+    OpenAI refuses a strict tool that has optional arguments, so such a tool is offered without `strict`.
     """
     if not toolbox.tools:
         return {}
@@ -102,7 +102,7 @@ def _function(tool: Tool, strict: bool) -> dict[str, Any]:
 
 
 def openai_calls(calls: Iterable[ToolCall], id_of: Callable[[str], str]) -> list[dict[str, Any]]:
-    """`tool_calls` of an assistant message; `id_of` makes of an id what the endpoint takes."""
+    """Return `tool_calls` of an assistant message; `id_of` converts an id to one that the endpoint accepts."""
     return [
         {"id": id_of(call.id), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -110,7 +110,7 @@ def openai_calls(calls: Iterable[ToolCall], id_of: Callable[[str], str]) -> list
 
 
 def for_anthropic(toolbox: Toolbox, messages: Iterable[Message], strict: Callable[[Any], Any] | None) -> dict[str, Any]:
-    """`tools` and `tool_choice`; `strict` makes of a schema what the endpoint can constrain decoding to.
+    """Return `tools` and `tool_choice`; `strict` converts a schema to one that the endpoint can constrain decoding to.
 
     A conversation that has calls but offers no tools needs their definitions all the same: they are made from the
     names, and may not be called.
@@ -138,7 +138,7 @@ def _anthropic_tool(tool: Tool, strict: Callable[[Any], Any] | None) -> dict[str
 
 
 def for_gemini(toolbox: Toolbox) -> dict[str, Any]:
-    """`tools` and `toolConfig`; the format has no word for one call at a time."""
+    """Return `tools` and `toolConfig`; the format cannot ask for one call at a time."""
     if not toolbox.tools:
         return {}
     body: dict[str, Any] = {"tools": [{"functionDeclarations": [_declaration(tool) for tool in toolbox.tools]}]}
@@ -156,5 +156,5 @@ def _declaration(tool: Tool) -> dict[str, Any]:
 
 
 def gemini_name(name: str) -> str:
-    """Gemini's names begin with a letter or an underscore."""
+    """Return a name as Gemini accepts it: it begins with a letter or an underscore."""
     return name if re.match(r"[A-Za-z_]", name) else f"_{name}"

@@ -28,7 +28,7 @@ from app.providers.turns import Called, Kept, Result, Said, inline, turns
 
 BASE_URL = "https://generativelanguage.googleapis.com"
 UNSUPPORTED = frozenset(("logit_bias",))
-"""Names of `Sampling` that the format has no place for."""
+"""Fields of `Sampling` that the format does not have."""
 FINISH: dict[str, Finish] = {
     "STOP": "stop",
     "MAX_TOKENS": "length",
@@ -42,7 +42,7 @@ FINISH: dict[str, Finish] = {
     "IMAGE_PROHIBITED_CONTENT": "content_filter",
     "IMAGE_RECITATION": "content_filter",
 }
-"""Any other reason ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+"""Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 NONSENSE = frozenset(
     [
         "MALFORMED_FUNCTION_CALL",
@@ -52,7 +52,7 @@ NONSENSE = frozenset(
         "MISSING_THOUGHT_SIGNATURE",
     ]
 )
-"""The model wrote what Gemini itself could not read."""
+"""Finish reasons which mean that Gemini could not parse the model's output."""
 UNSIGNED = "skip_thought_signature_validator"
 UNSPECIFIED = frozenset(("", "FINISH_REASON_UNSPECIFIED", "BLOCK_REASON_UNSPECIFIED"))
 MEDIA = {"png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "webp": "image/webp", "gif": "image/gif"}
@@ -62,7 +62,7 @@ class GeminiProvider:
     """Gemini's endpoint."""
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
-        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means Google's own; a version may end it."""
+        """Open nothing yet; raises ConfigInvalid. An empty `base_url` means Google's own; a version may end it."""
         options.check(spec, {})
         base_url = (spec.base_url or BASE_URL).rstrip("/")
         if not base_url.endswith(("/v1", "/v1beta")):
@@ -72,7 +72,7 @@ class GeminiProvider:
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 
     def render(self, request: Request) -> bytes:
-        """The exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
+        """Return the exact request body; see `protocol.Provider`. The model and the verb are in the URL."""
         talk = turns(request.messages)
         signed = re.search(r"gemini-[12]\b", request.worker.model) is None
         body: dict[str, Any] = {}
@@ -103,12 +103,12 @@ class GeminiProvider:
 
 
 def _resource(model: str) -> str:
-    """`gemini-x`, or a resource name like `tunedModels/x`."""
+    """Return the resource of a model: `gemini-x`, or a resource name like `tunedModels/x`, quoted."""
     return quote(model if "/" in model else f"models/{model}", safe="/")
 
 
 def _parts(said: Said, signed: bool) -> list[dict[str, Any]]:
-    """`signed` says whether the model wants a signature beside the first call of a turn."""
+    """Return the parts of one piece of a turn; `signed`: the model wants a signature with the first call of a turn."""
     if isinstance(said, Kept):
         return []
     if isinstance(said, Called):
@@ -130,7 +130,7 @@ def _its_id(called: Called) -> dict[str, Any]:
 
 
 def _kept(called: Called, what: str) -> str | None:
-    """One of the things that were kept for each call of a turn, if this was among them."""
+    """Return this call's entry of a list in the keepsake, if it has one."""
     values = called.keepsake.get(what, ())
     return values[called.place] if called.place < len(values) else None
 
@@ -164,7 +164,7 @@ class Candidate:
     __slots__ = ("_calls", "_finish", "_ids", "_model", "_names", "_signatures", "_usage", "_who", "done")
 
     def __init__(self, who: str, names: Mapping[str, str] | None = None) -> None:
-        """`names` are the tools' names as they were sent, to those that the caller gave them."""
+        """`names` maps the tools' names as they were sent to the caller's names."""
         self._who = who
         self._names = names or {}
         self._ids: list[str] = []
@@ -243,7 +243,7 @@ class Candidate:
 
 
 def _usage(counts: dict[str, Any]) -> Usage | None:
-    """Candidates and thoughts are both output; a count of zero is left out by the API."""
+    """Return the usage: candidates and thoughts are both output; the API leaves out a count of zero."""
     thoughts = count(counts.get("thoughtsTokenCount", 0))
     written = count(counts.get("candidatesTokenCount", 0))
     out = None if thoughts is None or written is None else thoughts + written

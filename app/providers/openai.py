@@ -2,10 +2,10 @@
 
 Source: the openai-openapi 2.3.0 description and the documentation of those servers. The terminal marker is a choice's
 `finish_reason`: OpenAI ends with `[DONE]`, but some compatible servers just close, and by then the answer is whole.
-`[DONE]` without a `finish_reason` says nothing about the answer, and counts as truncated. Only choice 0 is read (`n` is
-never sent). Reasoning is no part of the answer; of a turn with tool calls it is kept and given back under the names
-under which it came, which DeepSeek and OpenRouter ask for. Tools return text here: images in a result follow it in a
-user's message.
+`[DONE]` without a `finish_reason` says nothing about the answer, so that counts as truncated. Only choice 0 is read
+(`n` is never sent). Reasoning is no part of the answer; of a turn with tool calls it is kept and given back under
+the names under which it came, which DeepSeek and OpenRouter ask for. Tools return text here: images in a
+result follow it in a user's message.
 
 Options: `max_tokens_field` (`max_completion_tokens` on api.openai.com, else `max_tokens`), `stream_options` (`omit` for
 servers that refuse it; then there may be no usage), `developer_role` (`keep` on api.openai.com, else `system`),
@@ -31,7 +31,7 @@ from app.providers.protocol import Request
 
 BASE_URL = "https://api.openai.com/v1"
 UNSUPPORTED: frozenset[str] = frozenset()
-"""Names of `Sampling` that the format has no place for."""
+"""Fields of `Sampling` that the format does not have."""
 OPTIONS = {
     "max_tokens_field": ("max_tokens", "max_completion_tokens"),
     "stream_options": ("send", "omit"),
@@ -41,7 +41,7 @@ OPTIONS = {
     "positional": ("true", "false"),
     "logprobs": ("true", "false"),
 }
-"""The last two say what a conductor may count on: schemas with `prefixItems`, and log-probabilities with a schema."""
+"""The last two say what a conductor may rely on: schemas with `prefixItems`, and log-probabilities with a schema."""
 MOST_LOGPROBS = 20
 FINISH: dict[str, Finish] = {
     "stop": "stop",
@@ -52,16 +52,16 @@ FINISH: dict[str, Finish] = {
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
 }
-"""Any other word ends the answer as `length`: whole it may not be, but what was paid for is not thrown away."""
+"""Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
 BROKEN_OFF = frozenset(("abort", "error", "insufficient_system_resource"))
-"""Finish reasons of vLLM, of OpenRouter and Mistral, and of DeepSeek that mean: the server gave up."""
+"""Finish reasons of vLLM, of OpenRouter and Mistral, and of DeepSeek, which mean that the server aborted."""
 
 
 class OpenAIProvider:
     """One OpenAI-compatible endpoint."""
 
     def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
-        """Opens nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
+        """Open nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
         options.check(spec, OPTIONS)
         secrets = {"authorization": f"Bearer {key}"} if key else {}
         self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
@@ -78,7 +78,7 @@ class OpenAIProvider:
         self.unsupported = options.unsupported(spec, UNSUPPORTED)
 
     def render(self, request: Request) -> bytes:
-        """The exact request body; see `protocol.Provider`."""
+        """Return the exact request body; see `protocol.Provider`."""
         spec = self._spec
         body: dict[str, Any] = {"model": request.worker.model, "messages": self._talk.render(request.messages)}
         body |= _sampling(request.sampling, self._cap, self.unsupported)
@@ -197,11 +197,11 @@ class Completion:
             pieces.extend(_chosen(inner(choice["logprobs"], who), who))
         if reason := words(choice.get("finish_reason"), who):
             if reason in BROKEN_OFF:
-                raise fault(WorkerUnavailable, who, "it broke off its answer")
+                raise fault(WorkerUnavailable, who, "it aborted its answer")
             self._finish = self._finish or FINISH.get(reason, "length")
 
     def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:
-        """More of one tool call; some servers leave out the index, and a whole reply has none."""
+        """Take more of one tool call; some servers leave out the index, and a whole reply has none."""
         who = self._who
         key = place if call.get("index") is None else call["index"]
         function = inner(call.get("function"), who)
@@ -213,7 +213,7 @@ class Completion:
 
 
 def _content(value: object, who: str) -> str:
-    """Text, or the text parts of a list, as Mistral streams it beside its reasoning."""
+    """Return text, or the text parts of a list, as Mistral streams it together with its reasoning."""
     if isinstance(value, list):
         return "".join(words(part.get("text"), who) for part in rows(value, who) if part.get("type") == "text")
     return words(value, who)
@@ -231,7 +231,7 @@ def _chosen(logprobs: Mapping[str, Any], who: str) -> list[Chosen]:
 
 
 def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
-    """A token with its log-probability; None without one. The format lists the chosen token among the likeliest."""
+    """Return a token with its log-probability, or None. The format lists the chosen token among the likeliest."""
     if not isinstance(entry.get("logprob"), float | int):
         return None
     try:
@@ -242,7 +242,7 @@ def _likely(entry: Mapping[str, Any], who: str) -> Likely | None:
 
 
 def _usage(value: object) -> Usage | None:
-    """OpenAI's totals, with DeepSeek's and Moonshot's names for the cached ones.
+    """Return OpenAI's totals; cached tokens have other names at DeepSeek and Moonshot.
 
     Where `total` shows that reasoning was left out of the completion (xAI), it is added.
     """

@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's chat completions take it, and what its many dialects want of tools in it."""
+"""A conversation as messages of OpenAI's chat completions, with the variants of tools in compatible servers."""
 
 import hashlib
 import re
@@ -16,17 +16,17 @@ BASE_62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @record(frozen=True, slots=True)
 class Talk:
-    """How an endpoint wants its messages."""
+    """The variant of messages that an endpoint accepts."""
 
     keep_developer: bool
-    """Whether it knows the role `developer`; else that is `system`."""
+    """True if it knows the role `developer`; else that is `system`."""
     reasoning: bool
-    """Whether reasoning that came with tool calls is given back."""
+    """True if reasoning that came with tool calls is given back."""
     short_ids: bool
-    """Whether ids of tool calls are nine letters and digits and nothing else."""
+    """True if ids of tool calls must be nine letters and digits."""
 
     def render(self, messages: Iterable[Message]) -> list[dict[str, Any]]:
-        """The messages in order; images of tool results follow the results, because those hold text only."""
+        """Return the messages in order; images of tool results follow the results, because those hold text only."""
         rendered: list[dict[str, Any]] = []
         pictures: list[Part] = []
         for message in messages:
@@ -48,7 +48,7 @@ class Talk:
         if role == "developer" and not self.keep_developer:
             role = "system"
         if role == "tool":
-            role = "user"  # A result without the id of its call is only readable as somebody's words.
+            role = "user"  # A result without the id of its call can only be sent as text.
         name = {"name": message.name} if message.name else {}
         return {"role": role, "content": _content(message), **name, **self._calls(message)}
 
@@ -63,7 +63,7 @@ class Talk:
         return {"tool_calls": calls, **message.keepsake.get("message", {})}
 
     def _id(self, id_: str) -> str:
-        """The id, or another one made of it where the endpoint would refuse it: the same each time."""
+        """Return the id, or one derived from it where the endpoint would refuse it; deterministic."""
         if self.short_ids:
             return id_ if re.fullmatch("[A-Za-z0-9]{9}", id_) else _digest(id_, 9)
         return id_ if len(id_) <= LONGEST_ID else f"call_{_digest(id_, 24)}"
@@ -74,7 +74,7 @@ def _digest(text: str, places: int) -> str:
 
 
 def _content(message: Message) -> str | list[dict[str, Any]] | None:
-    """One text as a string, several parts as a list; an assistant that only calls tools says null."""
+    """Return one text as a string, several parts as a list, and None for an assistant that only calls tools."""
     text = _text(message)
     if message.calls and not text:
         return None
@@ -84,7 +84,7 @@ def _content(message: Message) -> str | list[dict[str, Any]] | None:
 
 
 def _text(message: Message) -> str:
-    """What `Message.text` says, sooner: a long conversation is rendered anew for each of its turns."""
+    """Return `Message.text`, faster: a long conversation is rendered anew for each of its turns."""
     parts = message.parts
     return parts[0].text if len(parts) == 1 and isinstance(parts[0], Text) else message.text
 
@@ -97,7 +97,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 class Reasoning:
-    """What a reply brings beside its text that its server wants back with the turn: reasoning, signatures."""
+    """Reasoning and signatures of a reply, which its server wants back with the turn."""
 
     __slots__ = ("_details", "_extras", "_texts")
 
@@ -107,7 +107,7 @@ class Reasoning:
         self._extras: dict[int, Any] = {}
 
     def said(self, said: Mapping[str, Any]) -> None:
-        """Take note of a delta or of a whole message."""
+        """Add the reasoning of a delta or of a whole message."""
         for name in ("reasoning_content", "reasoning"):
             if isinstance(text := said.get(name), str) and text:
                 self._texts.setdefault(name, []).append(text)
@@ -116,12 +116,12 @@ class Reasoning:
                 self._detail(detail)
 
     def extra(self, place: int, extra: object) -> None:
-        """What stands beside one tool call, as Google's signatures do."""
+        """Add the extra content of one tool call, such as Google's signatures."""
         if extra:
             self._extras[place] = extra
 
     def keepsake(self, calls: int) -> dict[str, Any]:
-        """All of it, or nothing where nothing came. `reasoning_details` say what `reasoning` says, only better."""
+        """Return all of it, empty if nothing came. `reasoning_details` replace `reasoning`: they hold more."""
         kept: dict[str, Any] = {}
         if self._details:
             kept["message"] = {"reasoning_details": self._details}
@@ -133,7 +133,7 @@ class Reasoning:
         return kept
 
     def _detail(self, detail: dict[str, Any]) -> None:
-        """Pieces of one detail come one after the other; its texts grow, its other fields are told once."""
+        """Add a piece of a detail: its pieces follow each other, its texts grow, its other fields come once."""
         last = self._details[-1] if self._details else {}
         if not last or any(last.get(name) != detail.get(name) for name in ("type", "index")) or "data" in detail:
             self._details.append(dict(detail))

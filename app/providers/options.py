@@ -1,6 +1,6 @@
-"""What an operator may say about an endpoint beyond its URL: `ProviderSpec.options`, checked as a whole.
+"""The options of an endpoint in the pool file: `ProviderSpec.options`, checked as a whole.
 
-`ignore` is known to all formats: a comma-separated list of sampling parameters that this endpoint does not take
+All formats know `ignore`: a comma-separated list of sampling parameters that this endpoint does not take
 (OpenAI's and Anthropic's newer models answer 400 to `temperature` and `top_p`). They are left out of the request and
 named in the adapter's `unsupported`, so that the gateway can refuse them or record them as ignored. `positional` and
 `logprobs` tell a conductor what the server can decode, `open_schemas` the executor: that no decoder leaves a schema for
@@ -37,7 +37,7 @@ def check(spec: ProviderSpec, known: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def unsupported(spec: ProviderSpec, by_format: frozenset[str]) -> frozenset[str]:
-    """The sampling parameters that this endpoint does not honour."""
+    """Return the sampling parameters that this endpoint does not honour."""
     return by_format | _listed(spec)
 
 

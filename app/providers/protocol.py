@@ -7,8 +7,8 @@ opened. `stream` sends those bytes once and yields what comes back. An adapter
 * ends with exactly one `End`, always last, or raises a `WorkerError`; a stream without the format's terminal marker is
   `WorkerTruncated`, never success; an error event inside a 200 stream is the error that it names;
 * yields batches: all pieces that one network read completed, so that a busy relay coalesces by itself;
-* numbers a turn's tool calls from 0 as they begin, and gives a `Keepsake` before `End` for a turn that has calls, where
-  the provider wants some of it back; it gives it back only in messages that carry it;
+* numbers a turn's tool calls from 0 as they begin, and yields a `Keepsake` before `End` for a turn with calls, if the
+  provider wants data of it back; it sends that only with messages that carry it;
 * reports `End.usage=None` when the provider said nothing, and never guesses;
 * keeps every deadline in `Deadlines` and closes the connection when its consumer stops or is cancelled;
 * attaches its key to its own origin only, follows no redirects, and never lets a key or a body into an error message.
@@ -31,11 +31,11 @@ class Request:
     sampling: Sampling
     form: Form | None = None
     logprobs: int | None = None
-    """How many of the likeliest tokens to ask for beside each token's log-probability; None asks for neither."""
+    """How many of the likeliest tokens to ask for with each token's log-probability; None asks for neither."""
     toolbox: Toolbox = NO_TOOLS
     live: bool = True
-    """Whether somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
-    fraction of the work of a stream; it passes through the same code and gives the same pieces, in one batch."""
+    """True if somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a
+    fraction of a stream's CPU; it passes through the same code and gives the same pieces, in one batch."""
 
 
 class Provider(Protocol):
@@ -43,11 +43,11 @@ class Provider(Protocol):
 
     @property
     def unsupported(self) -> frozenset[str]:
-        """Names of `Sampling` fields that are left out of its requests; each call's intent names those it lost."""
+        """Names of `Sampling` fields that are left out of its requests; each call's intent lists what it lost."""
         ...
 
     def render(self, request: Request) -> bytes:
-        """The exact request body; deterministic, so that an auditor can render it again and compare hashes."""
+        """Return the exact request body; deterministic, so that an auditor can render it again and compare hashes."""
         ...
 
     def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:

@@ -1,19 +1,22 @@
-"""Server-sent events out of raw bytes, as they come.
+"""An incremental parser of server-sent events.
 
-Source: WHATWG HTML, "Server-sent events". Kept are the `data` lines, which is all that the three wire formats need: the
-event's name, where there is one, is repeated inside the data. A lone carriage return, which none of them sends, does
-not end a line here. An event that the stream breaks off before its blank line is dropped, as the standard demands.
+Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the three wire formats need no
+other: the event's name, where there is one, is repeated inside the data. A lone carriage return, which none of them
+sends, does not end a line here. An event that the stream breaks off before its blank line is dropped, as the
+standard demands.
 """
 
 from app.providers.faults import malformed
 
 EVENT_BYTES = 8 << 20
+"""Most bytes of one event, and of a reply that is not streamed."""
 STREAM_BYTES = 64 << 20
+"""Most bytes of a stream."""
 _MARK = b"\xef\xbb\xbf"
 
 
 class EventReader:
-    """Feed it what each read gave, cut anywhere; it gives back the data of the events that this completed."""
+    """Takes the bytes of each read, cut anywhere, and returns the data of the events that they complete."""
 
     __slots__ = ("_data", "_rest", "_size", "_total", "_who")
 
@@ -27,7 +30,7 @@ class EventReader:
         self._total = 0
 
     def feed(self, read: bytes) -> list[bytes]:
-        """The data of each completed event, in order; raises WorkerMalformed beyond 8 MiB an event or 64 MiB in all."""
+        """Return the data of each completed event, in order; raises WorkerMalformed beyond the bounds above."""
         if not self._total:
             read = read.removeprefix(_MARK)
         self._total += len(read)

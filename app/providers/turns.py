@@ -1,6 +1,7 @@
-"""A conversation as Anthropic and Gemini take it: instructions apart, then alternating turns, the user's first.
+"""A conversation in the shape that Anthropic and Gemini need: instructions apart, then alternating turns.
 
-Both refuse empty text and know two roles; results of tools come from the user, in the order of their calls. Nothing is
+The user's turn is the first. Both refuse empty text and know two roles; results of tools come from the user, in the
+order of their calls. Nothing is
 added to a conversation that already fits. A message's `name` has no place in either format and is left out.
 """
 
@@ -13,12 +14,12 @@ from app.core.message.chat import Image, Message, Part, Text, ToolCall
 from app.core.records import record
 
 OPENING = Text("Continue.")
-"""Stands in for the user where a conversation begins with the assistant, or holds nothing but instructions."""
+"""The user's turn where a conversation begins with the assistant, or holds nothing but instructions."""
 
 
 @record(frozen=True, slots=True)
 class Kept:
-    """What the provider wants back with the assistant's message that follows."""
+    """Data that the provider wants back with the assistant's message that follows."""
 
     data: Mapping[str, Any]
 
@@ -53,7 +54,7 @@ class Turns:
 
 
 def turns(messages: Sequence[Message]) -> Turns:
-    """Split and merge; the order of what remains is kept."""
+    """Split the instructions off and merge neighbouring messages of one role; the order is preserved."""
     instructions: list[str] = []
     merged: list[tuple[bool, tuple[Said, ...]]] = []
     known: dict[str, Called] = {}
@@ -77,7 +78,7 @@ def _filled(message: Message) -> tuple[Part, ...]:
 
 
 def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
-    """What a message says; `known` are the calls so far. A result that belongs to none of them is plain words."""
+    """Return the parts of a message; `known` are the calls so far. A result that belongs to none is plain text."""
     if message.call_id in known:
         return (Result(known[message.call_id], _filled(message), message.failed),)
     keepsake = message.keepsake or {}
@@ -87,7 +88,7 @@ def _parts(message: Message, known: dict[str, Called]) -> tuple[Said, ...]:
 
 
 def inline(image: Image) -> tuple[str, str] | None:
-    """(media type, base64) of a `data:` URL; None for a reference."""
+    """Return (media type, base64) of a `data:` URL; None for a reference."""
     if not image.url.startswith("data:"):
         return None
     head, _, data = image.url[5:].partition(",")

@@ -1,8 +1,8 @@
-"""The management side of a vLLM server: which models it answers to, and adapters that come and go while it runs.
+"""The management API of a vLLM server: which models it serves, and loading and unloading adapters while it runs.
 
 For an operator's command line only. No route of the gateway leads here: whoever can load an adapter can put words into
 everybody's plans. vLLM has these paths only if it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING, which it should be
-behind a network that callers cannot reach. What a server says in refusing is shown, so errors are the operator's.
+behind a network that callers cannot reach. Errors show the server's own message, because only operators see them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from app.network.http_client import client
 SECONDS = 120.0
 """Loading an adapter reads it from disk and copies it to the device."""
 SHOWN = 300
-"""Characters of a server's own words."""
+"""Most characters of a server's own message that are shown."""
 Messages = Sequence[Mapping[str, str]]
 
 
@@ -40,11 +40,11 @@ class Management:
         self._client = client(headers=headers, timeout=seconds, route=route, proxy_credentials=proxy_credentials)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
     def models(self) -> list[str]:
-        """Every name that it answers to: its base model's names, and adapters."""
+        """Return every model name that it serves: its base model's names, and adapters."""
         found = self._asked("GET", f"{self._base}/models")
         try:
             return [one["id"] for one in found["data"]]
@@ -56,21 +56,21 @@ class Management:
         self._managed("load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     def unload(self, name: str) -> None:
-        """Let the server forget an adapter."""
+        """Unload an adapter from the server."""
         self._managed("unload_lora_adapter", {"lora_name": name})
 
     def tokens(self, model: str, messages: Messages) -> list[int]:
-        """What the server's tokenizer and chat template make of a conversation."""
+        """Return the tokens of a conversation by the server's tokenizer and chat template."""
         found = self._asked(
             "POST", f"{self._base.removesuffix('/v1')}/tokenize", {"model": model, "messages": list(messages)}
         )
         try:
             return [int(token) for token in found["tokens"]]
         except (KeyError, TypeError, ValueError):
-            raise WorkerMalformed(f"{self._base} did not say what tokens a prompt has.") from None
+            raise WorkerMalformed(f"{self._base} did not return the tokens of a prompt.") from None
 
     def plan(self, model: str, messages: Messages, schema: Mapping[str, Any], max_tokens: int) -> str:
-        """The model's likeliest answer under a schema."""
+        """Return the model's likeliest answer under a schema."""
         form = {"type": "json_schema", "json_schema": {"name": "plan", "strict": True, "schema": schema}}
         body = {"model": model, "messages": list(messages), "temperature": 0, "max_tokens": max_tokens}
         found = self._asked("POST", f"{self._base}/chat/completions", body | {"response_format": form})
@@ -111,11 +111,11 @@ class Management:
     def _check(self, reply: httpx.Response) -> None:
         if not reply.is_success:
             said = _words(reply) or reply.text
-            raise ConfigInvalid([f"{reply.url}: status {reply.status_code}: {said[:SHOWN] or 'without a word'}"])
+            raise ConfigInvalid([f"{reply.url}: status {reply.status_code}: {said[:SHOWN] or 'without a message'}"])
 
 
 def _words(reply: httpx.Response) -> str:
-    """The message of an error as OpenAI's API has it; empty if it is none."""
+    """Return the message of an error in OpenAI's form; empty if it has none."""
     try:
         return str(reply.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
