@@ -24,7 +24,7 @@ from tests.conformance.wire_formats import (
     request,
     said,
 )
-from tests.harness.waiting import Stopwatch, until
+from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, until
 from tests.stubs import (
     Hang,
     Reply,
@@ -191,8 +191,8 @@ async def test_no_call_waits_for_a_connection(openai: Line) -> None:
     deadlines = replace(PATIENT, connect=20.0)
     calls = [asyncio.create_task(openai.pieces(request(), deadlines)) for _ in range(many)]
     try:
-        async with asyncio.timeout(20):
-            await openai.stub.wait_for(many, within=20)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await openai.stub.wait_for(many)
     finally:
         for call in calls:
             call.cancel()

@@ -16,7 +16,7 @@ import pytest
 
 from app.__main__ import main
 from app.core.plan.parse import by_ordinal, read_plan
-from app.engine.conductors.versions import LOOK_SECONDS
+from app.engine.conductors.versions import EVERY as LOOK_SECONDS
 from app.lab import manifest
 from app.lab.evaluate import exam
 from app.lab.plans import STEPS
