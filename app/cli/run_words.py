@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.cli.terminal import dollars, excerpt
-from app.core.pool.catalog import MILLION
+from app.core.pool.catalog import LIMITS, MILLION, Limit
 
 Record = Mapping[str, Any]
 """A run, step, proposal or attempt in the form of the audit trail (`runs/audit.py`)."""
@@ -217,14 +217,16 @@ def why(run: Record) -> list[str]:
 def limits(run: Record) -> str:
     """Return the run's limits in words."""
     bounds = run["limits"]
-    rounds = f" in each of {bounds['rounds']} rounds" if bounds.get("rounds", 1) > 1 else ""
-    depth = f", nested {bounds['depth']} deep" if bounds.get("depth") else ""
-    return (
-        f"{count(bounds['steps'], 'step')}{rounds}{depth}, {bounds['fan_out']} at once, "
-        f"{bounds['attempts']} attempts a step, {bounds['output_tokens']:,} output tokens a call, "
-        f"{bounds['tokens']:,} tokens, {cost(bounds['usd'])}, "
-        f"{seconds(bounds['seconds'])}"
-    )
+    told = [one for one in LIMITS.values() if one.name in bounds and bounds[one.name] != one.unsaid]
+    return ", ".join(_limit(one, bounds[one.name]) for one in told)
+
+
+def _limit(limit: Limit, value: float) -> str:
+    if limit.unit == "usd":
+        return cost(value) + limit.words
+    if limit.unit == "seconds":
+        return seconds(value) + limit.words
+    return f"{value:,} " + limit.words.format(s="" if value == 1 else "s")
 
 
 def rating(record: Record) -> str:

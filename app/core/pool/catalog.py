@@ -5,7 +5,7 @@ handed to the adapter that `wiring.py` builds.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any, Literal
 
 from app.core.message.chat import Usage
@@ -153,30 +153,107 @@ class Worker:
     deadlines: Deadlines = Deadlines()
 
 
+Unit = Literal["count", "usd", "seconds"]
+"""`count`: a whole number; `usd`: micro-dollars, which are dollars wherever people read or write them."""
+
+
+@record(frozen=True, slots=True)
+class Limit:
+    """Everything that the rest of the service knows of one limit, but for the code that enforces it.
+
+    It is read by the pool file's entries, the `budget` of a request, `GET /v1/models` with its description in OpenAPI,
+    and `baton runs show`.
+    """
+
+    name: str
+    about: str
+    words: str
+    """How it is told after its value; `{s}` is the ending of the plural."""
+    unit: Unit
+    least: float
+    most: float | None
+    """The range in a pool file; `least` itself is allowed only for counts and dollars."""
+    budget: float | None
+    """The largest value that a request's `budget` may name; None: a request cannot narrow it."""
+    unsaid: float | None
+    """A value that `baton runs show` does not mention."""
+
+
+def limit(
+    default: float,
+    *,
+    about: str,
+    words: str,
+    unit: Unit = "count",
+    least: float = 1,
+    most: float | None = None,
+    budget: float | None = None,
+    unsaid: float | None = None,
+) -> Any:
+    """A field of `Limits` with what `Limit` says of it."""
+    told = {"words": words, "unit": unit, "least": least, "most": most, "budget": budget, "unsaid": unsaid}
+    return field(default=default, metadata={"about": about, **told})
+
+
 @record(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Every figure is enforced by the executor, whatever the conductor proposes."""
+    """What one run may use. Every figure is enforced by the executor, whatever the conductor proposes.
 
-    steps: int = 5
-    fan_out: int = 4
-    rounds: int = 1
-    """Workflows, one after the other: after each but the last the conductor is shown the answer and takes it or plans
-    again."""
-    depth: int = 0
-    """How deep a step may be given to the conductor itself, which opens a workflow for it in the same run; 0: never.
-    The steps of such a workflow count to the limit of the round that it is nested in."""
-    attempts: int = 4
-    """Provider calls for one step, retries and replacements included."""
-    output_tokens: int = 4_096
-    """For one call."""
-    tokens: int = 400_000
-    """Input plus output over all calls of the run, the conductor's included."""
-    usd: int = 2 * MILLION
-    """Micro-dollars."""
-    seconds: float = 300.0
-    """From a request of the caller's to its reply; of a run that calls the caller's tools, for each turn."""
-    tool_wait: float = 600.0
-    """Seconds for which such a run waits for the results before it is given up."""
+    This is the one place where a limit is declared; `LIMITS` has the same by name.
+    """
+
+    steps: int = limit(5, about="Steps of one round.", words="step{s} a round", most=32, budget=1_000)
+    fan_out: int = limit(4, about="Steps that may run at the same time.", words="step{s} at once", most=32)
+    rounds: int = limit(
+        1,
+        about="Workflows, one after the other: after each but the last the conductor is shown the answer and accepts "
+        "it or plans again.",
+        words="round{s}",
+        most=8,
+        budget=1_000,
+        unsaid=1,
+    )
+    depth: int = limit(
+        0,
+        about="Levels of nested workflows, which the conductor opens for a step that it takes itself; 0: none. Their "
+        "steps count to the limit of their round.",
+        words="level{s} of nested workflows",
+        least=0,
+        most=4,
+        unsaid=0,
+    )
+    attempts: int = limit(
+        4, about="Provider calls for one step, retries and replacements included.", words="attempt{s} a step", most=16
+    )
+    output_tokens: int = limit(4_096, about="Output tokens of one call.", words="output token{s} a call")
+    tokens: int = limit(
+        400_000, about="Input and output tokens over all calls of the run, the conductor's included.", words="token{s}"
+    )
+    usd: int = limit(
+        2 * MILLION,
+        about="Dollars over all calls of the run.",
+        words="",
+        unit="usd",
+        least=0,
+        budget=1_000_000,
+    )
+    seconds: float = limit(
+        300.0,
+        about="Seconds from a request to its reply; each turn of a run that calls the caller's tools has as many.",
+        words="",
+        unit="seconds",
+        least=0,
+        most=86_400,
+        budget=86_400,
+    )
+    tool_wait: float = limit(
+        600.0,
+        about="Seconds for which a run waits for the results of the caller's tools before it expires.",
+        words=" for tool results",
+        unit="seconds",
+        least=0,
+        most=604_800,
+    )
 
     def to_json(self) -> dict[str, Any]:
         """The limits by name, as `run.admitted` keeps them."""
@@ -187,6 +264,10 @@ class Limits:
         """The inverse of `to_json`. It ignores limits that it does not know, which a newer process may have written;
         one that an older process did not know has its default."""
         return cls(**{name: body[name] for name in Limits.__slots__ if name in body})
+
+
+LIMITS: Mapping[str, Limit] = {one.name: Limit(name=one.name, **one.metadata) for one in fields(Limits)}
+"""Every limit by its name."""
 
 
 Template = Literal[

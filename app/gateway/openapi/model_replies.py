@@ -1,7 +1,10 @@
 """Models of the replies of `/v1/models`. They document, as those of `replies.py` do."""
 
-from typing import Literal
+from typing import Any, Final, Literal
 
+from pydantic import Field, create_model
+
+from app.core.pool.catalog import LIMITS
 from app.gateway.openapi.replies import Reply
 
 
@@ -20,29 +23,14 @@ class Prices(Reply):
     output: PriceRange
 
 
-class TierLimits(Reply):
-    """Limits of one run, which the executor enforces whatever the conductor proposes."""
+_FIELDS: Final[dict[str, Any]] = {
+    one.name: (int if one.unit == "count" else float, Field(description=one.about)) for one in LIMITS.values()
+}
+_Limits: Final[Any] = create_model("_Limits", __base__=Reply, **_FIELDS)
 
-    steps: int
-    """Steps of one round."""
-    fan_out: int
-    """Steps that may run at the same time."""
-    rounds: int
-    """Workflows, one after the other."""
-    depth: int
-    """Levels of nested workflows; 0: none."""
-    attempts: int
-    """Provider calls for one step, retries and replacements included."""
-    output_tokens: int
-    """Of one call."""
-    tokens: int
-    """Input and output over all calls of the run."""
-    usd: float
-    """Dollars over all calls of the run."""
-    seconds: float
-    """From a request to its reply; each turn of a run that calls the caller's tools has as many."""
-    tool_wait: float
-    """Seconds for which a run waits for the results of the caller's tools before it expires."""
+
+class TierLimits(_Limits):  # type: ignore[misc]  # its fields are those of `catalog.LIMITS`
+    """Limits of one run, which the executor enforces whatever the conductor proposes."""
 
 
 class TierExtension(Reply):

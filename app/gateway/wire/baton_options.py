@@ -8,11 +8,11 @@ from dataclasses import replace
 from decimal import ROUND_FLOOR, Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from app.core.message.chat import Task
 from app.core.plan.arms import tier_for
-from app.core.pool.catalog import MILLION, Catalog, Limits, Tier
+from app.core.pool.catalog import LIMITS, MILLION, Catalog, Limit, Limits, Tier
 from app.core.pool.policy import Overrides
 from app.engine.runs.request import Order
 from app.errors import NotFound
@@ -30,13 +30,25 @@ class WireModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Budget(WireModel):
-    """Limits of this run; they can only narrow those of the effort level."""
+NARROWED: Final = tuple(one for one in LIMITS.values() if one.budget is not None)
+"""The limits that a request may narrow."""
 
-    usd: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    steps: Annotated[int, Field(ge=1, le=1_000)] | None = None
-    rounds: Annotated[int, Field(ge=1, le=1_000)] | None = None
+
+def _budget(limit: Limit) -> Any:
+    """The type of one limit in a request's budget."""
+    if limit.unit == "count":
+        return Annotated[int, Field(ge=1, le=limit.budget)] | None
+    return Annotated[float, Field(gt=0, le=limit.budget)] | None
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    one.name: (_budget(one), Field(default=None, description=one.about)) for one in NARROWED
+}
+_Budget: Final[Any] = create_model("_Budget", __base__=WireModel, **_FIELDS)
+
+
+class Budget(_Budget):  # type: ignore[misc]  # its fields are those of `NARROWED`
+    """Limits of this run; they can only narrow those of the effort level."""
 
 
 class PoolChoice(WireModel):
@@ -126,16 +138,15 @@ def narrowed(limits: Limits, budget: Budget | None, max_usd: int | None) -> Limi
     """`limits` narrowed by the request's budget and the key's cap; dollars become micro-dollars, rounded down."""
     if max_usd is None and budget is None:
         return limits
-    budget = budget or Budget()
-    caps = [limits.usd]
+    lower: dict[str, Any] = {}
+    for limit in NARROWED if budget is not None else ():
+        asked = getattr(budget, limit.name)
+        if asked is not None:
+            lower[limit.name] = min(getattr(limits, limit.name), _micro(asked) if limit.unit == "usd" else asked)
     if max_usd is not None:
-        caps.append(max_usd)
-    if budget.usd is not None:
-        caps.append(int((Decimal(repr(budget.usd)) * MILLION).to_integral_value(ROUND_FLOOR)))
-    return replace(
-        limits,
-        usd=min(caps),
-        seconds=min(limits.seconds, budget.seconds or limits.seconds),
-        steps=min(limits.steps, budget.steps or limits.steps),
-        rounds=min(limits.rounds, budget.rounds or limits.rounds),
-    )
+        lower["usd"] = min(lower.get("usd", limits.usd), max_usd)
+    return replace(limits, **lower)
+
+
+def _micro(dollars: float) -> int:
+    return int((Decimal(repr(dollars)) * MILLION).to_integral_value(ROUND_FLOOR))

@@ -7,17 +7,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from app.core.pool.catalog import (
+    LIMITS,
     MILLION,
     Card,
     ConductorSpec,
     Deadlines,
     Evaluation,
+    Limit,
     Limits,
     Price,
     ProviderSpec,
@@ -226,19 +228,21 @@ class WorkerEntry(Entry):
         return Worker(name, self.provider, self.model, price, card, self.deadlines.core(inherited))
 
 
-class LimitsEntry(Entry):
-    """What one run may use; what is left out is inherited. `usd` is in dollars."""
+def _limit(limit: Limit) -> Any:
+    """The type of one limit in the pool file."""
+    if limit.unit == "usd":
+        return Dollars | None
+    if limit.unit == "seconds":
+        return Annotated[Number, Field(gt=limit.least, le=limit.most, allow_inf_nan=False)] | None
+    return Annotated[int, Field(ge=int(limit.least), le=limit.most)] | None
 
-    steps: Annotated[int, Field(ge=1, le=32)] | None = None
-    fan_out: Annotated[int, Field(ge=1, le=32)] | None = None
-    rounds: Annotated[int, Field(ge=1, le=8)] | None = None
-    depth: Annotated[int, Field(ge=0, le=4)] | None = None
-    attempts: Annotated[int, Field(ge=1, le=16)] | None = None
-    output_tokens: Count | None = None
-    tokens: Count | None = None
-    usd: Dollars | None = None
-    seconds: Seconds | None = None
-    tool_wait: Annotated[Number, Field(gt=0, le=604_800, allow_inf_nan=False)] | None = None
+
+_FIELDS: Final[dict[str, Any]] = {one.name: (_limit(one), None) for one in LIMITS.values()}
+_Limits: Final[Any] = create_model("_Limits", __base__=Entry, **_FIELDS)
+
+
+class LimitsEntry(_Limits):  # type: ignore[misc]  # its fields are those of `catalog.LIMITS`
+    """The limits of one run; what is left out is inherited. `usd` is in dollars."""
 
     def core(self, inherited: Limits) -> Limits:
         """These limits over the inherited ones."""
