@@ -1,4 +1,4 @@
-"""What a run used, split into what its caller sees and what the orchestration added (DESIGN §6)."""
+"""The usage of a run, split into what its caller sees and what the orchestration added (DESIGN §6)."""
 
 from app.core.message.chat import Usage, summed
 from app.core.records import record
@@ -47,7 +47,7 @@ def bill(state: RunState) -> Bill:
 
 
 def _said(state: RunState) -> Usage:
-    """The usage of what the caller gets; an answer that fell back to an earlier turn was paid for there."""
+    """Return the usage of the calls whose output the caller gets. The answer of an earlier turn was paid for there."""
     answer = state.end.step if state.end is not None else None
     speakers = [state.steps[answer].call] if answer is not None else []
     if state.state == "awaiting_tool":

@@ -1,4 +1,4 @@
-"""What the driver of a run is to do next: what `progress.decide` says."""
+"""The commands of `progress.decide`: each is one thing that the driver of a run is to do next."""
 
 from app.core.records import record
 from app.core.run.kinds import Kind, Mode
@@ -27,7 +27,7 @@ class Queue:
 
 @record(frozen=True, slots=True)
 class Skip:
-    """This step can see nothing that it was meant to see, or its round is over without it."""
+    """Skip this step: all of its inputs are lost, or its round has ended without it."""
 
     step: int
     reason: str = "inputs_lost"
@@ -35,8 +35,7 @@ class Skip:
 
 @record(frozen=True, slots=True)
 class Conclude:
-    """What is nested in this step has come to its end: with an answer, which is then the step's, or for this reason
-    without one."""
+    """Settle a step whose nested workflow has ended: with its answer, or as failed for the reason `error`."""
 
     step: int
     answer: Answer | None = None
@@ -45,8 +44,9 @@ class Conclude:
 
 @record(frozen=True, slots=True)
 class Finish:
-    """End the run. `step` answers for a success; `fell_back` says that it is not the last step, whose output was
-    empty, and `stopped` why the last round has no answer, so that it is one of an earlier round."""
+    """End the run. For a success `step` is the step that answers. `fell_back` is true if that is not the last step,
+    whose output was empty. `stopped` says why the last round has no answer, so that the answer is one of an earlier
+    round."""
 
     kind: Kind
     step: int | None = None
@@ -57,7 +57,7 @@ class Finish:
 
 @record(frozen=True, slots=True)
 class Await:
-    """Give the tool calls of these steps to the caller, and let go of the run until it comes back."""
+    """End the turn with the tool calls of these steps, and release the run until the caller sends their results."""
 
     steps: tuple[int, ...]
 

@@ -98,12 +98,12 @@ class RunAdmitted(Fact):
     pool: tuple[str, ...]
     conductor: str
     preview: bool
-    """Whether the run ends with its plan, and nothing of it is executed."""
+    """True if the run ends with its plan, and nothing of it is executed."""
     rehearsal: bool
     streams: bool
-    """Whether deltas of the answer are sent as they come."""
+    """True if deltas of the answer are sent as they come."""
     model: str = ""
-    """What the caller asked for: the tier, an alias of it, or an arm."""
+    """The model id of the request: the tier, an alias of it, or an arm."""
     effort: str = ""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Workers of the tier that may not take part, each with the reason."""
@@ -116,7 +116,7 @@ class RunAdmitted(Fact):
     wire: Mapping[str, Any] = field(default_factory=dict)
     """The wire format of the reply and the request's options for it."""
     explore: bool = True
-    """Whether a selector may explore with this run; else it takes the best arm, and nothing is left to chance."""
+    """True if a selector may explore with this run; else it takes the best arm, and nothing is left to chance."""
 
 
 @fact(Kind.CANCEL_ASKED)
@@ -173,10 +173,10 @@ class RunEnd(Fact):
     finish: str | None = optional(None, along="step")
     """Why the worker stopped: `stop`, `length` and so on."""
     fell_back: bool = optional(False, along="step")
-    """Whether the last step said nothing, so that the last one that said something answers."""
+    """True if the last step said nothing, so that the last one that said something answers."""
     error: str = optional("")
     unread: bool = optional(False)
-    """Whether the run was ended by a process that could not read its journal."""
+    """True if the run was ended by a process that could not read its journal."""
 
 
 @fact(Kind.SUCCEEDED)
@@ -219,7 +219,7 @@ class PlanOpened(Fact):
     order: tuple[str, ...] = ()
     """The workers in the order in which the conductor is shown them."""
     instant: bool = False
-    """Whether the conductor plans without a call."""
+    """True if the conductor plans without a call."""
     decision: Mapping[str, Any] | None = optional(None)
     """The decision of a selector, in the form of `rating.decision`."""
     parent: int | None = optional(None)
@@ -239,15 +239,15 @@ class PlanStep(Fact):
     """Ref of its text."""
     access: Access
     answers: bool
-    """Whether its output is the answer of its workflow."""
+    """True if its output is the answer of its workflow."""
     probability: float | None = optional(None)
     """The conductor's probability of this worker, where its decoder reports one."""
     tools: bool = optional(False)
-    """Whether it may call the caller's tools; the answering step always may."""
+    """True if it may call the caller's tools; the answering step always may."""
     parent: int | None = optional(None)
     """The step that it is nested in."""
     inherits: bool = optional(False, along="parent")
-    """Whether its plan listed `user`, which inside a step is the parent's task."""
+    """True if its plan listed `user`, which inside a step is the parent's task."""
 
 
 @fact(Kind.PLAN_ACCEPTED)
@@ -270,7 +270,7 @@ class PlanRejected(Fact):
     call: str
     reasons: tuple[str, ...]
     outage: bool
-    """Whether the conductor failed, in contrast to a bad plan."""
+    """True if the conductor failed, in contrast to a bad plan."""
 
 
 # -- calls
@@ -335,11 +335,11 @@ class CallFinished(Fact):
     logprobs: str = optional("")
     """Ref of the tokens with their log-probabilities, or empty."""
     refused: bool = optional(False)
-    """Whether the text is the model's refusal."""
+    """True if the text is the model's refusal."""
     error: str | None = optional(None)
     """The code of the error of a call that did not succeed."""
     blamed: Verdict = optional("silent")
-    """What the error says against the worker; `silent`: nothing."""
+    """The verdict on the worker that follows from the error; `silent`: none."""
     retry_after: float | None = optional(None)
     """Seconds for which the provider asked to be left alone."""
 
@@ -395,7 +395,7 @@ class StepDone(Fact):
     logprobs: str = optional("")
     """Ref of the tokens with their log-probabilities, or empty."""
     refusal: bool = optional(False)
-    """Whether the output is what the model said instead of an answer."""
+    """True if the output is what the model said instead of an answer."""
 
 
 @fact(Kind.STEP_FAILED)

@@ -61,7 +61,7 @@ def optional(default: Any, *, key: str = "", along: str = "") -> Any:
 
 
 class Fact:
-    """What happened: the base of the records in `events.py`. `kind` is the kind of event that a class stands for."""
+    """The base of the records in `events.py`. `kind` is the kind of event that a class stands for."""
 
     __slots__ = ()
     kind: ClassVar[Kind]

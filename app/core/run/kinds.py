@@ -95,4 +95,4 @@ ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 Mode = Literal["first", "repair", "fallback"]
 """How a proposal came about: the first one of its workflow, a repair of a rejected one, or the fixed fallback."""
 OnDisconnect = Literal["cancel", "finish"]
-"""What happens to a run when the last caller that follows it disconnects."""
+"""The two ways to treat a run whose last follower has disconnected."""

@@ -11,7 +11,7 @@ from app.core.run.state import RunState, StepState
 
 
 def parent_of(state: RunState, step: StepState) -> StepState | None:
-    """The step that the workflow of this one is nested in."""
+    """Return the step whose nested workflow contains this one; None for a step of the run's own workflow."""
     for n, tries in state.nested.items():
         if any(one.number == step.proposal for one in tries):
             return state.steps[n]
@@ -19,7 +19,8 @@ def parent_of(state: RunState, step: StepState) -> StepState | None:
 
 
 def speaks(state: RunState, step: StepState) -> bool:
-    """Whether its output is to be the round's answer: it answers, and so does every step that it is nested in."""
+    """Return true if the output of the step becomes the answer of its round: it answers, and so does every step around
+    it."""
     parent = parent_of(state, step) if step.answers else None
     return step.answers and (parent is None or speaks(state, parent))
 
@@ -33,7 +34,7 @@ def depth(state: RunState, parent: int | None) -> int:
 
 
 def may_nest(state: RunState, parent: int | None) -> bool:
-    """Whether a plan for `parent` (None: for the run itself) may name the conductor."""
+    """Return true if a plan for `parent` (None: for the run itself) may name the conductor."""
     return depth(state, parent) < state.admitted.limits.depth
 
 

@@ -52,7 +52,8 @@ def _of_turn(name: str, turn: int) -> str:
 
 
 def wanted(wire: Mapping[str, Any]) -> bool:
-    """Whether the end of a turn of that wire format is told: nobody waits for it on a connection."""
+    """Return true if the end of a turn is sent to the webhook: it is a background turn, for which no connection is
+    open."""
     return wire.get("format") == "responses" and bool(wire.get("background"))
 
 

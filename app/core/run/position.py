@@ -85,7 +85,7 @@ def end_of(state: RunState) -> Position:
 
 
 def check(state: RunState, at: Position) -> None:
-    """Whether a stream can go on behind `at`.
+    """Check that a stream can go on after `at`.
 
     Raises `InvalidRequest` if no event can have had that number, `Conflict` if what was told then is not the answer.
     """

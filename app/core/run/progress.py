@@ -364,7 +364,7 @@ _ADVANCE: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
 
 
 def decide(state: RunState, now: float) -> tuple[Command, ...]:
-    """What the driver should do now; () means: wait for an event or for the deadline."""
+    """Return what the driver should do now; () means: wait for an event or for the deadline."""
     if state.ended:
         return ()
     if state.cancel_asked:
@@ -451,7 +451,7 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
 
 
 def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
-    """What the steps need that the conductor takes: a plan, the next one after a rejected one, or their end.
+    """Return the next command for the steps that the conductor takes: a plan, another one after a rejection, or an end.
 
     One plan at a time is made, so that a conductor is told of the one that it is to mend.
     """
@@ -469,7 +469,8 @@ def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
 
 
 def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
-    """The same as at a round's end: what the answer did not need is settled first."""
+    """Return the commands for the workflow nested in a step. As at the end of a round, steps that the answer did not
+    need are settled first."""
     last = state.nested[parent][-1]
     steps = state.steps_of(last)
     if last.state == "rejected":

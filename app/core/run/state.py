@@ -1,7 +1,7 @@
-"""What a run has come to: the records that `progress.py` folds a journal into.
+"""The state of a run: the records that `progress.py` folds a journal into.
 
-They hold refs, ids and figures, never text. A state is a value: whoever has one may keep it, and it stays true of the
-prefix of the journal that it was folded from.
+They hold refs, ids and figures, never text. A state is a value: it may be kept, and it stays true of the prefix of the
+journal that it was folded from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ NO_RESULTS = "tool_results_missing"
 RUN_ENDED = "run_ended"
 """Why steps that were not settled are skipped at the end of their run."""
 ROUND_OVER = "round_over"
-"""The same at the end of a round, whose answer did not need them."""
+"""The reason for which steps are skipped at the end of a round whose answer did not need them."""
 DRIVER_LOST = "the driver was lost while the plan was made"
 """The reason of a proposal that is made again because nobody is left to finish it."""
 
@@ -71,14 +71,14 @@ class Turn:
     number: int = 0
     deadline: float = 0.0
     streams: bool = False
-    """Whether deltas of the answer are told as they come; then a step that has begun to answer is not tried again."""
+    """True if deltas of the answer are sent as they come; then a step that has begun to answer is not tried again."""
     request: str = ""
     """Ref of its sampling and tools; empty: those of the task."""
     at: float = 0.0
     """When, in seconds since 1970."""
     on_disconnect: OnDisconnect = "cancel"
     wire: Mapping[str, Any] = field(default_factory=dict)
-    """What the reply is written with, beside the journal: the wire format and the request's options for it."""
+    """The wire format of the reply and the request's options for it."""
     until: float = 0.0
     """When the wait for tool results is over; 0 before there is any."""
 
@@ -101,21 +101,21 @@ class StepState:
     error: str = ""
     logprobs: str = ""
     refusal: bool = False
-    """Whether its output is what the model said instead of an answer."""
+    """True if its output is the model's refusal."""
     tools: bool = False
-    """Whether it may call the caller's tools."""
+    """True if it may call the caller's tools; the answering step always may."""
     exchanges: tuple[Exchange, ...] = ()
     inherits: bool = False
-    """Whether it sees, of what its access list holds, its parent's part as the parent's task."""
+    """True if its plan listed `user`, which inside a step is the parent's task."""
 
     @property
     def opens(self) -> bool:
-        """Whether it is for the conductor itself, which opens a workflow for it."""
+        """True if the conductor itself takes the step and opens a workflow for it."""
         return self.worker == CONDUCTOR
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """True if the step is done, failed or skipped, so that nothing more happens to it."""
         return self.state in ("done", "failed", "skipped")
 
 
@@ -143,8 +143,8 @@ class Proposal:
 
 @record(frozen=True, slots=True)
 class Answer:
-    """What a round came to: the step whose output is its answer. `fell_back`: that is not its last one, which said
-    nothing."""
+    """The answer of a round: the step whose output it is. `fell_back` is true if that is not the last step, whose
+    output was empty."""
 
     step: StepState
     fell_back: bool
@@ -152,7 +152,7 @@ class Answer:
 
 @record(frozen=True, slots=True)
 class RunState:
-    """What a run has come to."""
+    """The state of one run after the events up to `seq`."""
 
     run: str
     admitted: RunAdmitted
@@ -160,7 +160,7 @@ class RunState:
     seq: int = 0
     state: str = "admitted"
     proposals: tuple[Proposal, ...] = ()
-    """Those of the run's own workflows."""
+    """The proposals for workflows of the run's own, not for nested ones."""
     steps: Mapping[int, StepState] = field(default_factory=dict)
     calls: Mapping[str, Call] = field(default_factory=dict)
     cancel_asked: bool = False
@@ -173,12 +173,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run has reached its terminal state."""
+        """True if the run has reached a terminal state."""
         return self.state in ENDED
 
     @property
     def replied(self) -> bool:
-        """Whether the caller has all of the present turn's reply: the run has ended, or waits for it."""
+        """True if the reply of the present turn is complete: the run has ended, or waits for the caller."""
         return self.ended or self.state == "awaiting_tool"
 
     @property
@@ -188,7 +188,7 @@ class RunState:
 
     @property
     def streams(self) -> bool:
-        """Whether deltas of the present turn's answer are told as they come."""
+        """True if deltas of the present turn's answer are sent as they come."""
         return self.turn.streams
 
     @property
@@ -224,7 +224,7 @@ class RunState:
 
     @property
     def accepted(self) -> bool:
-        """Whether there is a workflow to execute."""
+        """True if there is a workflow to execute."""
         return self.proposal is not None and self.proposal.state == "accepted"
 
     @property
@@ -241,7 +241,7 @@ class RunState:
 
     @property
     def is_last_round(self) -> bool:
-        """Whether what the present round answers is the run's answer, because no other round may follow."""
+        """True if no other round may follow, so that the answer of the present one is the run's."""
         last = self.proposal
         return last is None or last.round >= self.admitted.limits.rounds or last.mode == FALLBACK
 
@@ -251,7 +251,7 @@ class RunState:
         return tuple(step for step in self.steps.values() if step.proposal in chosen)
 
     def answer(self, number: int) -> Answer | None:
-        """What a round answered; None if its answering step is not done."""
+        """Return the answer of a round; None if its answering step is not done."""
         return answer_of(self.workflow(number))
 
     @property
@@ -290,8 +290,8 @@ class RunState:
 
     @property
     def degraded(self) -> bool:
-        """Whether a fallback decided, a step that others counted on was lost, or the last round came to nothing; not:
-        never run, because the run was a preview or ended early."""
+        """True if a fallback decided, a step failed, or the last round has no answer. Steps that were skipped because
+        the run or their round had ended do not count."""
         last = self.proposal
         if (self.end is not None and self.end.stopped) or (
             last is not None and FALLBACK in (last.mode, last.conductor)
@@ -332,7 +332,7 @@ class RunState:
 
 
 def answer_of(steps: Sequence[StepState]) -> Answer | None:
-    """What a workflow answered; None if its answering step is not done.
+    """Return the answer of a workflow; None if its answering step is not done.
 
     Only an empty output is stood in for, by the last one that is not empty (DESIGN, section 4). A step that failed has
     none: what an earlier one said is a plan or a draft, and would pass an outage off as an answer.

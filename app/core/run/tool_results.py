@@ -56,7 +56,7 @@ def returned(messages: Sequence[Message]) -> Returned | None:
 
 
 def standing(state: RunState, came: Returned) -> Standing:
-    """What these results are to a run. Raises `InvalidRequest` if they are nothing that it can go on with."""
+    """Classify results for a run. Raises `InvalidRequest` if the run cannot go on with them."""
     if state.ended:
         return "history"
     given = {id_: exchange for step in state.steps.values() for exchange in step.exchanges for id_ in exchange.ids}
@@ -83,7 +83,8 @@ def latest(state: RunState) -> Mapping[str, Exchange]:
 
 
 def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...]]:
-    """What each step gets: the results of its calls in their order, then the user's words if it may see the user."""
+    """Return the messages for each step: the results of its calls in their order, then the user's words if it may see
+    the user."""
     shares: dict[int, tuple[Message, ...]] = {}
     for step in state.steps.values():
         for exchange in step.exchanges:
@@ -112,6 +113,6 @@ def answered() -> InvalidRequest:
 
 
 def _all_hear(state: RunState) -> bool:
-    """Whether every step that is still to answer or to go on hears what the user says now."""
+    """Return true if every step that is not settled waits for results and may see what the user says now."""
     open_steps = [step for step in state.current if not step.settled]
     return all(step.state == "awaiting_tool" and step.access.user for step in open_steps)
