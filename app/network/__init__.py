@@ -1,1 +1,1 @@
-"""How the service speaks to what is outside of it: its HTTP client and its retry policies."""
+"""The HTTP client of the service, and the policies of retries that are not journaled."""
