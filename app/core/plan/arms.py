@@ -72,15 +72,16 @@ def _arm(catalog: Catalog, tier: Tier, arm: str) -> Tier | None:
     if kind == "conductor":
         return _conducted(catalog, tier, rest)
     count, _, named = rest.partition(":")
+    workers = named.split("+") if named else tier.pool
     if kind == "static" and count == "pev":
-        return _over(tier, named.split("+") if named else tier.pool, "chain")
+        return _over(tier, workers, "chain")
     if not (
         count.isascii() and count.isdecimal() and str(int(count[:3])) == count and 1 <= int(count) <= MOST_BRANCHES
     ):
         return None
     if kind == "sc":
         return _over(tier, [named or tier.fallback], "self_consistency", int(count))
-    return _over(tier, named.split("+") if named else tier.pool, "fan_out", int(count)) if kind == "moa" else None
+    return _over(tier, workers, "fan_out", int(count)) if kind == "moa" else None
 
 
 def _over(tier: Tier, workers: list[str] | tuple[str, ...], shape: str, width: int = 3) -> Tier | None:

@@ -81,8 +81,12 @@ def _step_schema(
 
 
 def _subsets(entries: Sequence[str | int]) -> list[list[str | int]]:
-    """All non-empty ordered subsets: an enumeration, since no decoder knows `uniqueItems`."""
-    return [[entry for bit, entry in enumerate(entries) if chosen >> bit & 1] for chosen in range(1, 1 << len(entries))]
+    """Return all non-empty subsets, each in the order of `entries`: no decoder knows `uniqueItems`, so a schema lists
+    them."""
+    subsets = []
+    for chosen in range(1, 1 << len(entries)):
+        subsets.append([entry for bit, entry in enumerate(entries) if chosen >> bit & 1])
+    return subsets
 
 
 def by_ordinal(names: Sequence[str]) -> Resolve:
@@ -267,7 +271,11 @@ class Reader:
         """Outside of its entries the list has commas and spaces; anything else there would be passed over."""
         if self._depth or self._in_string or char in " \t\r\n":
             return
-        goes_on = "{[}" if self._comma else ",]}" if self._place else "{[]}"
+        goes_on = "{[]}"
+        if self._comma:
+            goes_on = "{[}"
+        elif self._place:
+            goes_on = ",]}"
         reason = "the plan's list of steps is not valid JSON"
         if char not in goes_on and reason not in self._reasons:
             self._reasons.append(reason)

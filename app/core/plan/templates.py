@@ -115,5 +115,11 @@ def able(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) 
     names = [worker.name for worker in workers]
     if chosen := [name for name in named if name in names]:
         return chosen
-    fit = [one.name for one in workers if any(mark in told.casefold() for mark in marks for told in one.card.strengths)]
+    fit = [worker.name for worker in workers if _mentions(worker.card.strengths, marks)]
     return fit or [max(workers, key=lambda worker: worker.price.output).name]
+
+
+def _mentions(strengths: Sequence[str], marks: Sequence[str]) -> bool:
+    """Return whether one of the strengths contains one of the marks, in any case."""
+    folded = [strength.casefold() for strength in strengths]
+    return any(mark in strength for strength in folded for mark in marks)

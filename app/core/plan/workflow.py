@@ -87,7 +87,9 @@ def topology(inputs: Sequence[Sequence[int]]) -> Topology:
     depths = _depths(inputs)
     if max(depths) == last:
         return "chain"
-    layers = [[n for n, depth in enumerate(depths) if depth == level] for level in range(max(depths) + 1)]
+    layers: list[list[int]] = [[] for _ in range(max(depths) + 1)]
+    for n, depth in enumerate(depths):
+        layers[depth].append(n)
     wide = [layer for layer in layers if len(layer) > 1]
     crossed = all(len(inputs[n]) > 1 for layer in wide[1:] for n in layer)
     return "debate" if len(wide) > 1 and crossed else "tree"

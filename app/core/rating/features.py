@@ -49,7 +49,7 @@ class Features:
     def to_json(self) -> dict[str, object]:
         """As it is kept beside the journal."""
         pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
-        plain = {name: [list(one) for one in found] for name, found in pairs.items()}
+        plain = {name: list(map(list, found)) for name, found in pairs.items()}
         return {"version": VERSION, "counts": list(self.counts), **plain}
 
 

@@ -61,7 +61,9 @@ class Posterior:
 
     def to_json(self) -> bytes:
         """Canonical: equal posteriors are equal bytes."""
-        weights = {part: {str(n): list(one) for n, one in of.items()} for part, of in self.weights.items()}
+        weights: dict[str, dict[str, list[float]]] = {}
+        for part, of in self.weights.items():
+            weights[part] = {str(n): list(one) for n, one in of.items()}
         plain = {
             "version": VERSION,
             "weights": weights,
@@ -78,8 +80,11 @@ def from_json(body: bytes) -> Posterior:
     value: dict[str, Any] = json.loads(body)
     if value.get("version") != VERSION:
         return Posterior()
+    weights: dict[str, dict[int, Weight]] = {}
+    for part, of in value["weights"].items():
+        weights[part] = {int(n): (one[0], one[1]) for n, one in of.items()}
     return Posterior(
-        {part: {int(n): (one[0], one[1]) for n, one in of.items()} for part, of in value["weights"].items()},
+        weights,
         {arm: (one[0], one[1]) for arm, one in value["bills"].items()},
         (value["ratio"][0], value["ratio"][1]),
         value["ratings"],
@@ -99,7 +104,9 @@ def _prior(part: str) -> Variances:
 def _spread(prior: Variances, place: int) -> float:
     if place < BIAS or place >= VECTORS:
         return prior[0]
-    return prior[1] if place == BIAS else prior[2] if place < PRODUCTS else prior[3]
+    if place == BIAS:
+        return prior[1]
+    return prior[2] if place < PRODUCTS else prior[3]
 
 
 def _inputs(part: str, seen: Features) -> Iterator[tuple[int, float, float]]:
@@ -261,10 +268,10 @@ def faded(posterior: Posterior, decay: float, now: float) -> Posterior:
     if now - posterior.at < FADES:
         return posterior
     share = decay ** ((now - posterior.at) / 86_400)
-    weights = {
-        part: {place: _faded(one, _spread(_prior(part), place), share) for place, one in of.items()}
-        for part, of in posterior.weights.items()
-    }
+    weights: dict[str, dict[int, Weight]] = {}
+    for part, of in posterior.weights.items():
+        prior = _prior(part)
+        weights[part] = {place: _faded(one, _spread(prior, place), share) for place, one in of.items()}
     bills = {arm: (count * share, mean) for arm, (count, mean) in posterior.bills.items()}
     ratio = (posterior.ratio[0] * share, posterior.ratio[1])
     return Posterior(weights, bills, ratio, posterior.ratings, now)

@@ -17,7 +17,6 @@ step) ends the run with the last answer that there is, as a degraded success; on
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from app.core.pool.breaker import NO_TIME
@@ -463,9 +462,10 @@ def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
             return command
     if state.unmade is not None:
         return ()
-    waiting = (step for step in openers if step.state == "waiting")
-    ready = (step for step in waiting if all(state.steps[n].settled for n in step.access.steps))
-    return tuple(_propose(state, step.n) for step in islice(ready, 1))
+    for step in openers:
+        if step.state == "waiting" and all(state.steps[n].settled for n in step.access.steps):
+            return (_propose(state, step.n),)
+    return ()
 
 
 def _nested(state: RunState, parent: int) -> tuple[Command, ...]:
