@@ -79,10 +79,10 @@ class AnthropicProvider:
         body: dict[str, Any] = {"model": request.worker.model, "max_tokens": request.sampling.max_tokens}
         if talk.instructions:
             body["system"] = [{"type": "text", "text": text} for text in talk.instructions]
-        body["messages"] = [
-            {"role": "user" if mine else "assistant", "content": [block for part in parts for block in _blocks(part)]}
-            for mine, parts in talk.turns
-        ]
+        body["messages"] = []
+        for mine, parts in talk.turns:
+            blocks = [block for part in parts for block in _blocks(part)]
+            body["messages"].append({"role": "user" if mine else "assistant", "content": blocks})
         if not talk.turns[-1][0]:
             _trim(body["messages"][-1]["content"])
         body |= _sampling(request.sampling, self.unsupported)

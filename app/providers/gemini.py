@@ -78,10 +78,10 @@ class GeminiProvider:
         body: dict[str, Any] = {}
         if talk.instructions:
             body["systemInstruction"] = {"parts": [{"text": text} for text in talk.instructions]}
-        body["contents"] = [
-            {"role": "user" if mine else "model", "parts": [part for said in parts for part in _parts(said, signed)]}
-            for mine, parts in talk.turns
-        ]
+        body["contents"] = []
+        for mine, pieces in talk.turns:
+            parts = [part for piece in pieces for part in _parts(piece, signed)]
+            body["contents"].append({"role": "user" if mine else "model", "parts": parts})
         body["generationConfig"] = _sampling(request.sampling, self.unsupported)
         if request.form is not None and self._spec.structured:
             shape = {"responseJsonSchema": request.form.schema} if request.form.schema is not None else {}

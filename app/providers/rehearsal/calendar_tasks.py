@@ -60,7 +60,7 @@ def away(slots: Slots) -> Worked:
     if days > 10_000:
         raise ValueError
     day = _date(slots["a"])
-    level = 0 if days <= 28 else 1 if days <= 366 else 2
+    level = (days > 28) + (days > 366)
     return _spell(day + timedelta(days)), _spell(day + timedelta(days + 1)), level
 
 

@@ -70,7 +70,10 @@ def _value(text: str) -> str:
         return text.strip()
     if isinstance(value, dict):
         named = [value[name] for name in ("result", "answer", "output", "value") if name in value]
-        value = named[0] if named else next(iter(value.values())) if len(value) == 1 else value
+        if named:
+            value = named[0]
+        elif len(value) == 1:
+            (value,) = value.values()
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -108,7 +111,9 @@ def _argument(name: str, schema: Mapping[str, Any], question: str, numbers: list
     if kind == "object":
         inner: Mapping[str, Any] = schema.get("properties", {})
         return {key: _argument(key, inner[key], question, numbers) for key in schema.get("required", inner)}
-    return True if kind == "boolean" else None if kind == "null" else _text(name, schema, question)
+    if kind == "boolean":
+        return True
+    return None if kind == "null" else _text(name, schema, question)
 
 
 def _text(name: str, schema: Mapping[str, Any], question: str) -> str:

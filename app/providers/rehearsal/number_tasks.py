@@ -91,7 +91,12 @@ def draw_chain(random: Random, level: int) -> Slots:
     for _ in range(random.randint(*((1, 2), (3, 3), (4, 5))[level])):
         by = random.randint(2, 9)
         verb = random.choice(("multiply it by", "add", "subtract"))
-        value = value * by if verb[0] == "m" else value + by if verb == "add" else value - by
+        if verb == "add":
+            value += by
+        elif verb == "subtract":
+            value -= by
+        else:
+            value *= by
         steps.append(f"{verb} {by}")
     return {"s": ", ".join(steps), "c": str(value)}
 

@@ -83,8 +83,11 @@ def _spelled(values: Mapping[str, Fraction]) -> str:
 def _slips(found: Mapping[str, Fraction]) -> list[dict[str, Fraction]]:
     """Solutions that somebody who slips might give."""
     added = (Fraction(1), Fraction(-1), Fraction(2), Fraction(1, 2))
-    moved = [{name: value + slip for name, value in found.items()} for slip in added]
-    return [*moved, {name: -value for name, value in found.items()}]
+    slips = []
+    for slip in added:
+        slips.append({name: value + slip for name, value in found.items()})
+    slips.append({name: -value for name, value in found.items()})
+    return slips
 
 
 def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
@@ -95,7 +98,11 @@ def _row(left: str, right: str, names: list[str]) -> list[Fraction]:
         return evaluate(left, values) - evaluate(right, values)
 
     zero = at(*[0] * len(names))
-    slopes = [at(*[int(place == other) for other in range(len(names))]) - zero for place in range(len(names))]
+    slopes = []
+    for place in range(len(names)):
+        point = [0] * len(names)
+        point[place] = 1
+        slopes.append(at(*point) - zero)
     if at(*[3] * len(names)) != zero + 3 * sum(slopes):
         raise Unreadable
     return [*slopes, zero]

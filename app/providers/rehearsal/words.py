@@ -69,9 +69,10 @@ def _counted(text: str) -> Problem | None:
         return _number(count, len(letter.group(2)) > 12)
     quoted = re.search(QUOTED, text) or re.search(r":\s*(.{1,2000})$", text.strip(), re.DOTALL)
     word = re.search(r"in (?:the )?(?:word )?[\"']?([\w-]{2,60})[\"']?\s*\??$", text.strip())
-    body = quoted.group(1) if quoted else word.group(1) if word else None
-    if body is None:
+    match = quoted or word
+    if match is None:
         return None
+    body = match.group(1)
     if re.search(r"how many vowels", text, re.IGNORECASE):
         return _number(len(re.findall(r"[aeiou]", body, re.IGNORECASE)), len(body) > 12)
     if re.search(r"how many (?:letters|characters)", text, re.IGNORECASE):
@@ -161,7 +162,8 @@ def _ranked(above: set[tuple[str, str]]) -> list[str] | None:
     names = {name for pair in above for name in pair}
     order: list[str] = []
     while names:
-        tops = [name for name in names if not any(b == name and a in names for a, b in above)]
+        beaten = {b for a, b in above if a in names}
+        tops = list(names - beaten)
         if len(tops) != 1:
             return None
         order.append(tops[0])
