@@ -75,7 +75,8 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
         if one.arm in rows:
             rows[one.arm].setdefault(one.task, []).append(one)
     every = list(dict.fromkeys(one.task for one in measures))
-    tasks = [task for task in every if all(task in rows[arm] for arm in arms)]
+    shared = set(every).intersection(*rows.values())
+    tasks = [task for task in every if task in shared]
     if not tasks:
         raise ValueError("no task has a row of every arm")
     full = max(_mean(rows[arm], tasks, lambda one: one.usd) for arm in arms) or 1.0
@@ -89,7 +90,7 @@ def table(measures: Sequence[Measure], arms: Sequence[str], reference: str, seed
 
 
 def _series(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> list[float]:
-    return [fmean(of(one) for one in rows[task]) for task in tasks]
+    return [fmean(map(of, rows[task])) for task in tasks]
 
 
 def _mean(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Callable[[Measure], float]) -> float:
@@ -99,7 +100,10 @@ def _mean(rows: Mapping[str, Sequence[Measure]], tasks: Sequence[str], of: Calla
 def _oracle(series: Mapping[str, Sequence[float]], arms: Sequence[str], tasks: int) -> dict[str, list[float]]:
     """The best arm of each task, and of several the cheapest."""
     best = [min(arms, key=lambda arm: (-series[f"right {arm}"][n], series[f"usd {arm}"][n])) for n in range(tasks)]
-    return {f"{what} {ORACLE}": [series[f"{what} {arm}"][n] for n, arm in enumerate(best)] for what in ("right", "usd")}
+    found = {}
+    for what in ("right", "usd"):
+        found[f"{what} {ORACLE}"] = [series[f"{what} {arm}"][n] for n, arm in enumerate(best)]
+    return found
 
 
 def _standings(
@@ -108,14 +112,14 @@ def _standings(
     arms = list(rows)
     points = {arm: (means[0][f"usd {arm}"], means[0][f"right {arm}"]) for arm in arms}
     front = pareto(points)
-    ahead = {
-        arm: [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
-        for arm in (*arms, ORACLE)
-        if arm != reference
-    }
+    ahead: dict[str, list[float]] = {}
+    for arm in (*arms, ORACLE):
+        if arm != reference:
+            ahead[arm] = [mean[f"right {arm}"] - mean[f"right {reference}"] for mean in means]
     corrected = holm({arm: p_value(ahead[arm]) for arm in arms if arm != reference})
-    found = [
-        _standing(
+    found = []
+    for arm in arms:
+        standing = _standing(
             arm,
             rows[arm],
             tasks,
@@ -126,8 +130,7 @@ def _standings(
             front=arm in front,
             full=full,
         )
-        for arm in arms
-    ]
+        found.append(standing)
     return [
         *found,
         _ceiling(means, interval(ahead[ORACLE]), sum(len(rows[arm][task]) for arm in arms for task in tasks)),

@@ -80,16 +80,25 @@ def compare(
     """The whole table of one split; `trained` holds the conductor's plan for each lesson."""
     chosen = {arm: plans(arm, lessons, weights, seed, form) for arm in arms(form)}
     if form is WORDS:
-        chosen[UNSAID] = [tuple(step._replace(text="") for step in plan) for plan in trained]
+        chosen[UNSAID] = [_without_text(plan) for plan in trained]
     chosen[TRAINED] = list(trained)
     found = {arm: _outcomes(lessons, plans_, weights) for arm, plans_ in chosen.items()}
-    rewards = {arm: [one.reward for one in outcomes] for arm, outcomes in found.items()}
+    rewards: dict[str, list[float]] = {}
+    for arm, outcomes in found.items():
+        rewards[arm] = [one.reward for one in outcomes]
     means = resampled(rewards, Random(seed), RESAMPLES)
-    rows = tuple(
-        _row(arm, found[arm], chosen[arm], interval([mean[TRAINED] - mean[arm] for mean in means])) for arm in found
-    )
+    rows = []
+    for arm, outcomes in found.items():
+        behind = interval([mean[TRAINED] - mean[arm] for mean in means])
+        rows.append(_row(arm, outcomes, chosen[arm], behind))
     share = interval([closed(mean) for mean in means])
-    return Table(split, len(lessons), rows, share, len(set(trained)), _constant(lessons, trained, weights, seed))
+    constant = _constant(lessons, trained, weights, seed)
+    return Table(split, len(lessons), tuple(rows), share, len(set(trained)), constant)
+
+
+def _without_text(plan: Plan) -> Plan:
+    """Return the plan with empty subtasks."""
+    return tuple(step._replace(text="") for step in plan)
 
 
 def closed(mean: Mapping[str, float]) -> float:

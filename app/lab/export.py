@@ -189,8 +189,10 @@ def measured(conductor: Conductor, split: Split, weighing: Weights) -> dict[str,
         outcome(plan, one.problem.kind, Setting(one.pool, weighing))
         for one, plan in zip(lessons, greedy(conductor, lessons), strict=True)
     ]
-    means = {name: sum(getattr(one, name) for one in found) / TASKS for name in ("reward", "right", "usd")}
-    return {"tasks": TASKS, "seed": TASKS_SEED, **{name: round(value, 6) for name, value in means.items()}}
+    means = {}
+    for name in ("reward", "right", "usd"):
+        means[name] = round(sum(getattr(one, name) for one in found) / TASKS, 6)
+    return {"tasks": TASKS, "seed": TASKS_SEED, **means}
 
 
 def _empty(folder: Path) -> None:

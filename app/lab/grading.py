@@ -136,11 +136,13 @@ class Choice:
                     return LETTERS[place]
             if len(alone := text.strip("*`()[].: \n")) == 1 and alone.upper() in letters:
                 return alone.upper()
-        marked = [next(filter(None, found.groups())) for found in _MARKED.finditer(told or answer)]
+        marked: list[str] = [next(filter(None, found.groups())) for found in _MARKED.finditer(told or answer)]
         if told is not None and not marked:
             marked = [found.upper() for found in _LETTER.findall(told)][:1]
         marked = [letter for letter in marked if letter in letters]
-        return marked[0 if told is not None else -1] if marked else None
+        if not marked:
+            return None
+        return marked[-1] if told is None else marked[0]
 
 
 @dataclass(frozen=True, slots=True)

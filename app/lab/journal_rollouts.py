@@ -5,6 +5,7 @@ too. A run without a plan of its own (it failed before, a fallback decided, or t
 nothing about the plan that is its first, and is left out; so is one that a worker's outage spoiled.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -175,13 +176,14 @@ def _steps(record: Record, state: RunState, events: Sequence[Event], proposal: P
 
 
 def _seconds(state: RunState, proposal: Proposal) -> float:
-    spent = {
-        step.n: sum(call.seconds for call in state.calls.values() if call.step == step.n)
-        for step in state.workflow(proposal.round)
-    }
-    return critical(
-        (tuple(n - proposal.base for n in step.access.steps), spent[step.n]) for step in state.workflow(proposal.round)
-    )
+    spent: defaultdict[int, float] = defaultdict(float)
+    for call in state.calls.values():
+        if call.step is not None:
+            spent[call.step] += call.seconds
+    path = []
+    for step in state.workflow(proposal.round):
+        path.append(([n - proposal.base for n in step.access.steps], spent[step.n]))
+    return critical(path)
 
 
 def _product(odds: Sequence[float]) -> float:

@@ -71,5 +71,7 @@ def sensible(random: Random, workers: int) -> Plan:
 @cache
 def _by_length() -> tuple[tuple[search.Shape, ...], ...]:
     everything = search.shapes()
-    longest = max(map(len, everything))
-    return tuple(tuple(one for one in everything if len(one) == steps) for steps in range(1, longest + 1))
+    by_length: list[list[search.Shape]] = [[] for _ in range(max(map(len, everything)))]
+    for shape in everything:
+        by_length[len(shape) - 1].append(shape)
+    return tuple(map(tuple, by_length))

@@ -122,9 +122,10 @@ def mixture(measures: Iterable[Measure]) -> list[str]:
     """Why these rows cannot be compared with each other; empty if they can. A row without a run has no pool."""
     found = list(measures)
     names = {"tasks": "task sets", "catalog": "pools", "grading": "versions of the graders"}
-    kinds = {name: sorted({getattr(one, name) for one in found} - {""}) for name in names}
-    return [
-        f"rows of {len(seen)} {names[name]} cannot be compared: {', '.join(digest[:12] for digest in seen)}"
-        for name, seen in kinds.items()
-        if len(seen) > 1
-    ]
+    faults = []
+    for name, plural in names.items():
+        digests = sorted({getattr(one, name) for one in found} - {""})
+        if len(digests) > 1:
+            shown = ", ".join(digest[:12] for digest in digests)
+            faults.append(f"rows of {len(digests)} {plural} cannot be compared: {shown}")
+    return faults

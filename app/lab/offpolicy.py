@@ -90,7 +90,9 @@ class Report:
         to go by."""
         if self.refusal:
             return "refused"
-        return "better" if self.ahead.low > 0 else "worse" if self.ahead.high < 0 else "undecided"
+        if self.ahead.low > 0:
+            return "better"
+        return "worse" if self.ahead.high < 0 else "undecided"
 
 
 class Log:
@@ -178,7 +180,7 @@ def _crossed(rows: Sequence[Logged], vectors: Sequence[Vector]) -> list["Model"]
     bounds = (min(row.reward for row in rows), max(row.reward for row in rows))
     size = max(len(row.features) for row in rows) + 1
     sums = [_summed(rows[fold::FOLDS], vectors[fold::FOLDS], size) for fold in range(FOLDS)]
-    return [_fitted([one for other, one in enumerate(sums) if other != fold], size, bounds) for fold in range(FOLDS)]
+    return [_fitted([*sums[:fold], *sums[fold + 1 :]], size, bounds) for fold in range(FOLDS)]
 
 
 def fitted(rows: Sequence[Logged]) -> "Model":
@@ -259,12 +261,12 @@ def _ridge(sums: _Sums, centre: Sequence[float]) -> list[float]:
     """The regression that is drawn towards `centre`."""
     size = len(centre)
     square = sums.square
-    told = [
-        sum([square[i][j] * centre[j] for j in range(i + 1)])
-        + sum([square[j][i] * centre[j] for j in range(i + 1, size)])
-        for i in range(size)
-    ]
-    rest = _solved(square, [m - t for m, t in zip(sums.moment, told, strict=True)])
+    predicted = []
+    for i in range(size):
+        below = sum([square[i][j] * centre[j] for j in range(i + 1)])
+        above = sum([square[j][i] * centre[j] for j in range(i + 1, size)])
+        predicted.append(below + above)
+    rest = _solved(square, [moment - known for moment, known in zip(sums.moment, predicted, strict=True)])
     return [c + r for c, r in zip(centre, rest, strict=True)]
 
 

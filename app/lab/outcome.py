@@ -6,6 +6,7 @@ microseconds, so that training rolls out thousands of plans a second. `workers.p
 read and write messages; a test runs plans through the executor's core and finds the same figures.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,21 +61,26 @@ def _layout(shape: tuple[tuple[str, bool, tuple[int, ...]], ...]) -> tuple[tuple
     yields = kinds(plan)
     used = [needs(plan, place, yields) for place in range(len(plan))]
     written = [OUTPUT["nothing" if what == "nothing" else step.role] for step, what in zip(plan, yields, strict=True)]
-    parts = tuple(
-        _Part(
+    parts = []
+    for place, step in enumerate(plan):
+        part = _Part(
             step.role,
             yields[place] != "nothing",
             len(step.sees) - len(used[place]),
             tuple(hands(used, yields, used[place][0])) if step.role == "check" and used[place] else (),
-            tuple(tuple(bits >> n & 1 for n in used[place]) for bits in range(1 << place)),
+            tuple(bits_at(used[place], bits) for bits in range(1 << place)),
             written[place],
             sum(written[n] for n in step.sees),
             step.user,
             step.sees,
         )
-        for place, step in enumerate(plan)
-    )
-    return parts, yields[-1] == "answer"
+        parts.append(part)
+    return tuple(parts), yields[-1] == "answer"
+
+
+def bits_at(places: Sequence[int], bits: int) -> tuple[int, ...]:
+    """Return the bits of a number at some places, each 0 or 1."""
+    return tuple([bits >> n & 1 for n in places])
 
 
 def parts_of(plan: Plan) -> tuple[tuple[_Part, ...], bool]:

@@ -5,7 +5,7 @@ interval is the percentile interval of the bootstrap; a p-value is the smallest 
 touch nought, and `holm` makes a family of them honest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
@@ -63,11 +63,13 @@ Point = tuple[float, float]
 
 def pareto(points: Mapping[str, Point]) -> set[str]:
     """The arms that no other one beats in one respect without being worse in the other."""
-    return {
-        name
-        for name, (cost, good) in points.items()
-        if not any(c <= cost and g >= good and (c, g) != (cost, good) for c, g in points.values())
-    }
+    return {name for name, point in points.items() if not _dominated(point, points.values())}
+
+
+def _dominated(point: Point, others: Iterable[Point]) -> bool:
+    """Return whether another point is cheaper or better, and in the other respect no worse."""
+    cost, good = point
+    return any(c <= cost and g >= good and (c, g) != point for c, g in others)
 
 
 def at_cost(points: Sequence[Point], cost: float) -> float | None:

@@ -170,6 +170,11 @@ def hands(used: Sequence[tuple[int, ...]], yields: Sequence[str], place: int) ->
     return frozenset({place}).union(*earlier)
 
 
+def behind(step: PlanStep) -> PlanStep:
+    """Return the step as it reads in a plan that has one more step at its beginning."""
+    return step._replace(sees=tuple([n + 1 for n in step.sees]))
+
+
 def lean(plan: Plan) -> Plan | None:
     """The plan without what cannot help: needless access, and steps that the answer does not rest on.
 
@@ -184,4 +189,7 @@ def lean(plan: Plan) -> Plan | None:
         kept |= set(used[place]) if place in kept else set()
     order = sorted(kept)
     moved = {old: new for new, old in enumerate(order)}
-    return tuple(plan[old]._replace(user=True, sees=tuple(moved[n] for n in used[old])) for old in order)
+    steps = []
+    for old in order:
+        steps.append(plan[old]._replace(user=True, sees=tuple([moved[n] for n in used[old]])))
+    return tuple(steps)

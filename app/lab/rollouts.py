@@ -65,7 +65,9 @@ class Rollout:
     @property
     def verdict(self) -> Verdict | None:
         """Right or wrong; None if it is not rated."""
-        return None if self.score is None else "right" if self.score >= RIGHT else "wrong"
+        if self.score is None:
+            return None
+        return "right" if self.score >= RIGHT else "wrong"
 
 
 def shown(brief: Brief) -> Turns:
@@ -119,8 +121,12 @@ def from_lines(lines: Iterable[str]) -> Iterator[Rollout]:
 def _rollout(value: Mapping[str, Any]) -> Rollout:
     if value["schema"] != SCHEMA:
         raise ValueError(f"its schema is {value['schema']}")
-    turns = {name: tuple({"role": one["role"], "content": one["content"]} for one in value[name]) for name in TURNS}
+    turns = {name: tuple(map(_turn, value[name])) for name in TURNS}
     return Rollout(**{**value, **turns, "workers": tuple(value["workers"])})
+
+
+def _turn(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": value["role"], "content": value["content"]}
 
 
 TURNS = ("conversation", "prompt")

@@ -69,10 +69,10 @@ class _Every(Walk):
         """One plan."""
         pool = [self.setting.pool[worker] for worker in workers]
         called = list(zip(pool, tokens, strict=True))
-        costs = [
-            sum(world.usd(worker, read + PER_LEVEL * level, written) for worker, (read, written) in called)
-            for level in range(LEVELS)
-        ]
+        costs = []
+        for level in range(LEVELS):
+            more = PER_LEVEL * level
+            costs.append(sum([world.usd(worker, read + more, written) for worker, (read, written) in called]))
         for place, kind in enumerate(CLASSES):
             right = (sum(good[2 * place]) + sum(good[2 * place + 1])) / len(TRAITS)
             self.points[place].append(Point(costs[kind[1]], right))
@@ -222,10 +222,11 @@ def by_class(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | Non
 
 def same_for_all(points: Sequence[Sequence[Point]], usd: float) -> list[Point] | None:
     """The result for each class if all have the same plan, or the same two mixed."""
-    means = [
-        Point(sum(point.usd for point in one) / len(points), sum(point.right for point in one) / len(points), float(n))
-        for n, one in enumerate(zip(*points, strict=True))
-    ]
+    means = []
+    for n, one in enumerate(zip(*points, strict=True)):
+        usd_each = sum([point.usd for point in one]) / len(points)
+        right = sum([point.right for point in one]) / len(points)
+        means.append(Point(usd_each, right, float(n)))
     hull = frontier(means)
     place = bisect_right([point.usd for point in hull], usd) - 1
     if place < 0:
@@ -256,7 +257,8 @@ def row(single: Sequence[Point], double: Sequence[Point], seed: int = 0) -> Row:
     ahead = [two.right - one.right for one, two in tasks]
     means = sorted(sum(random.choices(ahead, k=LESSONS)) / LESSONS for _ in range(RESAMPLES))
     ends = means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
-    one, two = (sum(pair[arm].right for pair in tasks) / LESSONS for arm in (0, 1))
+    one = sum(first.right for first, _ in tasks) / LESSONS
+    two = sum(second.right for _, second in tasks) / LESSONS
     return Row(one, two, Interval(two - one, *ends), sum(pair[1].again for pair in tasks) / LESSONS)
 
 
@@ -264,7 +266,10 @@ def report(setting: Setting, most: int = STEPS) -> Iterator[str]:
     """The tables, line by line. `most`: steps of a plan of one round."""
     one = one_round(setting, most)
     each = [two_rounds(setting, conductor) for conductor in range(len(setting.pool))]
-    two = [[point for points in each for point in points[place]] for place in range(len(CLASSES))]
+    two: list[list[Point]] = [[] for _ in CLASSES]
+    for points in each:
+        for place, of_class in enumerate(points):
+            two[place] += of_class
     yield f"{LESSONS} tasks; one round: {len(one[0])} plans; two rounds: {len(two[0])} policies"
     for name, choose in (("the best plans for each class", by_class), ("the same plan for all", same_for_all)):
         yield f"{name}:"

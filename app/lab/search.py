@@ -87,7 +87,11 @@ def _possible(shape: Shape, order: Sequence[int]) -> bool:
 
 def _reordered(shape: Shape, order: Sequence[int]) -> Shape:
     place = {old: new for new, old in enumerate(order)}
-    return tuple((shape[old][0], tuple(sorted(place[n] for n in shape[old][1]))) for old in order)
+    steps = []
+    for old in order:
+        role, sees = shape[old]
+        steps.append((role, tuple(sorted([place[n] for n in sees]))))
+    return tuple(steps)
 
 
 def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool] = lambda shape: True) -> Found:
@@ -97,6 +101,10 @@ def search(setting: Setting, *, most: int = STEPS, only: Callable[[Shape], bool]
         if only(shape):
             walk.through(shape)
     return walk.found()
+
+
+def _sum_at(values: Sequence[int], places: Sequence[int]) -> int:
+    return sum([values[n] for n in places])
 
 
 class Walk:
@@ -118,29 +126,28 @@ class Walk:
     def through(self, shape: Shape) -> None:
         """Try every assignment."""
         written = [OUTPUT[role] for role, _ in shape]
-        read = [sum(written[n] for n in sees) + QUESTION for _, sees in shape]
-        self._hands = [
-            hands([sees for _, sees in shape], kinds(_manned(shape, [0] * len(shape))), n) for n in range(len(shape))
-        ]
+        sights = [sees for _, sees in shape]
+        read = [_sum_at(written, sees) + QUESTION for sees in sights]
+        yields = kinds(_manned(shape, [0] * len(shape)))
+        self._hands = [hands(sights, yields, n) for n in range(len(shape))]
         self._extend(shape, list(zip(read, written, strict=True)), [], [[1.0] for _ in CONTEXTS])
 
     def _extend(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], odds: list[list[float]]) -> None:
         place = len(workers)
         role, sees = shape[place]
-        patterns = [tuple(bits >> n & 1 for n in sees) for bits in range(1 << place)]
+        patterns = [exact.bits_at(sees, bits) for bits in range(1 << place)]
         for worker in range(len(self.setting.pool)):
             own = role == "check" and any(workers[n] == worker for n in self._hands[sees[0]])
             known = self._known(worker, role, own, len(sees))
-            good = [
-                [p * chances[seen] for p, seen in zip(before, patterns, strict=True)]
-                for chances, before in zip(known, odds, strict=True)
-            ]
+            good: list[list[float]] = []
+            for chances, before in zip(known, odds, strict=True):
+                good.append([p * chances[seen] for p, seen in zip(before, patterns, strict=True)])
             if place == len(shape) - 1:
                 self.note(shape, tokens, [*workers, worker], good)
                 continue
-            grown = [
-                [p - g for p, g in zip(before, now, strict=True)] + now for before, now in zip(odds, good, strict=True)
-            ]
+            grown: list[list[float]] = []
+            for before, now in zip(odds, good, strict=True):
+                grown.append([p - g for p, g in zip(before, now, strict=True)] + now)
             self._extend(shape, tokens, [*workers, worker], grown)
 
     def _known(self, worker: int, role: str, own: bool, count: int) -> list[dict[tuple[int, ...], float]]:
@@ -149,10 +156,10 @@ class Walk:
         if key not in self._chances:
             seen = list(product((0, 1), repeat=count))
             profile = self.setting.pool[worker]
-            self._chances[key] = [
-                {bits: exact.chance(profile, kind, trait, role, bits, own, 0) for bits in seen}
-                for kind, trait in CONTEXTS
-            ]
+            found: list[dict[tuple[int, ...], float]] = []
+            for kind, trait in CONTEXTS:
+                found.append({bits: exact.chance(profile, kind, trait, role, bits, own, 0) for bits in seen})
+            self._chances[key] = found
         return self._chances[key]
 
     def note(self, shape: Shape, tokens: list[tuple[int, int]], workers: list[int], good: list[list[float]]) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from app.lab import world
 from app.lab.lessons import Lesson, sensible
 from app.lab.outcome import bill, chance, parts_of, right_for
-from app.lab.plans import FURTHER, Plan, PlanStep, from_tokens, to_tokens
+from app.lab.plans import FURTHER, Plan, PlanStep, behind, from_tokens, to_tokens
 from app.lab.rounds import ACCEPTS, PLANS, doubted, judged, writers
 from app.lab.world import PER_LEVEL, QUESTION, TRAITS, Pool, Profile, Setting, Weights
 
@@ -121,7 +121,10 @@ def _billed(second: Plan, level: int, pool: Pool) -> tuple[float, float]:
 def whole(first: Plan, seconds: Sequence[Plan], kind: Kind, setting: Setting) -> Whole:
     """A run whose conductor answers each of `SIGNS` with the plan at its place."""
     found = [continued(first, second, kind, setting, sign) for sign, second in zip(SIGNS, seconds, strict=True)]
-    worth, right, usd, waited = (sum(one.again * one[place] for one in found) for place in range(4))
+    sums = []
+    for place in range(4):
+        sums.append(sum(one.again * one[place] for one in found))
+    worth, right, usd, waited = sums
     again = sum(one.again for one, second in zip(found, seconds, strict=True) if second != TAKE)
     return Whole(worth, right, usd, waited, again)
 
@@ -158,7 +161,7 @@ def drawn(random: Random, workers: int) -> Plan:
     while True:
         plan = sensible(random, workers)
         if len(plan) <= FURTHER and random.random() < 0.5:
-            return (BEFORE, *(step._replace(sees=tuple(n + 1 for n in step.sees)) for step in plan))
+            return (BEFORE, *map(behind, plan))
         head, *rest = plan
         if rest and head.role in ("solve", "reason"):
             return (BEFORE, *rest)

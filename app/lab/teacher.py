@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 from app.lab.lessons import sensible
-from app.lab.plans import STEPS, Plan, PlanStep, lean
+from app.lab.plans import STEPS, Plan, PlanStep, behind, lean
 from app.lab.subtask_wording import SUBJECTS, phrase
 
 FRESH = 0.25
@@ -69,5 +69,5 @@ def _longer(random: Random, plan: Plan, workers: int) -> Plan:
     worker = random.randrange(workers)
     if random.random() < 0.5:
         return (*plan, PlanStep(worker, "check", True, (len(plan) - 1,)))
-    first, *rest = (step._replace(sees=tuple(n + 1 for n in step.sees)) for step in plan)
+    first, *rest = map(behind, plan)
     return lean((PlanStep(worker, "plan"), first._replace(sees=(0, *first.sees)), *rest)) or plan

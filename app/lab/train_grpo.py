@@ -81,8 +81,12 @@ def _handed_over(
 ) -> Manifest:
     """The manifest, with what is known of how good it is: nothing that was held out but the imitation's loss."""
     last = history[-LAST:]
-    means = {name: round(sum(row[name] for row in last) / len(last), 6) for name in COLUMNS if last}
-    found: dict[str, Any] = {"policy gradients": {"steps": len(last), **means}} if last else {}
+    found: dict[str, Any] = {}
+    if last:
+        gradients: dict[str, Any] = {"steps": len(last)}
+        for name in COLUMNS:
+            gradients[name] = round(sum(row[name] for row in last) / len(last), 6)
+        found["policy gradients"] = gradients
     if order.examples:
         found["imitation"] = _imitated(order)
     return chat_export.hand_over(
@@ -99,9 +103,9 @@ def _handed_over(
 
 def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> list[dict[str, Any]]:
     """Policy gradients; the curve, from the first step on."""
-    data = [
-        {"prompt": [dict(turn) for turn in question.prompt], "row": row} for row, question in enumerate(order.questions)
-    ]
+    data = []
+    for row, question in enumerate(order.questions):
+        data.append({"prompt": list(map(dict, question.prompt)), "row": row})
     trainer = GRPOTrainer(
         model=taught.model,
         reward_funcs=scorer.executor_reward,
@@ -111,8 +115,11 @@ def _improve(taught: Pupil, order: Order, scorer: Scorer, last: str | None) -> l
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last)
-    logged = [row for row in trainer.state.log_history if "reward" in row]
-    return [{name: value for name, value in row.items() if not isinstance(value, dict)} for row in logged]
+    curve = []
+    for logged in trainer.state.log_history:
+        if "reward" in logged:
+            curve.append({name: value for name, value in logged.items() if not isinstance(value, dict)})
+    return curve
 
 
 def settings(recipe: Recipe, out: Path) -> dict[str, Any]:

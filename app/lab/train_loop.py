@@ -242,9 +242,10 @@ class Trainer:
         wide = max(len(group.plans) for group in kept)
         empty = ((0,) * self.form.longest, 0.0, 0)
         filled = [[*group.plans, *[empty] * (wide - len(group.plans))] for group in kept]
-        plans = torch.tensor([[plan for plan, _, _ in group] for group in filled])
-        counts = torch.tensor([[float(count) for _, _, count in group] for group in filled])
-        advantages = torch.tensor([[advantage for _, advantage, _ in group] for group in filled])
+        columns = [list(zip(*group, strict=True)) for group in filled]
+        plans = torch.tensor([plans for plans, _, _ in columns])
+        counts = torch.tensor([counts for _, _, counts in columns], dtype=torch.float32)
+        advantages = torch.tensor([advantages for _, advantages, _ in columns])
         longest = int((plans != 0).sum(-1).max()) + 1
         workers = torch.tensor([group.workers for group in kept])
         logprobs, entropies = self._logprobs([group.prompt for group in kept], workers, plans[:, :, :longest])

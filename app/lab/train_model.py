@@ -172,9 +172,10 @@ def masks(form: Form = ROLES) -> Tensor:
 
 def _follows(form: Form) -> Tensor:
     """The state after each token in each state: [states, tokens]; of tokens that are illegal there, any."""
-    return torch.tensor(
-        [[form.follow(state, token) for token in range(len(form.tokens))] for state in range(form.states)]
-    )
+    rows = []
+    for state in range(form.states):
+        rows.append([form.follow(state, token) for token in range(len(form.tokens))])
+    return torch.tensor(rows)
 
 
 def _chosen(scores: Tensor, generator: Tensor | None) -> Tensor:

@@ -203,10 +203,9 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
         measured = trainer.advance()
         if trainer.step % EVERY == 0 or trainer.step == trainer.total:
             runs = list(second_round.weighed(validation, both_rounds(trainer.averaged, validation), order.weights))
-            worth = {
-                name: round(sum(getattr(one, name) for one in runs) / len(runs), 5) for name in ("reward", "again")
-            }
-            rows.append({"step": trainer.step, "validation": worth["reward"], "again": worth["again"]})
+            reward_mean = round(sum(one.reward for one in runs) / len(runs), 5)
+            again_mean = round(sum(one.again for one in runs) / len(runs), 5)
+            rows.append({"step": trainer.step, "validation": reward_mean, "again": again_mean})
             rows[-1] |= {name: round(value, 4) for name, value in measured.items()}
             save(order, trainer, rows)
             say(" ".join(f"{name} {value}" for name, value in rows[-1].items()))
@@ -225,18 +224,24 @@ def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[s
         found = [outcome(plan, one.problem.kind, setting) for plan, one, setting in plans]
         runs[arm] = [Whole(one.reward, one.right, one.usd, one.seconds, 0.0) for one in found]
     runs[BOTH] = list(second_round.weighed(lessons, both_rounds(trainer.averaged, lessons), order.weights))
-    means = {arm: [sum(column) / len(lessons) for column in zip(*found, strict=True)] for arm, found in runs.items()}
+    arms = {}
+    for arm, of_arm in runs.items():
+        means = [sum(column) / len(lessons) for column in zip(*of_arm, strict=True)]
+        arms[arm] = dict(zip(Whole._fields, means, strict=True))
     ahead = {name: _ahead(runs, name, order.recipe.seed) for name in ("reward", "right")}
     return {
         "lessons": len(lessons),
-        "arms": {arm: dict(zip(Whole._fields, m, strict=True)) for arm, m in means.items()},
+        "arms": arms,
         "ahead": ahead,
     }
 
 
 def _ahead(runs: Mapping[str, Sequence[Whole]], name: str, seed: int) -> Interval:
     """The advantage of two rounds over the checkpoint's one."""
-    means = resampled({arm: [getattr(one, name) for one in of] for arm, of in runs.items()}, Random(seed), RESAMPLES)
+    series: dict[str, list[float]] = {}
+    for arm, of_arm in runs.items():
+        series[arm] = [getattr(one, name) for one in of_arm]
+    means = resampled(series, Random(seed), RESAMPLES)
     return interval([mean[BOTH] - mean[BEFORE] for mean in means])
 
 
@@ -285,7 +290,10 @@ def run(options: Any, say: Callable[[str], None]) -> None:
 
 
 def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dict[str, Any]]) -> dict[str, Any]:
-    ahead = {split: {name: asdict(one) for name, one in found["ahead"].items()} for split, found in tables.items()}
+    shown = {}
+    for split, found in tables.items():
+        ahead = {name: asdict(one) for name, one in found["ahead"].items()}
+        shown[split] = {**found, "ahead": ahead}
     return {
         "caveat": CAVEAT,
         "backend": "builtin",
@@ -298,5 +306,5 @@ def _card(order: Order, trainer: Rounds, begun: Path, tables: Mapping[Split, dic
         "reward": reward.VERSION,
         "model_sha256": hashlib.sha256((order.out / "model.pt").read_bytes()).hexdigest(),
         "plans_carried_out": trainer.executed,
-        "tables": {split: {**found, "ahead": ahead[split]} for split, found in tables.items()},
+        "tables": shown,
     }

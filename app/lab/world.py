@@ -151,7 +151,9 @@ def solve_chance(
 ) -> float:
     """The chance that it solves a task; `plan` is None, 0 for a bad one, 1 for a good one."""
     helped = REASON_HELPS if role == "reason" else 0.0
-    guided = 0.0 if plan is None else PLAN_HELPS if plan else PLAN_MISLEADS
+    guided = 0.0
+    if plan is not None:
+        guided = PLAN_HELPS if plan else PLAN_MISLEADS
     return logistic(SLOPE * (_margin(worker, kind, trait) + helped + guided + CROWDS * crowd))
 
 

@@ -16,7 +16,8 @@ from tests.bench.reading import (
 )
 
 PLAIN: Final = (
-    "audit", "cli", "conductor", "errors.py", "gateway", "network", "process", "stepqueue", "store", "telemetry.py",
+    "audit", "cli", "conductor", "core", "errors.py", "gateway", "lab", "network", "process", "providers", "stepqueue",
+    "store", "telemetry.py",
 )  # fmt: skip
 """Rooms without nested comprehensions and nested conditional expressions; add a room once it has none."""
 WORDED: Final = ("audit", "cli", "conductor", "errors.py", "network", "store", "telemetry.py")
