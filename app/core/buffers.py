@@ -1,7 +1,8 @@
-"""Bytes that are kept."""
+"""Buffers without spare capacity, for bytes that are held for long."""
 
 
 def fitted(body: bytes) -> bytes:
-    """The same bytes in no more room than they need. What `orjson.dumps` returns holds 4 KiB at least, and up to eight
-    times its length, for as long as somebody has it: this is for whatever waits with a run or a call."""
+    """Return a copy of the bytes without spare capacity. The result of `orjson.dumps` occupies at least 4 KiB, and up
+    to eight times its length, for as long as it is referenced, so this is for bytes that live as long as a run or a
+    call."""
     return bytes(memoryview(body))

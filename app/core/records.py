@@ -10,7 +10,7 @@ Record = TypeVar("Record")
 
 
 def _values(names: list[str]) -> Callable[[object], tuple[Any, ...]]:
-    """What reads these fields."""
+    """Return a function that reads these fields of a record."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda one: tuple([getattr(one, name) for name in names])

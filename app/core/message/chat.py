@@ -48,13 +48,13 @@ class Message:
     parts: tuple[Part, ...]
     name: str | None = None
     calls: tuple[ToolCall, ...] = ()
-    """Of an assistant. The results follow as messages of the role `tool`, one for each call."""
+    """Calls of an assistant; their results follow as messages of the role `tool`, one for each call."""
     call_id: str = ""
-    """Of a `tool` message: the call that this is the result of."""
+    """The id of the call whose result a `tool` message holds."""
     failed: bool = False
-    """Of a `tool` message: whether the caller says that the call went wrong."""
+    """True in a `tool` message if the caller marked the call as failed."""
     keepsake: Mapping[str, Any] | None = None
-    """Of an assistant: what its provider wants back with this turn; see `Keepsake`."""
+    """Data that the provider of an assistant's turn wants back with it; see `Keepsake`."""
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Message:
 
 @record(frozen=True, slots=True)
 class Sampling:
-    """How to decode; None means the provider's default. `max_tokens` caps the answer, not the orchestration."""
+    """Sampling parameters; None means the provider's default. `max_tokens` caps the answer, not the orchestration."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -86,9 +86,9 @@ class Tool:
     parameters: Mapping[str, Any] | None = None
     """JSON schema of its arguments, an object; None means that it takes none."""
     strict: bool = False
-    """Whether the arguments must follow the schema, where the provider can see to that."""
+    """True if the arguments must follow the schema, where the provider can enforce that."""
     spelling: Mapping[str, Any] | None = None
-    """How the request spelled it, where not as this function: for replies in its format, and for nobody else."""
+    """The tool as the request spelled it, where that is no function; used only for replies in the request's format."""
 
 
 @record(frozen=True, slots=True)
@@ -100,11 +100,11 @@ class Toolbox:
     named: str = ""
     """The tool that must be called, for the choice `named`."""
     parallel: bool = True
-    """Whether one turn may call several."""
+    """True if one turn may call several tools."""
 
     @property
     def must(self) -> bool:
-        """Whether the model has to call a tool."""
+        """Return whether the model has to call a tool."""
         return self.choice in ("required", "named")
 
 
@@ -119,12 +119,13 @@ class Form:
     name: str = "answer"
     description: str = ""
     strict: bool = False
-    """Whether the caller keeps to the part of JSON Schema that providers can constrain decoding to in full."""
+    """True if the caller restricts itself to the part of JSON Schema that providers can constrain decoding to in
+    full."""
 
 
 @record(frozen=True, slots=True)
 class Task:
-    """What the caller asked."""
+    """The request of a caller: the conversation, and the form and limits of the answer."""
 
     messages: Sequence[Message]
     sampling: Sampling = Sampling()
@@ -132,18 +133,18 @@ class Task:
     metadata: Mapping[str, str] = field(default_factory=dict)
     toolbox: Toolbox = NO_TOOLS
     logprobs: int | None = None
-    """How many of the likeliest tokens to tell for each token of the answer; None for no log-probabilities at all."""
+    """The number of likeliest tokens to return for each token of the answer; None for no log-probabilities at all."""
     form: Form | None = None
     """None where the answer is free text."""
 
     @property
     def needs_tools(self) -> bool:
-        """Whether a worker must know tools: some are offered, or the conversation has calls of some."""
+        """Return whether a worker must support tools: some are offered, or the conversation contains tool calls."""
         return bool(self.toolbox.tools) or any(message.calls or message.call_id for message in self.messages)
 
     @property
     def has_images(self) -> bool:
-        """Whether a worker needs to see images to do this task."""
+        """Return whether a worker must support images to do this task."""
         return any(isinstance(part, Image) for message in self.messages for part in message.parts)
 
 
@@ -179,7 +180,7 @@ TOGETHER = 32
 
 
 def gather(pieces: list[str], piece: str) -> None:
-    """Add to a text that is kept in pieces, a few at most: a short string takes ten times its characters' memory."""
+    """Append to a text that is stored as a few pieces: a short string takes ten times its characters' memory."""
     pieces.append(piece)
     if len(pieces) >= TOGETHER:
         pieces[:] = ["".join(pieces)]
@@ -187,7 +188,7 @@ def gather(pieces: list[str], piece: str) -> None:
 
 @record(frozen=True, slots=True)
 class Words:
-    """Some of the answer's text, as it streams; or of what the model says instead, where its format tells that."""
+    """Some of the answer's text, as it streams; or of the model's refusal, where its format marks that."""
 
     text: str
     refusal: bool = False
@@ -209,10 +210,9 @@ class ToolDelta:
 
 @record(frozen=True, slots=True)
 class Keepsake:
-    """What a provider wants back when the turn that it belongs to is sent to it again: signed thinking and the like.
+    """Data that a provider wants back when its turn is sent to it again, such as signed thinking.
 
-    Plain JSON in the provider's own form. It means something only to the model that gave it, and to it alone it is
-    given back.
+    Plain JSON in the provider's own form. Only the model that gave it understands it, so it is sent to no other.
     """
 
     data: Mapping[str, Any]
@@ -229,7 +229,7 @@ class Likely:
 
 @record(frozen=True, slots=True)
 class Chosen:
-    """One decoded token with its natural-log probability and the likeliest others, where the decoder tells."""
+    """One decoded token with its natural-log probability and the likeliest others, where the decoder reports them."""
 
     token: str
     logprob: float

@@ -1,6 +1,6 @@
 """The log-probabilities of an answer: one plain JSON entry a token, as OpenAI writes them.
 
-Entries are made once, from what a worker's decoder told, and then stored, told and replied as they are.
+Entries are made once, from the output of a worker's decoder, and then stored, streamed and returned unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def size(one: Decoded) -> int:
 
 
 def spoken(tokens: Sequence[Decoded], chars: int) -> int:
-    """How many of the tokens it takes to say so many characters.
+    """Return the number of tokens that hold the first `chars` characters.
 
     A character is counted with the first of its bytes, since a token may be a part of one.
     """

@@ -14,14 +14,14 @@ from app.core.message.chat import Form, Message, Text
 from app.core.records import record
 
 FAULTS = 8
-"""Most faults that are told of one answer."""
+"""The largest number of faults that are reported of one answer."""
 FAULT_CHARS = 200
 BACKTRACKS = 100_000
 """Steps after which a pattern counts as not matching."""
 OPEN: Final = frozenset(
     {"allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties"}
 )
-"""What OpenAI's strict mode does not take at all."""
+"""Keywords that OpenAI's strict mode does not accept."""
 
 
 def _no_constant(_name: str) -> NoReturn:
@@ -29,7 +29,7 @@ def _no_constant(_name: str) -> NoReturn:
 
 
 STRICT: Final = json.JSONDecoder(parse_constant=_no_constant)
-"""Of RFC 8259; raises ValueError and RecursionError."""
+"""Parse JSON as RFC 8259 defines it; raises ValueError and RecursionError."""
 
 
 @record(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Flaw:
 
 
 def schema_fault(schema: Mapping[str, Any]) -> str | None:
-    """Why a schema cannot be used; None if it can. The reason holds nothing of the schema."""
+    """Return the reason why a schema cannot be used, or None. The reason contains no text of the schema."""
     try:
         _validator(schema)
     except (ValidationError, ValueError):
@@ -50,7 +50,7 @@ def schema_fault(schema: Mapping[str, Any]) -> str | None:
 
 
 def is_closed(schema: object) -> bool:
-    """Whether OpenAI's strict mode takes a schema: its objects have all the fields that they name, and no others.
+    """Return whether OpenAI's strict mode accepts a schema: objects have all the fields that they name, and no others.
 
     Its endpoint refuses a request with any other schema that is called strict.
     """
@@ -68,7 +68,7 @@ def is_closed(schema: object) -> bool:
 
 
 def faults(form: Form, text: str) -> tuple[str, ...]:
-    """Why a text is not of the form; () if it is."""
+    """Return the reasons why a text does not match the form; () if it does."""
     try:
         value = STRICT.decode(text)
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def faults(form: Form, text: str) -> tuple[str, ...]:
 
 
 def constrains(form: Form, structured: bool) -> bool:
-    """Whether a worker's decoding is held to the form in full, by a provider that takes such a form as strict.
+    """Return whether a worker's decoding is constrained to the whole form, by a provider that treats it as strict.
 
     `structured` says whether its provider constrains decoding to schemas at all.
     """
@@ -92,16 +92,16 @@ def constrains(form: Form, structured: bool) -> bool:
 
 
 def keeps(form: Form, *, structured: bool, keeps_open: bool) -> bool:
-    """Whether what a worker says can only be of the form, so that its answer can be told as it comes.
+    """Return whether every output of a worker matches the form, so that its answer can be streamed.
 
-    `keeps_open`: of its provider's decoders as of `ProviderSpec.keeps_open`. What combines schemas, or denies one, no
-    decoder is trusted with.
+    `keeps_open` is `ProviderSpec.keeps_open` of its provider. No decoder is trusted with keywords that combine or
+    negate schemas.
     """
     return constrains(form, structured) or (keeps_open and form.schema is not None and not _combines(form.schema))
 
 
 def _combines(schema: object) -> bool:
-    """Whether a keyword of `OPEN` stands anywhere in a schema, or a field of such a name."""
+    """Return whether a keyword of `OPEN`, or a field of such a name, occurs anywhere in a schema."""
     if isinstance(schema, Mapping):
         return bool(schema.keys() & OPEN) or any(map(_combines, schema.values()))
     return isinstance(schema, list | tuple) and any(map(_combines, schema))

@@ -2,7 +2,7 @@
 
 A minted id is `call_bt` and 33 letters and digits: the run's id in base 62, then 71 random bits. It leads back to its
 run without an index, and stays within the 40 characters that OpenAI's own clients and servers allow. It proves nothing
-by itself: the run's journal says whether it was given out, and to whom.
+by itself: the run's journal says whether it was issued, and to which caller.
 """
 
 import re
@@ -73,7 +73,7 @@ class Gathering:
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls as they are now. No arguments at all are an empty object; nothing that was told is changed."""
+        """The calls as they are now. Missing arguments become an empty object; nothing that was sent is changed."""
         texts = ["".join(pieces) for pieces in self._arguments]
         return tuple(
             ToolCall(id_, name, text if text.strip() else f"{text}{{}}")
@@ -82,7 +82,7 @@ class Gathering:
 
 
 def untold(calls: Iterable[ToolCall], told: Iterable[ToolDelta]) -> tuple[ToolDelta, ...]:
-    """What is left to tell of these calls to whoever was told that much of them."""
+    """Return the pieces of these calls that a caller has not received yet, given what it has."""
     chars: dict[int, int] = {}
     for delta in told:
         chars[delta.index] = chars.get(delta.index, 0) + len(delta.arguments)
@@ -101,7 +101,8 @@ def kept(calls: tuple[ToolCall, ...], toolbox: Toolbox) -> tuple[ToolCall, ...]:
 
 
 def fault(calls: Iterable[ToolCall], toolbox: Toolbox) -> str:
-    """Why these calls cannot be handed to the caller, or empty. No call at all is a fault where one is demanded."""
+    """Return the reason why these calls cannot be handed to the caller, or an empty string. No call at all is a fault
+    where one is demanded."""
     calls = tuple(calls)
     offered = {tool.name for tool in toolbox.tools} if toolbox.choice != "none" else set()
     if len(calls) > MOST_CALLS:

@@ -1,4 +1,4 @@
-"""Arms: model ids that name a conductor beside a tier's own, so that any client can compare several over one tier.
+"""Arms: model ids that replace a tier's conductor by another one, so that any client can compare several over one tier.
 
     baton-ultra:single:WORKER ........... one worker answers alone
     baton-ultra:sc:5[:WORKER] ........... five answers of one worker (the tier's fallback), weighed by itself
@@ -8,7 +8,7 @@
     baton-ultra:random .................. a random valid plan
 
 An arm has its tier's workers, or those that it names, and its tier's limits; a shape that does not fit them is refused.
-A run keeps the arm's whole id as its model, and its tier's name as its tier. Arms are there if the pool file says so.
+A run records the arm's whole id as its model, and its tier's name as its tier. Arms are there if the pool file says so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from dataclasses import replace
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Tier
 
 MOST_BRANCHES = 16
-"""As in a pool file."""
+"""The largest number of branches, as in a pool file."""
 ORACLE = "oracle"
 """The best arm of each task: known only when all have answered, so nobody can serve it."""
 

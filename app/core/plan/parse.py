@@ -2,11 +2,10 @@
 
 A plan is `{"steps": [{"worker": 2, "subtask": "...", "access": ["user", 0]}, ...]}`. From a conductor `worker` is an
 ordinal of the brief; from a caller it is a worker's name. `"tools": true` lets a step call the caller's tools, as the
-answering step may in any case. The published three-list format (`model_id`, `subtasks`,
-`access_list`) is read too. In a run's further rounds an access list may hold `"previous"`, the answer of the round
-before, and a plan without steps takes that answer for final. Everything found wrong is told at once, and nothing is
-mended silently: a plan is valid or it is rejected. Text is untrusted and of any size, so the reader has a bound and
-never recurses over it by itself.
+answering step may in any case. The published three-list format (`model_id`, `subtasks`, `access_list`) is read too. In
+a run's further rounds an access list may hold `"previous"`, the answer of the round before, and a plan without steps
+takes that answer for final. All faults are reported at once, and nothing is repaired silently: a plan is valid or it is
+rejected. Text is untrusted and of any size, so the reader has a bound and never recurses over it by itself.
 """
 
 import ast
@@ -253,7 +252,7 @@ class Reader:
         return []
 
     def _find_start(self) -> bool:
-        """Whether the plan has begun: at its first opening that stands in no thinking block."""
+        """Return whether the plan has begun: at its first opening outside of a thinking block."""
         while found := self._START.search(self._text, max(self._after, self._sought)):
             thought = self._text.find("<think>", self._after, found.start())
             if thought < 0:

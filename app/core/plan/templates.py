@@ -44,7 +44,7 @@ _PLANS: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
 }
 """Role and seen steps of each step."""
 TEMPLATES: Mapping[str, int] = {name: len(plan) for name, plan in _PLANS.items()}
-"""How many steps each has."""
+"""The number of steps of each template."""
 
 _AIDS = frozenset({"plan", "check", "weigh"})
 
@@ -56,14 +56,14 @@ class Arm:
     name: str
     template: str
     main: str
-    """Who answers; for `model`, nobody in particular."""
+    """The worker that answers; for `model`, no particular one."""
     aids: tuple[str, ...]
-    """Who helps, each as `role:worker`."""
+    """The workers that help, each as `role:worker`."""
     steps: tuple[Step, ...]
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What its success is put down to: whoever answers, whoever helps, and the template."""
+        """Return the parts that share its success: the worker that answers, those that help, and the template."""
         return (f"main:{self.main}", *self.aids, f"template:{self.template}")
 
 
@@ -111,7 +111,7 @@ def manned(template: str, workers: Sequence[str]) -> Arm:
 
 
 def able(workers: Sequence[Worker], named: Sequence[str], marks: Sequence[str]) -> list[str]:
-    """Who may plan, or check: see the module docstring."""
+    """Return the names of the workers that may plan, or check, as the module docstring defines it."""
     names = [worker.name for worker in workers]
     if chosen := [name for name in named if name in names]:
         return chosen

@@ -14,12 +14,13 @@ Topology = Literal["single", "chain", "fan-out", "tree", "debate"]
 CONDUCTOR = "@conductor"
 """The worker of a step that the conductor itself takes: it opens a workflow for it. No worker can have this name."""
 PREVIOUS = "previous"
-"""How the plan of a further round names the answer of the round before in an access list."""
+"""The entry of an access list by which the plan of a further round names the answer of the round before."""
 
 
 @record(frozen=True, slots=True)
 class Access:
-    """What a step may see: the caller's conversation, and the listed earlier steps. Nothing else, ever.
+    """The access list of a step: it sees the caller's conversation, if listed, and the listed earlier steps, and
+    nothing else.
 
     A plan may also say `previous`, for the answer of the round before; in the run's own numbers that is a step like
     any other.
@@ -30,8 +31,8 @@ class Access:
     previous: bool = False
 
     def shifted(self, by: int, previous: int | None = None) -> "Access":
-        """The same list with plan positions turned into the run's step numbers; `previous` is that of the step which
-        gave the answer before."""
+        """Return the list with plan positions turned into the run's step numbers; `previous` is the number of the step
+        that gave the answer of the round before."""
         before = (previous,) if self.previous and previous is not None else ()
         return Access(self.user, (*before, *(n + by for n in self.steps)))
 
@@ -53,11 +54,11 @@ class Step:
     subtask: str = ""
     access: Access = Access()
     answers: bool = False
-    """Whether its output is the answer; true for a workflow's last step and for no other."""
+    """True if its output is the answer: for a workflow's last step and for no other."""
     probability: float | None = None
-    """The conductor's probability of this worker, where its decoder tells."""
+    """The conductor's probability of this worker, where its decoder reports it."""
     tools: bool = False
-    """Whether it may call the caller's tools; the answering step always may."""
+    """True if it may call the caller's tools; the answering step always may."""
 
 
 @record(frozen=True, slots=True)

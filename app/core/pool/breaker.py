@@ -1,4 +1,4 @@
-"""Whether a worker is worth calling: outlier ejection, half-open probing, and the retry budget.
+"""Circuit breakers of workers: outlier ejection, half-open probing, and the retry budget.
 
     closed ------- 5 failures in a row, or half of 10 and more within 30 s --------------------> open
                    at once: a rate limit that says how long, or a wrong key or model
@@ -6,10 +6,11 @@
     half-open ---- the probe succeeds ----> closed;    the probe fails ----> open again, for longer
 
 An ejection lasts a random time (full jitter) below a ceiling that doubles with each one; after a rate limit it lasts as
-long as Retry-After says. What does not speak of the worker is never counted: a request that it refused, a call that we
-cancelled, a deadline that was the run's own. What comes from calls begun before the last change is old news.
+long as Retry-After says. Outcomes that say nothing about the worker are never counted: a request that it refused, a
+call that we cancelled, a deadline that was the run's own. Outcomes of calls that began before the last change of state
+are ignored.
 
-Nobody is beyond use: if every eligible worker is ejected, the least bad one is called all the same (`pick`).
+If every eligible worker is ejected, the one with the mildest ejection is called nevertheless (`pick`).
 
 A breaker is a value. Times are seconds of one monotonic clock, `chance` is a number in [0, 1).
 """
@@ -24,7 +25,7 @@ NO_TIME = "no_time"
 """The error of a step that was not begun because no worker could have answered in what was left of the run."""
 
 Verdict = Literal["good", "failing", "rate_limited", "misconfigured", "silent"]
-"""What a call says of its worker; `silent`: nothing."""
+"""The outcome of a call for its worker's breaker; `silent` is ignored."""
 OUT = "out"
 """The reason of an ejection after probes that found nobody alive."""
 State = Literal["closed", "half_open", "open"]
@@ -45,9 +46,9 @@ LIMITED_LONGEST = 300.0
 CALM = 300.0
 """Seconds without an ejection after which the next one is a first one again."""
 PULSE = 10.0
-"""Seconds for which the word that nobody is alive holds; whoever says so says it again before."""
+"""Seconds for which a report that no worker is alive holds; it is repeated before they are over."""
 PROBE = 30.0
-"""Seconds for which a probe keeps others out; one that takes longer is no reason not to try again."""
+"""Seconds for which a probe excludes other calls; after them another probe may begin."""
 MINIMUM, SHARE = 3, 0.2
 """Attempts beyond the first: this share of the first ones within the window, or so few that it does not matter."""
 KNOWN, REMEMBERED = 5, 16
@@ -59,7 +60,7 @@ _SLICE = WINDOW / SLICES
 
 @record(frozen=True, slots=True)
 class Slice:
-    """What was counted within one slice of time."""
+    """Counts of outcomes within one slice of time."""
 
     number: int
     firsts: int = 0
@@ -71,15 +72,15 @@ class Slice:
 
 @record(frozen=True, slots=True)
 class Breaker:
-    """What is known of one worker."""
+    """The state of one worker's circuit breaker."""
 
     reason: str = ""
-    """Why it is ejected: a verdict; empty while it is closed."""
+    """The verdict for which it is ejected; empty while it is closed."""
     since: float = NEVER
     """When it was last ejected or taken back."""
     until: float = NEVER
     probed: float = NEVER
-    """Until when a probe keeps others out."""
+    """The time until which a probe excludes other calls."""
     ejections: int = 0
     """One after the other."""
     failures: int = 0
@@ -90,7 +91,7 @@ class Breaker:
     """Attempts beyond a step's first that have not ended yet."""
     slices: tuple[Slice, ...] = ()
     seconds: tuple[float, ...] = ()
-    """What its latest successes took."""
+    """Durations of its latest successes."""
 
     def state(self, now: float) -> State:
         """Closed, open, or half-open."""
@@ -99,14 +100,15 @@ class Breaker:
         return "open" if now < self.until else "half_open"
 
     def objection(self, now: float) -> str:
-        """Why a call should rather go elsewhere: the reason of the ejection, `probing`, or empty."""
+        """Return the reason why a call should prefer another worker: that of the ejection, `probing`, or an empty
+        string."""
         state = self.state(now)
         if state == "open":
             return self.reason
         return "probing" if state == "half_open" and now < self.probed else ""
 
     def affords(self, place: Place, now: float) -> bool:
-        """Whether the retry budget lets such a call come here.
+        """Return whether the retry budget admits such a call.
 
         Retries and replacements together stay below `SHARE` of the first calls. A replacement may also be a scout: up
         to `MINIMUM` are let through until one of them succeeds, and each success lets as many follow.
@@ -117,7 +119,7 @@ class Breaker:
         return sum(one.extras for one in live) + 1 <= max(MINIMUM, SHARE * sum(one.firsts for one in live))
 
     def scouted(self, now: float) -> bool:
-        """Whether scouts are out and have not reported anything bad, so that waiting for their news is worth it."""
+        """Return whether scout calls are pending and none has failed, so that it is worth waiting for their outcome."""
         return self.state(now) == "closed" and self.failures == 0 < self.scouts
 
     @property
@@ -154,8 +156,8 @@ def heard(
     asked: float | None = None,
     extra: bool = False,
 ) -> Breaker:
-    """A call that began at `began` has ended. `asked`: the seconds that the provider wants to be left alone for;
-    `extra`: it was not its step's first."""
+    """A call that began at `began` has ended. `asked` is the provider's Retry-After in seconds; `extra` says that the
+    call was not its step's first."""
     if extra:
         breaker = _back(breaker)
     if breaker.reason and began >= breaker.until:
@@ -212,7 +214,7 @@ def _outlier(breaker: Breaker, now: float) -> bool:
 
 
 def _limited(breaker: Breaker, now: float, asked: float) -> Breaker:
-    """Until the provider said, or longer if something else asked for more."""
+    """Eject for as long as the provider asked to wait, or longer if a later time was set already."""
     until = now + asked
     if breaker.state(now) == "open":
         return replace(breaker, until=max(breaker.until, until))
@@ -260,7 +262,7 @@ class Offer:
 
 @record(frozen=True, slots=True)
 class Pick:
-    """Whom to call (None: nobody), why those before it were passed over, and what speaks against it itself."""
+    """The worker to call, or None; the reasons why those before it were passed over; and the objection to itself."""
 
     worker: str | None
     passed_over: tuple[tuple[str, str], ...] = ()
@@ -289,7 +291,7 @@ def pick(offers: Iterable[Offer], *, now: float, left: float) -> Pick:
 
 
 def worth_waiting(offers: Iterable[Offer], *, now: float, left: float) -> bool:
-    """Whether nobody can be called without an objection, but scouts may soon bring good news of somebody."""
+    """Return whether no worker can be called without an objection, while a pending scout call may soon succeed."""
     scouted = False
     for offer in offers:
         objection = _spent(offer, now, left)

@@ -1,4 +1,4 @@
-"""What a call may cost at worst, and what it is taken to have cost when nobody tells (D7).
+"""The worst-case cost of a call, and the estimated cost of a call without reported usage (D7).
 
 A token is at least one byte of text in every tokenizer in use, so the bytes of the text bound the input from above.
 """

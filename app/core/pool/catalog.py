@@ -28,7 +28,7 @@ class Price:
     cached: int = 0
 
     def cost(self, usage: Usage) -> int:
-        """What `usage` costs in micro-dollars, rounded up so that a sum is never below the bill."""
+        """Return the cost of `usage` in micro-dollars, rounded up so that a sum is never below the bill."""
         fresh = max(usage.input - usage.cached, 0)
         exact = fresh * self.input + usage.cached * self.cached + usage.output * self.output
         return -(-exact // MILLION)
@@ -36,7 +36,7 @@ class Price:
 
 @record(frozen=True, slots=True)
 class Measured:
-    """How many of so many built-in tasks of a domain a worker has solved (`calibration.py`)."""
+    """The number of built-in tasks of a domain that a worker has solved, out of those it tried (`calibration.py`)."""
 
     domain: str
     passed: float
@@ -45,7 +45,7 @@ class Measured:
 
 @record(frozen=True, slots=True)
 class Card:
-    """What a conductor is told about a worker, and what policy asks of it."""
+    """The description of a worker for conductors, and its properties for the policy."""
 
     strengths: tuple[str, ...] = ()
     context: int = 128_000
@@ -58,7 +58,7 @@ class Card:
     speed: float | None = None
     """Output tokens per second, where known."""
     measured: tuple[Measured, ...] = ()
-    """What a calibration has found; never written by hand."""
+    """The results of a calibration; never written by hand."""
 
     @property
     def cleared(self) -> frozenset[str]:
@@ -86,7 +86,8 @@ class Deadlines:
         return Deadlines(min(self.connect, left), first, min(self.gap, left), min(self.total, left))
 
     def fair(self, given: "Deadlines", seconds: float, silence: float) -> bool:
-        """Whether a call that ran into the deadlines `given` says something of the worker whose own these are.
+        """Return whether a call that exceeded the deadlines `given` counts against the worker, whose own deadlines
+        these are.
 
         It does not if a run had so little time left that hardly any was granted, or ended while the worker was still
         talking. `seconds` is what the call took, `silence` how long nothing had come at its end.
@@ -98,7 +99,7 @@ class Deadlines:
 
 @record(frozen=True, slots=True)
 class Route:
-    """How connections to a provider are made; what is empty is not used.
+    """Settings of the connections to a provider; empty ones are not used.
 
     `proxy` is the address of an HTTP proxy, `proxy_credentials_variable` the environment variable that holds its
     `user:password`. The others are absolute paths of files in PEM form: `ca` replaces the certificate authorities that
@@ -126,18 +127,19 @@ class ProviderSpec:
     key_variable: str | None = None
     streams: bool = True
     structured: bool = True
-    """Whether it constrains decoding to a JSON schema (`response_format: json_schema`)."""
+    """True if it constrains decoding to a JSON schema (`response_format: json_schema`)."""
     options: Mapping[str, str] = field(default_factory=dict)
     route: Route = DIRECT
 
     @property
     def gives_logprobs(self) -> bool:
-        """Whether the operator says that its models tell log-probabilities."""
+        """Return whether the operator declares that its models return log-probabilities."""
         return self.format in ("openai", "rehearsal") and self.options.get("logprobs") == "true"
 
     @property
     def keeps_open(self) -> bool:
-        """Whether the operator says that its decoders keep to schemas with open objects and optional fields, too."""
+        """Return whether the operator declares that its decoders also follow schemas with open objects and optional
+        fields."""
         return self.structured and self.options.get("open_schemas") == "true"
 
 
@@ -168,7 +170,7 @@ class Limit:
     name: str
     about: str
     words: str
-    """How it is told after its value; `{s}` is the ending of the plural."""
+    """The words after its value; `{s}` is the ending of the plural."""
     unit: Unit
     least: float
     most: float | None
@@ -197,7 +199,7 @@ def limit(
 
 @record(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Every figure is enforced by the executor, whatever the conductor proposes.
+    """The limits of one run. Every figure is enforced by the executor, whatever the conductor proposes.
 
     This is the one place where a limit is declared; `LIMITS` has the same by name.
     """
@@ -256,7 +258,7 @@ class Limits:
     )
 
     def to_json(self) -> dict[str, Any]:
-        """The limits by name, as `run.admitted` keeps them."""
+        """The limits by name, as `run.admitted` records them."""
         return {name: getattr(self, name) for name in Limits.__slots__}
 
     @classmethod
@@ -274,27 +276,27 @@ Template = Literal[
     "answer", "reason", "plan-solve", "plan-reason", "answer-check", "reason-check", "plan-reason-check", "judge",
     "mixture",
 ]  # fmt: skip
-"""What a selector chooses among, beside the workers; `plan/templates.py` says what each is."""
+"""Templates that a selector may fill with workers; `plan/templates.py` defines each."""
 
 
 @record(frozen=True, slots=True)
 class SelectorSpec:
-    """What a selector may choose among, and how it weighs and explores."""
+    """The templates and helpers of a selector, and how it weighs cost and explores."""
 
     templates: tuple[Template, ...] = ("answer", "plan-reason", "answer-check")
     planners: tuple[str, ...] = ()
     checkers: tuple[str, ...] = ()
-    """Who may plan and check; empty: whose card says so."""
+    """Names of the workers that may plan and check; if empty, those whose card says so."""
     explore: float = 0.05
     """The share of requests that is spread evenly over all arms."""
     decay: float = 0.995
-    """What a rating counts a day later."""
+    """The share by which a rating counts a day later."""
     cost: float = 0.2
     """The share of a right answer's worth that a full cost takes away."""
     full_usd: int = 50_000
     """Micro-dollars of a full cost."""
     embedder: str | None = None
-    """The worker whose embeddings are features beside the words."""
+    """The worker whose embeddings are features in addition to the words."""
     patience: float = 1.0
     """Seconds that an embedding may take."""
 
@@ -311,23 +313,25 @@ class ConductorSpec:
     width: int = 3
     """Branches of `fan_out` and `self_consistency`."""
     whole: bool = False
-    """Whether a shape that has more steps than a run may have is refused; else it is cut."""
+    """True if a shape with more steps than a run may have is refused; else it is cut."""
     again: bool = False
-    """Whether a fixed conductor has the answer checked in as many further rounds as there may be."""
+    """True if a fixed conductor has the answer checked in all further rounds that the limits allow."""
     temperature: float = 0.0
     prompt: Literal["general", "compact", "worded"] = "general"
-    """How a model is asked: in words that any chat model understands, or as one that was trained here reads it."""
+    """The form of a model's prompt: words that any chat model understands, or the tokens of a model that was trained
+    here."""
     share: float = 0.4
-    """Of a run's time, for all plans of the first round together; in a further round, of what was left when its plan
-    was asked for. The rest is for the steps."""
+    """The share of a run's time for all plans of the first round together; in a further round, the share of the time
+    that was left when its plan was requested. The rest is for the steps."""
     probe: float = 2.5
-    """Seconds that one token may take before a conductor of which nothing else is heard counts as out; 0: never ask."""
+    """Seconds that a probe for one token may take before a conductor that sends nothing else counts as unavailable; 0
+    disables the probe."""
     selector: SelectorSpec | None = None
 
 
 @record(frozen=True, slots=True)
 class Tier:
-    """What a caller picks as the model. `efforts` maps each effort level to its limits and holds `effort`."""
+    """The model as callers choose it. `efforts` maps each effort level to its limits and holds `effort`."""
 
     name: str
     pool: tuple[str, ...]
@@ -340,7 +344,8 @@ class Tier:
 
 @record(frozen=True, slots=True)
 class Evaluation:
-    """Whether the arms of tiers are served (`arms.py`), and which models may conduct there beside a tier's own."""
+    """The settings of evaluation: whether arms of tiers are served (`arms.py`), and which models may conduct in them in
+    addition to a tier's own."""
 
     arms: bool = False
     conductors: tuple[str, ...] = ()
@@ -348,7 +353,7 @@ class Evaluation:
 
 @record(frozen=True, slots=True)
 class Catalog:
-    """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), kept with each run."""
+    """The whole pool file. `digest` is the SHA-256 of its snapshot (`snapshot.py`), recorded with each run."""
 
     providers: Mapping[str, ProviderSpec]
     workers: Mapping[str, Worker]

@@ -1,7 +1,7 @@
-"""Versions of a conductor: what was done with each, and who conducts a run as a result. Pure.
+"""Versions of a conductor: the changes made to each, and the version that conducts a run as a result. Pure.
 
-A version is a model that the conductor's server answers to beside the one that the pool file names, an adapter for the
-most part. Changes are only ever added; what stands is their fold:
+A version is a further model name that the conductor's server serves in addition to the one that the pool file names,
+usually an adapter. Changes are only ever added; what stands is their fold:
 
     loaded ──> shadowed (as often as you like) ──> canary (a share of the runs) ──> promoted (all of them)
        └──> unloaded          rolled_back: ends a canary; without one, what was live before is live again
@@ -31,19 +31,19 @@ class Change:
     version: str
     """The model's name on its server."""
     share: float = 0.0
-    """Of the runs, for a canary."""
+    """The share of the runs that a canary conducts."""
     note: str = ""
-    """What was found: golden prompts, comparisons."""
+    """Findings: golden prompts, comparisons."""
 
 
 @record(frozen=True, slots=True)
 class Standing:
-    """Who conducts, as all changes so far have it. The empty version is the model that the pool file names."""
+    """The versions that conduct after all changes so far. The empty version is the model that the pool file names."""
 
     loaded: tuple[str, ...] = ()
     live: str = ""
     before: tuple[str, ...] = ()
-    """What was live before, the latest last."""
+    """Versions that were live before, the latest last."""
     canary: str = ""
     share: float = 0.0
 
@@ -78,7 +78,7 @@ def _after(now: Standing, change: Change) -> Standing:
 
 
 def refusal(now: Standing, kind: ChangeKind, version: str) -> str:
-    """Why a change cannot be made; empty if it can."""
+    """Return the reason why a change cannot be made; empty if it can."""
     if kind in ("shadowed", "canary", "promoted", "unloaded") and version not in now.loaded:
         return f"{version} is not loaded; `baton conductor deploy` loads and checks it first"
     if kind in ("canary", "promoted") and version == now.live:

@@ -1,8 +1,8 @@
-"""Who may work on a task at all: the pool, filtered before planning (D6).
+"""The policy filter: the workers of the pool that may work on a task, chosen before planning (D6).
 
 The conductor reads the whole task and writes the subtasks, so a subtask carries the task's labels: filtering workers
-after planning would leak. A label such as `region:eu` or `retention:none` is held against what a worker's card says of
-its region and retention, any other one against its clearance. Every exclusion has a reason, which the journal keeps.
+after planning would leak. A label such as `region:eu` or `retention:none` is compared with the region and retention on
+a worker's card, any other one with its clearance. Every exclusion has a reason, which is journaled.
 """
 
 from collections.abc import Collection, Mapping

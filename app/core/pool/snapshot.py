@@ -1,6 +1,6 @@
 """A pool as it was, for the audit: the whole catalog as canonical JSON, and its digest.
 
-A run keeps the digest, the store keeps the bytes under it, so that a call can be checked after the pool file has
+A run records the digest, the store has the bytes under it, so that a call can be checked after the pool file has
 changed. Sets become sorted lists, fields keep their names; there is nothing secret in a catalog (`catalog.py`).
 """
 
@@ -22,7 +22,7 @@ def snapshot(catalog: Catalog) -> bytes:
 
 
 def sealed(catalog: Catalog) -> Catalog:
-    """The same catalog with the SHA-256 of its snapshot as its digest."""
+    """Return the catalog with the SHA-256 of its snapshot as its digest."""
     return replace(catalog, digest=hashlib.sha256(snapshot(catalog)).hexdigest())
 
 

@@ -14,7 +14,7 @@ from app.core.pool.snapshot import sealed
 from app.core.records import record
 
 SOURCE = "calibration"
-"""Who says what such a run was worth, among the ratings of runs."""
+"""The source of such ratings among the ratings of runs."""
 WIDE = 1.96
 
 
@@ -26,7 +26,7 @@ class Trial:
     model: str
     """The provider's name of the model: with another one, the worker is somebody else."""
     version: str
-    """Of the tasks, and of what counts as right."""
+    """The version of the tasks, and of what counts as right."""
     task: str
     domain: str
     family: str
@@ -43,7 +43,7 @@ class Trial:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What names it."""
+        """Return the key that identifies it."""
         return (self.worker, self.model, self.version, self.task)
 
 
@@ -61,7 +61,7 @@ class Rate:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Of the interval; everything is possible before the first trial."""
+        """Return the ends of the interval, which are 0 and 1 before the first trial."""
         if not self.tried:
             return (0.0, 1.0)
         square = WIDE * WIDE / self.tried

@@ -46,7 +46,7 @@ class Choice:
 
 @record(frozen=True, slots=True)
 class Decision:
-    """A choice with everything that the journal keeps of it."""
+    """A choice with everything that is journaled of it."""
 
     choice: Choice
     policy: str
@@ -55,7 +55,8 @@ class Decision:
     explore: float
     seed: str
     sight: Mapping[str, str] = field(default_factory=dict)
-    """Of a selector with an embedder: its name under `embedder`, and why it said nothing under `blind`."""
+    """For a selector with an embedder: its name under `embedder`, and under `blind` the reason why it returned
+    nothing."""
 
     def body(self) -> dict[str, Any]:
         """See the module docstring."""

@@ -1,8 +1,8 @@
-"""What a rated run teaches a selector: which arm was really played, and what its answer was held to be worth.
+"""The evidence of a rated run for a selector: the arm that was really played, and the score of its answer.
 
-Only runs that the selector decided teach by their ratings; what was calibrated is learned from its trials. Nor does a
-run without an answer teach anything: an outage is no wrong answer. Where another worker took over, the arm with that
-worker is the one that was played.
+Only ratings of runs that the selector decided are learned; calibrations are learned from their trials. A run without an
+answer is not learned, since an outage is no wrong answer. Where another worker took over, the arm with that worker is
+the one that was played.
 """
 
 import json
@@ -17,7 +17,7 @@ from app.core.records import record
 from app.core.run.events import CallIntended, Event, Kind, PlanAccepted, PlanOpened, PlanStep, facts
 
 TOLD = (Kind.PLAN_OPENED, Kind.PLAN_STEP, Kind.PLAN_ACCEPTED, Kind.CALL_INTENDED)
-"""The events that tell what was played."""
+"""The events from which the arm that was played is read."""
 
 
 @record(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Rated:
 
 @record(frozen=True, slots=True)
 class Learned:
-    """What was learned for a policy; each write has the number after the one that it replaces, from 1 on."""
+    """A learned posterior of a policy; each write has the number after the one that it replaces, from 1 on."""
 
     number: int
     body: bytes
 
 
 def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
-    """What the selector decided for the plan that was carried out; None if another conductor did."""
+    """Return the selector's decision for the plan that was carried out; None if another conductor made the plan."""
     accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
     if not accepted:
         return None
@@ -52,13 +52,13 @@ def decision(events: Sequence[Event]) -> Mapping[str, Any] | None:
 
 
 def looked_at(events: Sequence[Event]) -> str:
-    """The ref of the content that tells the request's features; empty where nothing was decided."""
+    """Return the ref of the content that holds the request's features; empty where nothing was decided."""
     decided = decision(events)
     return str(decided["features"]) if decided is not None else ""
 
 
 def rating(rated: Rated) -> Rating | None:
-    """What a rating teaches; None if nothing."""
+    """Return the rating as the posterior learns it; None if there is nothing to learn."""
     before, score = scores(rated.given, rated.rating)
     arm = played(rated.events) if rated.answered else None
     seen = from_json(json.loads(rated.seen)) if rated.seen is not None else None
@@ -78,7 +78,7 @@ def played(events: Sequence[Event]) -> Arm | None:
 
 
 def _workers(events: Sequence[Event]) -> list[str]:
-    """Who really worked, in the order of the steps."""
+    """Return the workers that really worked, in the order of the steps."""
     accepted = [fact.proposal for fact in facts(events, PlanAccepted)]
     found: dict[int, str] = {}
     for event in events:
@@ -91,9 +91,9 @@ def _workers(events: Sequence[Event]) -> list[str]:
 
 
 def scores(given: Sequence[Feedback], last: Feedback) -> tuple[float | None, float | None]:
-    """What a run was held to be worth before a rating, and with it: the mean over sources of the latest score of each.
+    """Return the score of a run before a rating and with it: the mean over sources of the latest score of each.
 
-    None: by nobody. Signs have no score, and say nothing here.
+    None means that no source has scored it. Implicit signs have no score and are ignored.
     """
     latest: dict[tuple[str, str], float] = {}
     before: float | None = None

@@ -1,11 +1,13 @@
-"""What a selector looks at in a request: hashed words of the caller's last message, and a few counts. Pure, no model.
+"""The features of a request for a selector: hashed words of the caller's last message, and a few counts. Pure, no
+model.
 
 A word becomes one of `WIDTH` places with a sign, by a hash that never changes, so that a posterior of yesterday still
 means the same. All numbers are one word; how a number begins and how long it is are two more, that count half: they
-tell a year from a sum, and this century from the one before. The vector of words has length 1, whatever the text's.
+distinguish a year from a sum, and this century from the one before. The vector of words has length 1, whatever the
+text's.
 
-Where an embedding of the text is to be had, it stands beside the words, never in their place: without it a posterior
-that knows both still knows what it has learned of the words. It is drawn together to `SKETCH` numbers.
+Where an embedding of the text is available, it is added to the words and never replaces them: without it a posterior
+that has learned both can still use what it has learned of the words. It is compressed to `SKETCH` numbers.
 """
 
 import hashlib
@@ -21,7 +23,8 @@ from app.core.records import record
 VERSION = "words-2"
 WIDTH = 1024
 MOST_CHARS = 4_000
-"""Of a text, from its beginning, and as many from its end: what it asks for usually stands there."""
+"""Characters that are read from the beginning of a text, and as many from its end: what it asks for usually stands
+there."""
 SKETCH = 64
 """Numbers of an embedding, however many it had."""
 SOURCES = 1 << 20
@@ -29,11 +32,11 @@ SOURCES = 1 << 20
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]")
 _NUMBER = re.compile(r"\d+")
 COUNTED = 5
-"""How many counts there are."""
+"""The number of counts."""
 SHAPED = 0.5
-"""What the shape of a number counts beside a word."""
+"""The weight of the shape of a number, where a word has 1."""
 LONG = 4
-"""Digits from which on a number's first two tell more than its first."""
+"""The number of digits from which on the first two are a feature, too."""
 
 
 @record(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Features:
     vector: tuple[tuple[int, float], ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """As it is kept beside the journal."""
+        """Return the JSON form, as it is stored with a run's content."""
         pairs = {"words": self.words} | ({"vector": self.vector} if self.vector else {})
         plain = {name: list(map(list, found)) for name, found in pairs.items()}
         return {"version": VERSION, "counts": list(self.counts), **plain}
@@ -66,17 +69,17 @@ def _pairs(found: Any) -> tuple[tuple[int, float], ...]:
 
 
 def asked(messages: Sequence[Message]) -> str:
-    """What the caller said last."""
+    """Return the text of the caller's last message, or an empty string."""
     return next((message.text for message in reversed(messages) if message.role == "user"), "")
 
 
 def viewed(text: str) -> str:
-    """What is looked at of a text."""
+    """Return the part of a text that features are made from."""
     return f"{text[:MOST_CHARS]} {text[-MOST_CHARS:]}" if len(text) > 2 * MOST_CHARS else text
 
 
 def features(text: str, vector: tuple[tuple[int, float], ...] = ()) -> Features:
-    """Those of a text, with its embedding where there is one."""
+    """Return the features of a text, with its embedding where there is one."""
     text = viewed(text)
     numbers, said = _NUMBER.findall(text), _WORD.findall(text.casefold())
     counts = (
@@ -104,7 +107,7 @@ def words(text: str) -> tuple[tuple[int, float], ...]:
 
 
 def _shapes(number: str) -> dict[str, float]:
-    """What is seen of a number."""
+    """Return the features of a number: that it is one, and its shapes."""
     heads = (1, 2) if len(number) >= LONG else (1,)
     return {"0": 1.0} | {number[:head] + "#" * (len(number) - head): SHAPED for head in heads}
 

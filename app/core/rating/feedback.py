@@ -1,7 +1,7 @@
-"""Feedback: what a run's answer was worth, who says so, and by which version of what rule. Kept beside the journal,
-which it changes nothing of; a rating is never altered, a later one from the same source takes its place.
+"""Feedback: ratings of a run's answer, each with its source and the version of its rule. It is stored apart from the
+journal and changes nothing in it; a rating is never altered, a later one from the same source replaces it.
 
-Three kinds are kept apart: `explicit` is what a caller said, `grader` what a rule found (`grading.py`), `implicit` what
+There are three kinds: `explicit` is what a caller said, `grader` what a rule found (`grading.py`), `implicit` what
 callers did: those are signs, not judgements, and have no score.
 """
 
@@ -17,7 +17,7 @@ FeedbackKind = Literal["explicit", "grader", "implicit"]
 SIGNS = "signs-1"
 """The version of what `sign` and `repeats` look for."""
 AGAIN_SECONDS = 600.0
-"""How soon the same question from the same key counts as asked again."""
+"""Seconds within which the same question from the same key counts as asked again."""
 
 
 @record(frozen=True, slots=True)
@@ -43,14 +43,14 @@ def derived(
     run: str, tenant: str, at: float, kind: FeedbackKind, source: str, version: str, **more: object
 ) -> Feedback:
     """A rating that a program finds: the same one however often it is found. `more` are `score`, `label` and `by`, the
-    rule in full, which tells one grader of a kind from another."""
+    rule in full, which distinguishes graders of one kind."""
     rule = str(more.pop("by", ""))
     named = hashlib.sha256("\0".join((run, kind, source, version, rule)).encode()).hexdigest()[:32]
     return Feedback(f"fb_{named}", run, tenant, "", at, kind, source, version, **more)  # type: ignore[arg-type]
 
 
 def sign(events: Sequence[Event]) -> str:
-    """What the caller did with a run, as its journal tells it; empty if nothing speaks of it.
+    """Return the implicit sign in a run's journal of what its caller did; empty if there is none.
 
     `abandoned`: the caller left before the end, and the run was stopped for it. `cancelled`: the caller asked for that.
     """
@@ -60,5 +60,5 @@ def sign(events: Sequence[Event]) -> str:
 
 
 def repeats(earlier: Sequence[Message], later: Sequence[Message], seconds: float) -> bool:
-    """Whether a request asks for another answer to the very conversation of one so many seconds before it."""
+    """Return whether a request asks for another answer to the same conversation as one `seconds` before it."""
     return 0 <= seconds <= AGAIN_SECONDS and tuple(earlier) == tuple(later)

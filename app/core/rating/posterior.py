@@ -1,14 +1,15 @@
-"""What a selector believes: a Bayesian logistic regression whose arms share their parts.
+"""The posterior of a selector: a Bayesian logistic regression whose arms share their parts.
 
 The log-odds that an arm's answer is right are a sum over `base` (how hard the request is) and the arm's parts (who
 answers, who helps, the template), each linear in the request's features. `base` is linear in the products of words and
 counts as well: length makes one kind of question harder and says nothing of another. Parts are shared by many arms, so
 a rating of one arm says something of all that have a part in common. Every weight is a normal distribution of its own;
-a rating moves those that had a hand in it by one step of assumed-density filtering, in plain arithmetic and in any
-order of ratings nearly to the same place. What has not been rated yet stands at its prior: zero, around what a worker's
-card lets expect (`expected`). What is known fades by `decay` a day, back towards the prior.
+a rating moves those that contributed to it by one step of assumed-density filtering, in plain arithmetic and in any
+order of ratings nearly to the same place. A weight without ratings is at its prior: zero, relative to the expectation
+from a worker's card (`expected`). What has been learned fades by `decay` a day, back towards the prior.
 
-Money is no matter of opinion: what an arm costs is averaged apart, and takes its share of a right answer's worth.
+Costs are measured and not estimated: the cost of an arm is averaged separately, and reduces the worth of a right
+answer.
 """
 
 import hashlib
@@ -31,17 +32,17 @@ VECTORS = PRODUCTS + WIDTH * COUNTED
 START = 1.0
 """The log-odds of a right answer of which nothing is known."""
 Variances = tuple[float, float, float, float]
-"""Of weights: for words and embeddings, bias, counts and products; 0 where a part does not look at them."""
+"""Variances of weights: for words and embeddings, bias, counts and products; 0 where a part does not use them."""
 VARIANCES: Mapping[str, Variances] = {
     "base": (1.0, 1.0, 0.5, 4.0), "main": (2.0, 0.5, 0.0, 0.0), "template": (0.0, 1.0, 0.1, 0.0),
 }  # fmt: skip
-"""Of a part's weights before any rating."""
+"""The prior variances of a part's weights, before any rating."""
 HELPER = (0.0, 0.3, 0.0, 0.0)
-"""The same for `plan:`, `check:` and whoever else helps."""
+"""The prior variances of the parts `plan:`, `check:` and other helpers."""
 READ, WRITTEN = 600, 300
 """Tokens of a step for which no bill has been seen."""
 SUPPOSED = 2.0
-"""How many bills that supposition is worth."""
+"""The number of bills that the supposed cost counts as."""
 
 Weight = tuple[float, float]
 """Mean and variance."""
@@ -57,7 +58,7 @@ class Posterior:
     ratio: tuple[float, float] = (0.0, 1.0)
     ratings: int = 0
     at: float = 0.0
-    """Until when it has faded, in seconds since 1970."""
+    """The time up to which it has faded, in seconds since 1970."""
 
     def to_json(self) -> bytes:
         """Canonical: equal posteriors are equal bytes."""
@@ -93,7 +94,7 @@ def from_json(body: bytes) -> Posterior:
 
 
 def digest(body: bytes) -> str:
-    """How a posterior is named in the journal, beside its number."""
+    """Return the name of a posterior in the journal, which also has its number: 16 hexadecimal digits."""
     return hashlib.sha256(body).hexdigest()[:16]
 
 
@@ -140,8 +141,8 @@ def believed(posterior: Posterior, part: str, seen: Features) -> Weight:
 
 
 def expected(workers: Sequence[Worker], seen: Features) -> Mapping[str, float]:
-    """What cards let expect of each worker, in log-odds, before any rating: the dearer somewhat more, and more of whom
-    a strength is named in the request."""
+    """Return the prior log-odds of each worker from its card, before any rating: more for a higher price, and more if
+    the request names one of its strengths."""
     cheapest = min((one.price.output for one in workers if one.price.output), default=1)
     asked = dict(seen.words)
     found = {}
@@ -192,24 +193,25 @@ def _left(spec: SelectorSpec, usd: float) -> float:
 
 
 def bill(posterior: Posterior, arm: Arm, prices: Mapping[str, Price]) -> float:
-    """What an arm costs, in micro-dollars: its bills' mean, drawn towards what its workers' prices let suppose."""
+    """Return the estimated cost of an arm in micro-dollars: the mean of its bills, shrunk towards the cost that its
+    workers' prices suggest."""
     count, mean = posterior.bills.get(arm.name, (0.0, 0.0))
     guess = supposed(arm, prices) * posterior.ratio[1]
     return (count * mean + SUPPOSED * guess) / (count + SUPPOSED)
 
 
 def supposed(arm: Arm, prices: Mapping[str, Price]) -> float:
-    """What an arm would cost if every step had the usual number of tokens; micro-dollars."""
+    """Return the cost of an arm in micro-dollars if every step had the usual number of tokens."""
     known = [prices[step.worker] for step in arm.steps if step.worker in prices]
     return sum([one.input * READ + one.output * WRITTEN for one in known]) / 1e6
 
 
 @record(frozen=True, slots=True)
 class Rating:
-    """What is learned from one run: what was played on which request, what it cost, and what it was worth.
+    """One run as it is learned: the arm that was played on a request, its cost, and its score.
 
-    `before` is what the run was held to be worth until now, None if nobody had said; a change of mind moves the means
-    by the difference, and makes nothing surer.
+    `before` is the score of the run until now, None if it had none; a changed score moves the means by the difference
+    and leaves the variances.
     """
 
     arm: Arm

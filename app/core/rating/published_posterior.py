@@ -19,7 +19,7 @@ class Standing:
 
     @property
     def version(self) -> str:
-        """How the journal names it."""
+        """Return its name in the journal."""
         return f"{self.number}-{self.hash}"
 
 

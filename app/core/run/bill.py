@@ -9,8 +9,8 @@ from app.core.run.state import RunState
 class Bill:
     """The present turn's usage as its caller sees it, and the whole run's.
 
-    `visible` keeps OpenAI's identity; `visible + orchestration = turn`, exactly. The turns of a run add up to `total`,
-    and `turn` is `total` where no tools were called. Money is in micro-dollars.
+    `visible` follows OpenAI's identity; `visible + orchestration = turn`, exactly. The turns of a run add up to
+    `total`, and `turn` is `total` where no tools were called. Money is in micro-dollars.
     """
 
     visible: Usage

@@ -1,4 +1,4 @@
-"""How a fact becomes the JSON of its event, and comes back: read from the fields of its class, once for each class.
+"""Conversion of facts to the JSON of their events and back, derived from the fields of each class once.
 
 A field of a fact is a field of the JSON, under the same name. The type of a field decides its form: tuples become
 lists, sets become sorted lists, and records have functions of their own. A field without a default must be there when a

@@ -93,6 +93,6 @@ ANYBODY: frozenset[Kind] = frozenset({Kind.CANCEL_ASKED})
 """The kinds that a process may write without the run's lease and without one of its tickets: requests, never facts."""
 
 Mode = Literal["first", "repair", "fallback"]
-"""How a proposal came about: the first one of its workflow, a repair of a rejected one, or the fixed fallback."""
+"""The origin of a proposal: the first one of its workflow, a repair of a rejected one, or the fixed fallback."""
 OnDisconnect = Literal["cancel", "finish"]
 """The two ways to treat a run whose last follower has disconnected."""

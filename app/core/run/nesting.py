@@ -26,7 +26,7 @@ def speaks(state: RunState, step: StepState) -> bool:
 
 
 def depth(state: RunState, parent: int | None) -> int:
-    """How many steps a workflow is nested in, one in the other, if it is that of `parent`; 0 for the run's own."""
+    """Return the nesting depth of the workflow of the step `parent`; 0 for the run's own."""
     if parent is None:
         return 0
     around = parent_of(state, state.steps[parent])
@@ -39,7 +39,7 @@ def may_nest(state: RunState, parent: int | None) -> bool:
 
 
 def room(state: RunState, parent: int) -> int:
-    """How many steps a workflow for `parent` may have, so that those of a round are never more than the limit.
+    """Return how many steps a workflow for `parent` may have, so that a round never has more steps than the limit.
 
     A step that the conductor takes counts until its workflow is accepted; then that workflow's steps do.
     """

@@ -1,7 +1,7 @@
-"""Notices: word to the operator's webhook that a background response is over, without anything of its content.
+"""Notices: messages to the operator's webhook that a background response has ended, without any of its content.
 
 A webhook follows the Standard Webhooks specification, as OpenAI's do: three headers, and an HMAC over id, time and
-exact body, so that whoever holds the secret can tell a true delivery from a forged, changed or replayed one.
+exact body, so that a receiver with the secret can detect a forged, changed or replayed delivery.
 """
 
 import base64
@@ -16,9 +16,9 @@ from app.core.run.events import Fact, RunAwaitingTool, RunCancelled, RunEnd, Run
 
 PREFIX = "whsec_"
 SECRET_BYTES = range(24, 65)
-"""How long the specification wants a secret to be."""
+"""Bytes of a secret, as the specification demands."""
 CUT_SHORT = frozenset({"length", "content_filter"})
-"""Why a worker stops before its answer is complete."""
+"""Reasons for which a worker stops before its answer is complete."""
 KEEP = 3 * 86_400.0
 """Seconds for which a delivery is tried."""
 SHORTEST, LONGEST = 5.0, 4 * 3_600.0
@@ -113,7 +113,7 @@ def next_try(notice: Notice, now: float, chance: float, asked: float = 0.0) -> f
     """When a delivery that has failed is tried again, or None if that would be too late.
 
     The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
-    step; `asked` is how many seconds the receiver asks for (at most the longest pause is heard).
+    step; `asked` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.
     """
     pause = min(SHORTEST * 2.0 ** min(notice.tries - 1, 30), LONGEST) * (0.5 + chance)
     again = now + max(pause, min(asked, LONGEST))

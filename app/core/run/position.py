@@ -1,18 +1,19 @@
-"""Where a caller is in the stream of an answer: event numbers that every process finds in the journal alone.
+"""Positions in the stream of an answer: event numbers that every process derives from the journal alone.
 
-The text of an answer is not journaled while it streams, so events are not counted. An event's number says how much of
-the answer has been told once it has been heard, in characters (code points):
+The text of an answer is not journaled while it streams, so events are not counted. An event's number is the part of the
+answer that has been sent up to and including it, in characters (code points):
 
     0                       nothing yet: the opening event
     n                       the first n characters
     length + 1, + 2, + 3    all of it, and the finish, the usage, the end of the stream
     + (k - 1) * ATTEMPT     if it is the k-th attempt at an answer that speaks, over all rounds
 
-So the numbers of one stream never fall, and of two callers with the same number neither has heard more. The attempt is
-part of it because two attempts may say different things: whoever was told words that are not the answer's cannot go on.
+So the numbers of one stream never fall, and of two callers with the same number neither has received more. The attempt
+is part of it because two attempts may produce different texts: a caller that received text that is not the answer's
+cannot resume.
 
-Pieces of tool calls have no number of their own: words may follow them, so how much of both was told by then is not
-to be found in the journal. Whoever takes a stream up again drops those that it has and gets all of them anew.
+Pieces of tool calls have no number of their own: words may follow them, so the journal does not say how much of both
+was sent by then. A caller that resumes a stream drops the calls that it has and receives all of them again.
 """
 
 from app.core.records import record
@@ -36,7 +37,7 @@ class Position:
 
     @property
     def number(self) -> int:
-        """As an event number."""
+        """Return the event number of the position."""
         return (self.attempt - 1) * ATTEMPT + self.chars
 
 
@@ -87,7 +88,8 @@ def end_of(state: RunState) -> Position:
 def check(state: RunState, at: Position) -> None:
     """Check that a stream can go on after `at`.
 
-    Raises `InvalidRequest` if no event can have had that number, `Conflict` if what was told then is not the answer.
+    Raises `InvalidRequest` if no event can have had that number, `Conflict` if the text that was sent then is not the
+    answer's.
     """
     if not at.chars:
         return
@@ -114,7 +116,7 @@ def unknown() -> InvalidRequest:
 
 
 def changed(run: str) -> Conflict:
-    """Another attempt than the one that was told from gives the answer."""
+    """The answer comes from another attempt than the text that was sent."""
     return Conflict(
         f"What was streamed up to that event is not part of the answer: the attempt was lost and another one took its "
         f"place. Run {run} is not affected; ask again without an event number for its stream from the start.",

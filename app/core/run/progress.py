@@ -452,7 +452,7 @@ def _schedule(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]
 def _within(state: RunState, live: Sequence[StepState]) -> tuple[Command, ...]:
     """Return the next command for the steps that the conductor takes: a plan, another one after a rejection, or an end.
 
-    One plan at a time is made, so that a conductor is told of the one that it is to mend.
+    One plan at a time is made, so that a conductor is shown the one that it is to repair.
     """
     if not state.admitted.limits.depth:
         return ()

@@ -1,7 +1,7 @@
 """The state of a run: the records that `progress.py` folds a journal into.
 
-They hold refs, ids and figures, never text. A state is a value: it may be kept, and it stays true of the prefix of the
-journal that it was folded from.
+They hold refs, ids and figures, never text. A state is a value: it may be stored, and it stays true of the prefix of
+the journal that it was folded from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ CALLER = "caller"
 NO_RESULTS = "tool_results_missing"
 """The error of a run whose caller did not come back with tool results in time."""
 RUN_ENDED = "run_ended"
-"""Why steps that were not settled are skipped at the end of their run."""
+"""Reasons for which steps that were not settled are skipped at the end of their run."""
 ROUND_OVER = "round_over"
 """The reason for which steps are skipped at the end of a round whose answer did not need them."""
 DRIVER_LOST = "the driver was lost while the plan was made"
@@ -138,7 +138,7 @@ class Proposal:
     parent: int | None = None
     """The step that it is nested in."""
     room: int = 0
-    """How many steps it may have; 0: as many as the limits say."""
+    """The largest number of its steps; 0 means the number in the limits."""
 
 
 @record(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class RunState:
 
     @property
     def rounds(self) -> int:
-        """How many workflows there were."""
+        """Return the number of workflows."""
         return sum(bool(one.topology) for one in self.proposals)
 
     @property
@@ -311,7 +311,7 @@ class RunState:
 
     @property
     def opened(self) -> int:
-        """How many proposals there were, in all."""
+        """Return the number of all proposals."""
         return len(self.proposals) + sum(map(len, self.nested.values()))
 
     @property
