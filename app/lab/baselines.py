@@ -51,7 +51,7 @@ def bests(setting: Setting) -> Bests:
 
 @lru_cache(256)
 def named(setting: Setting) -> tuple[Plan, ...]:
-    """The best plan for each class where every step is told rightly what kind of task it is about."""
+    """The best plan for each class where every subtask names the right kind of task."""
     pool = tuple(world.told(worker, NAMED) for worker in setting.pool)
     found = search.search(Setting(pool, setting.weights)).best
     return tuple(_named(plan, domain) for plan, (domain, _) in zip(found, CLASSES, strict=True))

@@ -2,8 +2,8 @@
 
 Golden prompts are the prompts of training, cards and all, with questions of the rehearsal world in the place of the
 callers' and operators' own: what is deployed carries nobody's words. Their tokens are those of the tokenizer that
-trained. Their plans are the model's likeliest, where each of its tokens was clearly ahead: servers round differently,
-and what was a near thing here may come out otherwise there.
+trained. Their plans are the model's likeliest, where each of its tokens led by a clear margin: servers round
+differently, and a close choice may come out otherwise there.
 """
 
 import json
@@ -25,9 +25,9 @@ from app.lab.training_questions import Question, Rule, of_world
 
 COUNT, SEED = 24, 11
 CLEAR = 1.0
-"""How far ahead of the next each token of a golden plan must be, in nats."""
+"""The least margin of each token of a golden plan over the next likeliest, in nats."""
 OFFERED = TOOLS.partition("{")[0]
-"""What a prompt holds that shows a caller's tools."""
+"""The text that marks a prompt with a caller's tools."""
 
 
 class Pupil(Protocol):
@@ -38,7 +38,7 @@ class Pupil(Protocol):
         ...
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
-        """Its likeliest answer of at most so many tokens, and by how many nats the closest of them was ahead."""
+        """Its likeliest answer of at most so many tokens, and the smallest margin among them in nats."""
         ...
 
 

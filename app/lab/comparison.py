@@ -28,7 +28,7 @@ class Standing:
     rows: int
     accuracy: Interval
     ahead: Interval | None
-    """Of the reference's accuracy; None for the reference itself."""
+    """The advantage over the reference's accuracy; None for the reference itself."""
     p: float | None
     """Holm's; None for the reference and the oracle."""
     usd: float

@@ -27,7 +27,7 @@ from app.lab.train_model import CONTEXT, Conductor, Tensor
 from app.lab.world import Setting, Weights
 
 TASKS, TASKS_SEED = 1_000, 2
-"""Of each split, drawn apart from those of the training's own tables."""
+"""The number of tasks of each split, drawn separately from those of the training's own tables."""
 GOLDEN, GOLDEN_SEED = 24, 3
 SERVED = "served"
 STYLE = {"roles": "compact", "words": "worded"}
@@ -143,7 +143,7 @@ def _fits(conductor: Conductor, weights: Mapping[str, Tensor]) -> bool:
 
 
 def _described(folder: Path, source: Trained, conductor: Conductor, *, tokens: Path, **facts: Any) -> Manifest:
-    """Golden prompts and manifest, beside files that are complete; the tokenizer is in the folder `tokens`."""
+    """Write golden prompts and manifest next to files that are complete; the tokenizer is in the folder `tokens`."""
     return manifest.write(
         folder,
         golden(conductor),

@@ -27,7 +27,7 @@ from app.core.message.response_format import faults, schema_fault
 VERSION = "grading-1"
 """Names these rules with every grade; a change of what they count as right is another version."""
 MOST_CHARS = 200_000
-"""Of an answer, from its end: no grader looks further."""
+"""Characters that a grader reads of an answer, from its end."""
 ALTERNATIVES = 100
 """Most answers that an exact grader takes for right, and most options of a choice."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -99,7 +99,7 @@ class Numeric:
 
     expected: Fraction
     tolerance: Fraction = Fraction(0)
-    """How far off it may be at most."""
+    """Return the largest deviation that is accepted."""
     relative: Fraction = Fraction(0)
     """The tolerance as a share of the expected number; the larger of the two counts."""
     kind: str = field(default="numeric", init=False)
@@ -119,7 +119,7 @@ class Choice:
     expected: str
     """One capital letter."""
     options: tuple[str, ...] = ()
-    """What the letters from A on stand for; empty where only the letter is looked at."""
+    """The options that the letters from A on stand for; empty where only the letter is compared."""
     kind: str = field(default="choice", init=False)
 
     def grade(self, answer: str) -> Grade:

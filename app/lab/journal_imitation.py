@@ -1,8 +1,9 @@
-"""Journaled runs as what the small conductor can imitate: only tasks of the rehearsal world, and plans of its grammar.
+"""Journaled runs as examples that the small conductor can imitate: tasks of the rehearsal world, and plans of its
+grammar.
 
 A rollout is anybody's: the small conductor reads the world's templates and writes the world's five subtasks, and what
-it could not have read or written is left out, each by its reason. So are tasks, phrasings and pools that are kept for
-examinations, which would be none if training had met them. A worker's price is what its card said at the time.
+it could not have read or written is left out, each by its reason. So are tasks, phrasings and pools that are held out
+for evaluation. A worker's price is that of its card at the time.
 """
 
 import hashlib

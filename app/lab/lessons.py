@@ -30,7 +30,7 @@ class Lesson:
         return prompt.tokens(self.problem.text, self.pool, self.order, noise, share, form)
 
     def shuffled(self, random: Random) -> "Lesson":
-        """The same task before the same pool, which is shown in another order."""
+        """Return the lesson with its pool shown in another order."""
         return replace(self, order=tuple(random.sample(self.order, len(self.order))))
 
 
@@ -60,7 +60,7 @@ def _pool(random: Random, split: Split, standard: float) -> Pool:
 
 
 def sensible(random: Random, workers: int) -> Plan:
-    """A plan of a sensible shape with workers by chance: all that training is told beforehand.
+    """Draw a plan of a sensible shape with random workers: the only prior knowledge of training.
 
     Sensible is a shape in which every step is of use to the answer; nothing says who is good at what.
     """

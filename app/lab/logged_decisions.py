@@ -1,7 +1,7 @@
 """Journaled decisions that were drawn at random, and the choices that other policies would have made instead.
 
 Two layers leave such decisions. A selector journals the probability of every arm (`plan.opened`, `decision`). A
-conductor that is a model tells the probability of each worker that it named (`plan.step`), given what it had written
+conductor that is a model reports the probability of each worker that it named (`plan.step`), given what it had written
 before: so the workers of a plan are judged given its shape, and plans of another shape are another log. The text of
 subtasks counts for nothing.
 
@@ -46,7 +46,7 @@ class Decided:
     """Every arm that could have been taken; of a model only what it did is known."""
     pool: tuple[str, ...]
     features: str = ""
-    """The ref of what the decision rests on; empty where nobody has kept it."""
+    """The ref of what the decision rests on; empty where it was not stored."""
 
     @property
     def chance(self) -> bool:

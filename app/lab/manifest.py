@@ -1,6 +1,6 @@
 """The manifest of a trained conductor, in one file beside its weights: `baton.json`.
 
-Whoever serves it can see what it was made from, and whether what runs fits it: base model, tokenizer, prompt, the
+An operator can read from it how the model was made, and check that a server fits it: base model, tokenizer, prompt, the
 plan's schema. A version's name ends in the beginning of its weights' hash, so that two versions never share one.
 `golden.jsonl` has prompts with the tokens that they must come to and the plans that they must lead to.
 """
@@ -39,7 +39,7 @@ class Manifest(Record):
 
     manifest: Literal[1] = 1
     name: str
-    """Of this version: a title, `@`, and the beginning of the weights' SHA-256."""
+    """The name of this version: a title, `@`, and the beginning of the weights' SHA-256."""
     kind: Literal["model", "adapter"]
     base: str
     """The version that an adapter belongs to; a whole model is its own."""
@@ -184,7 +184,7 @@ def tokenizer_sha256(folder: Path) -> str:
 
 
 def write(folder: Path, golden: Sequence[Golden], **facts: Any) -> Manifest:
-    """Write golden prompts and manifest beside what is in the folder; `facts` are the manifest's other fields."""
+    """Write golden prompts and manifest into the folder; `facts` are the manifest's other fields."""
     lines = [json.dumps(one.model_dump(), ensure_ascii=False) for one in golden]
     (folder / GOLDEN).write_text("".join(f"{line}\n" for line in lines))
     made = Manifest(schema_version=SCHEMA, files=_hashes(folder), **facts)

@@ -119,7 +119,8 @@ def _skeleton(proposals: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[st
 
 
 def mixture(measures: Iterable[Measure]) -> list[str]:
-    """Why these rows cannot be compared with each other; empty if they can. A row without a run has no pool."""
+    """Return the reasons why these rows cannot be compared with each other; empty if they can. A row without a run has
+    no pool."""
     found = list(measures)
     names = {"tasks": "task sets", "catalog": "pools", "grading": "versions of the graders"}
     faults = []

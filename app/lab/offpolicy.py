@@ -60,7 +60,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The estimate of another policy from the log. `ahead` is `dr` less the log's own mean, row by row."""
+    """The estimate of another policy from the log. `ahead`, the advantage, is `dr` less the log's own mean, row by
+    row."""
 
     rows: int
     ess: float
@@ -77,7 +78,7 @@ class Report:
 
     @property
     def refusal(self) -> str:
-        """Why there is no verdict; empty if there is one."""
+        """Return the reason why there is no verdict; empty if there is one."""
         if self.ess < LEAST:
             return f"the log is worth {math.floor(self.ess)} rows of that policy, and {LEAST:.0f} are needed"
         if self.covered < LEAST_COVERED:
@@ -193,7 +194,7 @@ def fitted(rows: Sequence[Logged]) -> "Model":
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The regressions: one for each arm that was ever done, and one for all others. They tell no reward outside
+    """The regressions: one for each arm that was ever done, and one for all others. They predict no reward outside
     `bounds`, the range of those that were seen."""
 
     shared: Sequence[float]
@@ -205,7 +206,7 @@ class Model:
         return self.told(arm, _vector(features))
 
     def told(self, arm: str, vector: Vector) -> float:
-        """The same, of features that are a vector already."""
+        """Return the predicted reward for features that are a vector already."""
         line = self.own.get(arm, self.shared)
         return min(self.bounds[1], max(self.bounds[0], sum([line[place] * value for place, value in vector])))
 

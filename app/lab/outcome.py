@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     usd: float
     seconds: float
     worth: float
-    """Of a right answer under the setting's weights."""
+    """The worth of a right answer under the setting's weights."""
 
     @property
     def reward(self) -> float:
@@ -38,13 +38,13 @@ def outcome(plan: Plan, kind: tuple[int, int], setting: Setting) -> Outcome:
 
 
 class _Part(NamedTuple):
-    """The facts beside its worker that a step's odds and price depend on."""
+    """The facts that a step's odds and price depend on in addition to its worker."""
 
     role: str
     works: bool
     crowd: int
     hands: tuple[int, ...]
-    """Of a check: the steps that have had a hand in what is checked."""
+    """For a check, the steps that contributed to the checked answer."""
     seen: tuple[tuple[int, ...], ...]
     """For each combination of the earlier bits, those that it works on."""
     written: int

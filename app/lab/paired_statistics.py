@@ -74,7 +74,7 @@ def _dominated(point: Point, others: Iterable[Point]) -> bool:
 
 def at_cost(points: Sequence[Point], cost: float) -> float | None:
     """The best that these arms come to for `cost` on average, if tasks may be dealt out among two of them by lot; None
-    if even the cheapest costs more. Money that is not needed is kept."""
+    if even the cheapest costs more. Money that is not needed is not spent."""
     affordable = [point for point in points if point[0] <= cost]
     if not affordable:
         return None

@@ -38,10 +38,10 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where plans are carried out, and how many at a time."""
+    """The service that carries plans out, and the number of plans at a time."""
 
     url: str
-    """Of the Baton, without /v1."""
+    """The base URL of the service, without /v1."""
     key: str
     tier: str
     concurrency: int = 16

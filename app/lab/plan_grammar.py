@@ -28,7 +28,7 @@ class Form:
     longest: int
     """Tokens of the longest plan."""
     rows: int
-    """Of the mask: row n is for n workers; `roles` has as many again for second rounds."""
+    """Rows of the mask: row n is for n workers; `roles` has as many again for second rounds."""
     legal: Callable[[int, int], Sequence[int]]
     """By state and row, exactly the tokens with which some valid plan goes on."""
     follow: Callable[[int, int], int]

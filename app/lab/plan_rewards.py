@@ -26,7 +26,7 @@ VERDICTS: tuple[Verdict, ...] = ("malformed", "wrong", "right", "outage")
 
 @dataclass(slots=True)
 class Scorer:
-    """Rewards for `questions`, carried out at `place`; `tell` hears a line for each batch."""
+    """Rewards for `questions`, carried out at `place`; `tell` is called with a line for each batch."""
 
     questions: Sequence[Question]
     place: Place

@@ -120,7 +120,8 @@ def as_text(text: str, pool: Pool, order: Sequence[int]) -> str:
 
 
 def drill(pool: Pool, order: Sequence[int], ordinal: int, form: Form = ROLES) -> list[int]:
-    """A prompt that names a card instead of a task: whoever can read cards points to the worker whose it is."""
+    """A prompt that names a card instead of a task: a conductor that can read cards points to the worker of that
+    card."""
     return [*_strengths(pool[order[ordinal]], form), _ids(form)[compact.POOL], *_cards(pool, order, form)]
 
 

@@ -27,7 +27,7 @@ class WorldProvider:
         self.unsupported = inner.unsupported
 
     def render(self, request: Request) -> bytes:
-        """As the rehearsal provider does, so that an auditor needs to know nothing of worlds."""
+        """Return the request body of the rehearsal provider, so that an auditor needs to know nothing of worlds."""
         return self._inner.render(request)
 
     async def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:

@@ -17,7 +17,7 @@ Verdict = Literal["malformed", "wrong", "right", "outage"]
 
 
 def reward(verdict: Verdict, usd: float, seconds: float, weights: Weights) -> float | None:
-    """Of one rollout with its dollars and seconds; None for an outage."""
+    """Return the reward of one rollout with its dollars and seconds; None for an outage."""
     if verdict == "outage":
         return None
     if verdict == "right":

@@ -54,7 +54,7 @@ class Rollout:
     score: float | None = None
     """From 0 to 1; None if nobody has rated it."""
     rated: str = ""
-    """By whom: kind, source and version."""
+    """The origin of the rating: kind, source and version."""
     probability: float | None = None
     """The probability of the choice of all workers, where it is known."""
     most: int = 0
@@ -95,7 +95,7 @@ def critical(steps: Iterable[tuple[Sequence[int], float]]) -> float:
 
 
 def split(conversation: Turns, held_out: float) -> Split:
-    """The side of a conversation, by a hash of how it begins: a share of `held_out` is kept from training."""
+    """The side of a conversation, by a hash of how it begins: a share of `held_out` is not used for training."""
     first = next((place for place, turn in enumerate(conversation) if turn["role"] == "user"), 0)
     begun = json.dumps([dict(turn) for turn in conversation[: first + 1]], sort_keys=True)
     return "held-out" if hashlib.sha256(begun.encode()).digest()[0] < 256 * held_out else "train"
@@ -170,7 +170,7 @@ def scored(rollouts: Iterable[Rollout], weights: Weights, beta: float, cap: floa
 
 
 def effective(examples: Sequence[Example]) -> float:
-    """How many equally weighted examples these are worth."""
+    """Return the effective number of examples: as many equally weighted ones have the same variance."""
     total, squares = sum(one.weight for one in examples), sum(one.weight**2 for one in examples)
     return total**2 / squares if squares else 0.0
 

@@ -25,7 +25,7 @@ from app.lab.world import CLASSES, OUTPUT, PER_LEVEL, QUESTION, TRAITS, Profile,
 from app.providers.rehearsal.task_families import LEVELS
 
 PROMPT = 1_000
-"""Input tokens of what a conductor is told beside the question and the answer: the prompt of a pool of six."""
+"""Input tokens of a conductor's prompt without question and answer, for a pool of six."""
 ACCEPTS, PLANS = 10, 60
 """Output tokens of the empty plan, and of one of a step or two."""
 BUDGETS = (0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
@@ -39,7 +39,7 @@ class Point(NamedTuple):
     usd: float
     right: float
     again: float = 0.0
-    """How often it opens a second round."""
+    """The share of tasks for which it opens a second round."""
 
 
 class Second(NamedTuple):
@@ -241,7 +241,7 @@ def _mixed(low: Point, high: Point, part: float) -> Point:
 
 
 class Row(NamedTuple):
-    """The accuracy of both arms over the same tasks, by how much two rounds are ahead, and how often the second one is
+    """The accuracy of both arms over the same tasks, the advantage of two rounds, and how often the second one is
     opened."""
 
     one: float

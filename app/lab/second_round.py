@@ -36,7 +36,7 @@ class Whole(NamedTuple):
     usd: float
     seconds: float
     again: float
-    """How likely it has a second round."""
+    """The probability that it has a second round."""
 
 
 class Case(NamedTuple):

@@ -13,10 +13,10 @@ from app.lab.plans import STEPS, Plan, PlanStep, behind, lean
 from app.lab.subtask_wording import SUBJECTS, phrase
 
 FRESH = 0.25
-"""Of the plans: those drawn by chance, before any is changed."""
+"""The share of the plans that are drawn at random, before any is changed."""
 RESHAPED, SWAPPED = 0.3, 0.3
-"""Of the changes: those of the number of steps; of the others that may, those from answering at once to step by step
-or back. What is left changes a worker."""
+"""The share of the changes that alter the number of steps; and of the others that can, the share that switches between
+answering at once and step by step. The rest change a worker."""
 
 
 def best(random: Random, workers: int, worth: Callable[[Plan], float], tries: int) -> tuple[Plan, float]:

@@ -48,7 +48,7 @@ class Order:
     recipe: Recipe
     weights: Weights
     lessons: int = HELD_OUT
-    """Of each split's comparison."""
+    """Lessons of each split's comparison."""
     threads: int = 1
     runs: Sequence[Remembered] = ()
     """Journaled ones, for the warm start to imitate."""

@@ -36,7 +36,7 @@ class Pupil:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def likeliest(self, messages: Turns, most: int) -> tuple[str, float]:
-        """The likeliest answer of at most `most` tokens, and by how many nats the closest of them was ahead."""
+        """The likeliest answer of at most `most` tokens, and the smallest margin among them in nats."""
         asked = torch.tensor([self.tokens(messages)], device=self.model.device)
         told = self.model.eval().generate(
             input_ids=asked,

@@ -47,7 +47,7 @@ class Order:
     """To imitate first, or alone."""
     held_out: Sequence[Example] = ()
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """Where questions, examples and pool come from, for the card."""
+    """The origin of questions, examples and pool, for the card."""
     reach: chat_export.Reach = field(default_factory=chat_export.Reach)
     """For the manifest."""
     threads: int = 1

@@ -28,11 +28,11 @@ from app.lab.world import Setting, Weights
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that a training run depends on, beside the code and the world."""
+    """The settings of a training run: with the code and the world, all that it depends on."""
 
     seed: int = 0
     form: str = "roles"
-    """How plans are written: of `forms.FORMS`."""
+    """The form in which plans are written."""
     hidden: int = 64
     layers: int = 3
     heads: int = 2
@@ -60,7 +60,7 @@ class Recipe:
     ramp: float = 0.1
     """The share of what follows the drills after which cost counts in full."""
     executions: int = 0
-    """How often a plan is carried out for its reward; 0: its exact expectation."""
+    """The number of times that a plan is carried out for its reward; 0 means its exact expectation."""
     remembered: str = ""
     """SHA-256 of the journaled runs that the warm start imitates in the place of drawn plans; empty: none."""
 

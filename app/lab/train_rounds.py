@@ -215,8 +215,8 @@ def train(order: Order, trainer: Rounds, say: Callable[[str], None]) -> dict[Spl
 
 
 def compared(order: Order, trainer: Rounds, lessons: Sequence[Lesson]) -> dict[str, Any]:
-    """One round by the checkpoint, one round by what has learned two, and two: means, and by how much the last is ahead
-    in reward and accuracy, paired over lessons."""
+    """One round by the checkpoint, one round by what has learned two, and two: means, and the advantage of the last in
+    reward and accuracy, paired over lessons."""
     settings = [Setting(one.pool, order.weights) for one in lessons]
     runs: dict[str, list[Whole]] = {}
     for arm, conductor in ((BEFORE, trainer.base), (ALONE, trainer.averaged)):

@@ -20,9 +20,9 @@ class Recipe:
     lora: int = 32
     """Rank of the adapters on all linear layers; 0: all weights are trained."""
     steps: int = 100
-    """Of policy gradients."""
+    """Steps of policy gradients."""
     questions: int = 16
-    """Of each step."""
+    """Questions of each step."""
     group: int = 16
     """Plans for each question."""
     micro: int = 4
@@ -37,12 +37,12 @@ class Recipe:
     vllm: Vllm = "none"
     vllm_url: str = ""
     epochs: int = 2
-    """Of imitation."""
+    """Epochs of imitation."""
     batch: int = 8
     """Examples of each step of imitation."""
     imitation_rate: float | None = None
     beta: float = 0.3
-    """Of advantage-weighted regression: the advantage that counts e times as much as none."""
+    """The temperature of advantage-weighted regression: the advantage that counts e times as much as none."""
     cap: float = 20.0
     """Its greatest weight before scaling."""
     weights: Weights = field(default_factory=Weights)

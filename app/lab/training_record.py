@@ -1,4 +1,4 @@
-"""The files of a training run beside its weights: its card, and the curve as CSV and, with matplotlib, as PNG."""
+"""The files of a training run apart from its weights: its card, and the curve as CSV and, with matplotlib, as PNG."""
 
 import csv
 import hashlib

@@ -27,7 +27,7 @@ HANDS: Mapping[str, str] = {
     "atlas": "quickly", "birch": "neatly", "cedar": "carefully", "delta": "plainly", "ember": "thoroughly",
     "flint": "strictly", "grove": "briefly", "heron": "calmly",
 }  # fmt: skip
-"""How each worker's answers begin: what it recognises its own by."""
+"""The beginning of each worker's answers, by which it recognises its own."""
 CANNOT_KNOW = "I was not shown what this needs, so I cannot know."
 STEP = re.compile(
     r'<step\s+index="\d+"\s+id="(?P<id>[^"]*)">\s*(?:<subtask>(?P<subtask>.*?)</subtask>\s*)?'

@@ -1,9 +1,9 @@
 """A rehearsal world: workers with hidden skill by domain, price and pace, and what decides whether a step succeeds.
 
-Skills and difficulties are on one scale; a chance is the logistic of SLOPE times what speaks for success. Where each
-figure comes from stands beside it and in the world's card; none was changed after a trained conductor was first scored.
-A task has one hidden trait that is the same for all workers (`TRAITS`): errors of models on one question go together,
-so that asking twice is worth less than two independent opinions.
+Skills and difficulties are on one scale; a chance is the logistic of SLOPE times what speaks for success. The source of
+each figure is given next to it and in the world's card; none was changed after a trained conductor was first scored. A
+task has one hidden trait that is the same for all workers (`TRAITS`): errors of models on one question go together, so
+that asking twice is worth less than two independent opinions.
 """
 
 import math
@@ -42,13 +42,13 @@ OUTPUT: Mapping[str, int] = {"plan": 110, "solve": 40, "reason": 170, "check": 9
 INPUT_SHARE = 0.35
 """The input's price in parts of the output's."""
 OVERHEAD = 0.25
-"""Seconds of a call beside its decoding."""
+"""Seconds of a call apart from its decoding."""
 CLASSES = tuple((domain, level) for domain in range(len(DOMAINS)) for level in range(LEVELS))
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One worker as the world knows it. `strengths` is all that a conductor is told of its skills."""
+    """One worker as the world knows it. `strengths` is all that a conductor is shown of its skills."""
 
     name: str
     strengths: str
@@ -103,7 +103,7 @@ def standard_pool() -> Pool:
 
 
 def held_out(names: Sequence[str]) -> bool:
-    """Return True if a pool of these workers is kept from training: one in four, and never the standard one."""
+    """Return True if a pool of these workers is held out from training: one in four, and never the standard one."""
     known = list(profiles())
     mask = sum(1 << known.index(name) for name in names)
     return mask != 0b111111 and mask * 2_654_435_761 % 2**32 % 4 == 0

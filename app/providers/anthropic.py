@@ -2,9 +2,9 @@
 
 Source: the published Messages reference, "Streaming messages" and "Structured outputs". The terminal marker is the
 event `message_stop`; usage is cumulative and complete in `message_delta`; events and blocks of an unknown kind are
-skipped, as the reference asks. Thinking is no part of the answer; of a turn with tool calls it is kept, signatures and
-all, and given back before them, which the API demands while a model thinks. `input_tokens` leaves out what the cache
-read or wrote, so all three are added up.
+skipped, as the reference asks. Thinking is no part of the answer; of a turn with tool calls it is stored with its
+signatures, and sent back before them, which the API demands while a model thinks. `input_tokens` leaves out what the
+cache read or wrote, so all three are added up.
 
 Temperatures above 1 are sent as 1, the highest there is. Current models refuse `temperature` together with `top_p`:
 with both given, `top_p` is left out. Options: `anthropic_version` (default 2023-06-01), `ignore`.

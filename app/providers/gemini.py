@@ -2,10 +2,10 @@
 
 Source: the v1beta reference (`GenerateContentResponse`, `FinishReason`, `UsageMetadata`). A stream has no terminal
 event: its marker is the candidate's `finishReason`, or the prompt's `blockReason`, and then the body ends. Thoughts are
-no part of the answer, but are billed as output beside `candidatesTokenCount`. Log-probabilities are not asked for: most
-models answer 400 to that. Tool calls come whole, and without ids from most models; their `thoughtSignature` is kept and
-given back. For calls that another model made, Gemini 3 and later take `skip_thought_signature_validator` in its place
-("Thought signatures"). Option: `ignore`.
+no part of the answer, but are billed as output in addition to `candidatesTokenCount`. Log-probabilities are not asked
+for: most models answer 400 to that. Tool calls come whole, and without ids from most models; their `thoughtSignature`
+is stored and sent back. For calls that another model made, Gemini 3 and later take `skip_thought_signature_validator`
+in its place ("Thought signatures"). Option: `ignore`.
 """
 
 import re

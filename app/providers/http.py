@@ -1,6 +1,6 @@
 """HTTP to the providers: one client for each endpoint, hard deadlines, and a close that ends the connection at once.
 
-Nothing is retried, no redirect is followed, no cookie is kept, and no proxy is taken from the environment: see
+Nothing is retried, no redirect is followed, no cookie is stored, and no proxy is taken from the environment: see
 `network/http_client.py`. `wiring.py` closes what it builds.
 """
 
@@ -157,7 +157,8 @@ async def exchange(
 
 
 def _pieces(reading: Reading, events: EventReader, read: bytes) -> tuple[list[Piece], WorkerError | None]:
-    """Return the pieces of one read, and its fault if it has one: pieces before a fault are paid for and are kept."""
+    """Return the pieces of one read, and its fault if it has one: pieces before a fault are paid for and are
+    returned."""
     pieces: list[Piece] = []
     try:
         for event in events.feed(read):

@@ -3,9 +3,9 @@
 Source: the openai-openapi 2.3.0 description and the documentation of those servers. The terminal marker is a choice's
 `finish_reason`: OpenAI ends with `[DONE]`, but some compatible servers just close, and by then the answer is whole.
 `[DONE]` without a `finish_reason` says nothing about the answer, so that counts as truncated. Only choice 0 is read
-(`n` is never sent). Reasoning is no part of the answer; of a turn with tool calls it is kept and given back under
-the names under which it came, which DeepSeek and OpenRouter ask for. Tools return text here: images in a
-result follow it in a user's message.
+(`n` is never sent). Reasoning is no part of the answer; of a turn with tool calls it is stored and sent back under the
+names under which it came, which DeepSeek and OpenRouter ask for. Tools return text here: images in a result follow it
+in a user's message.
 
 Options: `max_tokens_field` (`max_completion_tokens` on api.openai.com, else `max_tokens`), `stream_options` (`omit` for
 servers that refuse it; then there may be no usage), `developer_role` (`keep` on api.openai.com, else `system`),

@@ -31,7 +31,7 @@ class Request:
     sampling: Sampling
     form: Form | None = None
     logprobs: int | None = None
-    """How many of the likeliest tokens to ask for with each token's log-probability; None asks for neither."""
+    """The number of likeliest tokens to request with each token's log-probability; None requests neither."""
     toolbox: Toolbox = NO_TOOLS
     live: bool = True
     """True if somebody wants the pieces as they come. If not, the adapter asks for one whole reply, which costs a

@@ -1,8 +1,8 @@
 """The management API of a vLLM server: which models it serves, and loading and unloading adapters while it runs.
 
-For an operator's command line only. No route of the gateway leads here: whoever can load an adapter can put words into
-everybody's plans. vLLM has these paths only if it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING, which it should be
-behind a network that callers cannot reach. Errors show the server's own message, because only operators see them.
+For an operator's command line only. No route of the gateway leads here: an adapter can change the plans of all callers.
+vLLM has these paths only if it was started with VLLM_ALLOW_RUNTIME_LORA_UPDATING, which it should be behind a network
+that callers cannot reach. Errors show the server's own message, because only operators see them.
 """
 
 from collections.abc import Mapping, Sequence

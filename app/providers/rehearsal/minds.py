@@ -1,7 +1,7 @@
 """The rehearsal workers' hidden skills, and their answers to the messages that they are shown.
 
 A skill is the probability of a right answer, by family and difficulty. The dice are hashes of the worker, the question
-and the seed: the same call always gets the same answer. A worker knows only its messages: whoever sees neither the
+and the seed: the same call always gets the same answer. A worker knows only its messages: one that sees neither the
 question nor an earlier step says so.
 """
 
@@ -44,7 +44,7 @@ class Mind:
     """The least skill with which it judges somebody else's answer."""
 
     def skill(self, problem: Problem) -> float:
-        """The probability that it solves this one alone."""
+        """The probability that it solves this problem without help."""
         return self.strong.get(problem.family, (self.easy, self.hard))[problem.hard]
 
 

@@ -24,9 +24,9 @@ STRENGTHS = re.compile(r"strengths:\s*([^;\n]*)", re.IGNORECASE)
 TURN = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool): ")
 PREVIOUS = re.compile(r"with the mark (=== [0-9a-f]{16} ===)\..*?^\1\n(.*)\n\1$", re.DOTALL | re.MULTILINE)
 SHARPNESS, EYE = 1.5, 0.8
-"""How sharply it prefers the best worker; how likely it sees that an answer is wrong."""
+"""The inverse temperature of its choice of workers, and the probability that it recognises a wrong answer."""
 DEBATED = frozenset({"words", "extraction", "number theory", "unit conversion"})
-"""Families in which two independent answers tell more than a plan."""
+"""Families in which two independent answers help more than a plan."""
 
 SOLVE = "Solve the task. Give the complete final answer."
 PLAN = "Work out a plan for the task. Do not solve it yet."

@@ -175,7 +175,7 @@ def _chosen(token: str, odds: Mapping[int, float] | None, alternatives: int) -> 
 
 
 def _places(tokens: list[str], choices: list[planner.Choice]) -> dict[int, Mapping[int, float]]:
-    """Where the worker ordinals stand among the tokens: after `"worker":`."""
+    """Return the places of the worker ordinals among the tokens: after `"worker":`."""
     text, places = "", []
     for place, token in enumerate(tokens):
         if text.endswith('"worker":'):

@@ -1,8 +1,8 @@
 """Checkable tasks in plain language: twelve families in four domains, each at three levels.
 
 One template both writes a task and reads it back, and the answer is always computed from what the text says, so a
-worker that sees the text can be really right or really wrong. Each family has five phrasings; the last is kept from
-training. The last family of each domain is kept from training altogether.
+worker that sees the text can be really right or really wrong. Each family has five phrasings; the last is held out from
+training. The last family of each domain is held out altogether.
 """
 
 import re
@@ -23,7 +23,7 @@ Slots = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Family:
     """A kind of task. `draw` makes the slots of a task of one level; `work` computes the answer and a slip from them
-    and tells the level, or raises ValueError for slots that make no task."""
+    and the level, or raises ValueError for slots that make no task."""
 
     name: str
     domain: str
