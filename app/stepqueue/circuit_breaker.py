@@ -1,11 +1,12 @@
-"""Whether Redis can be talked to, known before anybody asks: a dead server is paid for once, not by every call.
+"""The circuit breaker of Redis: probes detect an unavailable server, so that calls fail at once and not each by its
+time limit.
 
     whole   calls go through
     full    the server is out of memory: it takes no new tickets, everything else goes through
-    blown   the server does not answer: nothing is tried, and what waits for an answer is let go at once
+    blown   the server does not answer: nothing is tried, and calls that wait for an answer are ended at once
 
-A probe goes out every second, and every quarter of one after the first failure, whoever noticed that; what it finds is
-the state. So the fuse mends itself, and a process that says nothing for hours still knows.
+A probe goes out every second, and every quarter of a second after a first failure, be it of a probe or of a call; its
+outcome is the state. So the breaker closes by itself, and also a process that makes no calls knows the state.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 WATCH_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 1.0
-"""For one probe; a server that takes longer is as good as dead to a step that waits for it."""
+"""Seconds for one probe; a server that takes longer counts as unavailable."""
 PULSE_SECONDS: Final = 10
 
 

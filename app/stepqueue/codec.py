@@ -38,7 +38,7 @@ def sealed(payload: bytes, channel: str, key: bytes) -> bytes:
 
 
 def unsealed(data: bytes, channel: str, key: bytes) -> bytes:
-    """The payload; raises `Forged`. One that was heard before passes again, so hearers must live with repetition."""
+    """The payload; raises `Forged`. A replayed payload is accepted again, so subscribers must tolerate repetition."""
     if not key:
         return data
     payload = data[SEAL:]
@@ -163,7 +163,8 @@ def _parsed(data: bytes) -> Any:
 
 
 def _plain(value: object) -> object:
-    """What orjson does not know: an event's body may be any mapping, with sets and tuples inside."""
+    """Encode a value of a type that orjson does not support: an event's body may be any mapping, with sets and tuples
+    inside."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, frozenset | set):

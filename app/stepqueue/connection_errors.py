@@ -1,4 +1,4 @@
-"""What talking to Redis raises when the server, or the way to it, is broken."""
+"""The exceptions of redis-py that mean that the server or the network between has failed."""
 
 from typing import Final
 

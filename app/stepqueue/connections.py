@@ -1,7 +1,7 @@
-"""Connections to Redis for what every step asks of it: one write and one read for each exchange, and nothing else.
+"""Connections to Redis for the commands of every step: one write and one read for each exchange, and nothing else.
 
 redis-py's own client spends 100 to 150 microseconds of CPU on a command, most of it on retries, metrics and time limits
-which whoever calls has already; its connection and hiredis' parser, taken by themselves, need a third of that.
+which the callers here have already; its connection and hiredis' parser, taken by themselves, need a third of that.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ class Lines:
     """
 
     def __init__(self, pool: Any) -> None:
-        """`pool` is redis-py's, untyped as its methods are, and knows how to connect; it keeps none of these.
-        Its connections must have no time limit for answers."""
+        """`pool` is redis-py's, untyped as its methods are, and makes connections; it retains none of these. Its
+        connections must have no time limit for answers."""
         self._pool = pool
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._free: list[Any] = []
 
     async def ask(self, *commands: Words) -> list[Any]:
-        """The replies in order, in one round trip; what the server refuses stands among them as its `ResponseError`.
+        """Return the replies in order, in one round trip; that to a refused command is its `ResponseError`.
 
-        Raises redis-py's errors where the connection fails. One that fails though it was sound before is tried again,
-        once and on a new connection, so that a restart between two exchanges goes unnoticed; the commands may then have
-        been carried out twice.
+        Raises redis-py's errors where the connection fails. A connection that was used before and fails is replaced by
+        a new one, once, so that a restart between two exchanges goes unnoticed; the commands may then have been carried
+        out twice.
         """
         packed = b"".join(map(PACK, commands))
         async with self._room:
@@ -50,7 +50,7 @@ class Lines:
             return await self._exchange(self._pool.make_connection(), packed, len(commands))
 
     async def must(self, *commands: Words) -> list[Any]:
-        """The same; raises the first `ResponseError`, also from inside a transaction."""
+        """Return the replies as `ask` does, but raise the first `ResponseError`, also one inside a transaction."""
         replies = await self.ask(*commands)
         for reply in replies:
             for part in (reply, *reply) if isinstance(reply, list) else (reply,):

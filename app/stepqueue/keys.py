@@ -33,7 +33,7 @@ class Keys:
 
     @property
     def pulse(self) -> str:
-        """What probes write."""
+        """Return the key that probes write."""
         return f"{self.prefix}:pulse"
 
     def live(self, address: str) -> str:

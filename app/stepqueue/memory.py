@@ -1,7 +1,7 @@
 """The queue inside one process: for the embedded default, where gateway and dispatcher share an event loop.
 
-It keeps every promise of the seam and nothing else: what waits here dies with the process, and the sweeper rings again.
-Not for use from several threads. All bookkeeping happens between two awaits, so nothing needs a lock.
+It has every guarantee of the protocol and no other: its tickets are lost with the process, and the sweeper queues them
+again. Not for use from several threads. All bookkeeping happens between two awaits, so nothing needs a lock.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ BOUND = 10_000
 
 @dataclass(slots=True)
 class _Taken:
-    """A ticket that somebody works on, and when it goes back unless it is kept."""
+    """A ticket that has been taken, and when it is queued again unless its lease is renewed."""
 
     ticket: Ticket
     lane: str
@@ -53,11 +53,11 @@ class MemoryQueue:
         self._sinks: dict[str, tuple[Callable[[Live], None], ...]] = {}
         self._closed = False
         self.sink_failures = 0
-        """How many messages a sink met with an exception."""
+        """The number of messages for which a sink raised an exception."""
 
     @property
     def sound(self) -> bool:
-        """Until closed."""
+        """Return True until the queue is closed."""
         return not self._closed
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,7 @@ class MemoryQueue:
             await self._pause(min(deadline, self._next_return(now)))
 
     async def keep(self, tickets: Sequence[Ticket]) -> None:
-        """Start the lease of these deliveries anew; a delivery that is over is left alone."""
+        """Start the lease of these deliveries anew; a delivery that has ended is ignored."""
         self._check_open()
         until = time.monotonic() + self._lease
         for ticket in tickets:
@@ -100,7 +100,7 @@ class MemoryQueue:
                 self._taken[ticket.receipt] = taken
 
     async def done(self, tickets: Sequence[Ticket]) -> None:
-        """Forget these deliveries; a delivery that is over is left alone, so a late owner harms nobody."""
+        """Forget these deliveries; a delivery that has ended is ignored, so a late owner does no harm."""
         self._check_open()
         for ticket in tickets:
             taken = self._taken.pop(ticket.receipt, None)
@@ -134,7 +134,7 @@ class MemoryQueue:
         self._check_open()
 
     async def close(self) -> None:
-        """Wake whoever waits and refuse everything from now on, with `QueueUnavailable`. May be called twice."""
+        """Wake all waiting calls and refuse everything from now on, with `QueueUnavailable`. May be called twice."""
         self._closed = True
         self._bell.set()
 

@@ -1,11 +1,11 @@
-"""The queue seam: tickets to dispatchers, live messages to whoever drives a run.
+"""The protocol of the queue: tickets to dispatchers, live messages to the drivers of runs.
 
 Everything here is lossy by contract. A lost or repeated ticket does no harm: the outbox in the database is the record,
-a sweeper rings again for what is overdue, and a claim is fenced in the database. A lost message does no harm either:
-the journal has the event, and the finished text has what a lost delta held.
+a sweeper queues overdue tickets again, and a claim is fenced in the database. A lost message does no harm either: the
+journal has the event, and the finished text has what a lost delta held.
 
-An *address* is a process: a driver hears what concerns its runs under its own address, every dispatcher hears the
-address `DISPATCHERS`. `hear` calls a plain function for each message, which must not block.
+An *address* is a process: a driver receives the messages of its runs under its own address, and every dispatcher
+receives those to the address `DISPATCHERS`. `hear` calls a plain function for each message, which must not block.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from app.core.run.events import Event
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1
-"""The version of a ticket that is not rung for the first time: no row has it, so whoever takes the ticket looks at the
+"""The version of a ticket that is delivered again: no row has it, so the dispatcher that takes the ticket reads the
 row, and claims it before doing anything else."""
 
 
@@ -32,11 +32,11 @@ class Ticket:
     step: int
     tier: str
     driver: str
-    """The address that wants to hear of this step."""
+    """The address that receives the messages of this step."""
     seq: int
     version: int = 0
     receipt: str = ""
-    """The queue's own mark of one delivery; whoever took the ticket gives it back with `keep` and `done`."""
+    """The queue's own identifier of one delivery, which `keep` and `done` take."""
 
 
 @record(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Committed:
     run: str
     events: tuple[Event, ...]
     rows: Sequence[object] = ()
-    """What the store took the run's rows to be then (`Store.rows`)."""
+    """The state of the run's rows at that commit (`Store.rows`)."""
     contents: Sequence[tuple[str, str]] = ()
     """Texts that were committed with the events, by their refs, which prove them."""
 
@@ -62,7 +62,7 @@ class Delta:
     offset: int
     text: str
     logprobs: tuple[Decoded, ...] = ()
-    """Of the tokens of `text`, where the caller asked for them."""
+    """Log-probabilities of the tokens of `text`, where the caller requested them."""
     since: int = 0
     calls: tuple[ToolDelta, ...] = ()
     """Under the ids that the caller is given."""
@@ -78,10 +78,11 @@ class Stop:
 
 @record(frozen=True, slots=True)
 class Listen:
-    """The process at `address` wants to hear this run's answer, and has `chars` characters of what `call` says.
+    """The process at `address` subscribes to this run's answer, and has `chars` characters of what `call` says.
 
-    To a driver: somebody there listens; to be said again every few seconds. To dispatchers: the run's new driver is
-    there, or, if the address is empty, the run has none and whoever comes first is to drive it.
+    To a driver, it means that a caller follows there; it is repeated every few seconds. To dispatchers, it means that
+    the run's new driver is there, or, if the address is empty, that the run has none and the first one to take it
+    drives it.
     """
 
     run: str
@@ -109,7 +110,7 @@ class StepQueue(Protocol):
     async def take(self, slots: int, wait: float) -> list[Ticket]:
         """At most `slots` tickets, higher tiers first as configured; [] after `wait` seconds without one.
 
-        A ticket that somebody took before and did not keep comes with the version `AGAIN`.
+        A ticket whose lease has expired comes with the version `AGAIN`.
         """
         ...
 
@@ -122,7 +123,7 @@ class StepQueue(Protocol):
         ...
 
     async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
-        """Send live messages to an address, in order; lost if nobody hears, or if the server goes away with them.
+        """Send live messages to an address, in order; they are lost if nobody is subscribed, or if the server fails.
 
         They are on their way when this returns; `at_once`, before all that wait, they have arrived at the server: what
         becomes of the sender then makes no difference.

@@ -1,8 +1,8 @@
-"""Telling over Redis: many steps stream at once, and what they say while one publish is under way shares the next.
+"""Publishing over Redis: many steps stream at once, and their messages during one publish share the next.
 
 A publish costs some 150 microseconds of processor time whatever it carries, a delta in it only a few. Nobody waits for
-it either: to wait for one's turn, under a time limit, cost as much again for each delta. Who says little is published
-at once; many who keep talking share a publish every few milliseconds.
+it either: to wait for one's turn, under a time limit, cost as much again for each delta. Messages of a quiet process
+are published at once; many steady streams share a publish every few milliseconds.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from app.stepqueue.protocol import Live
 BREATH: Final = 20_000
 """Messages that may wait for the next publish: as many as two thousand streams say in ten seconds."""
 PACE: Final = 0.005
-"""Seconds between two publishes, of a process that keeps talking."""
+"""Seconds between two publishes of a process that streams steadily."""
 FREELY: Final = 20
-"""Publishes that need not keep to it, of one that has been silent for a while."""
+"""Publishes of a process that has been silent for a while which may come sooner."""
 
 
 class Voice:
@@ -34,7 +34,7 @@ class Voice:
         self._waiting = 0
         self._said = asyncio.Event()
         self._free = 0.0
-        """When the next publish could leave, had all before it kept the pace."""
+        """When the next publish could leave, had all before it been spaced evenly."""
         self.silent = asyncio.Event()
         """Set while there is nothing to be published, nor on its way."""
         self.silent.set()

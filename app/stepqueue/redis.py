@@ -43,7 +43,8 @@ SOCKET_SECONDS: Final = 1.0
 GIVE_UP_SECONDS: Final = 1.4
 """Longer than one socket timeout, shorter than a timeout and its retry: no call may hang on a frozen server."""
 SLICE_SECONDS: Final = 0.4
-"""How long one read blocks. The next one goes for abandoned tickets first, and notices that a server has frozen."""
+"""Seconds for which one read blocks. The next one goes for abandoned tickets first, and notices that a server has
+frozen."""
 BOUND: Final = 100_000
 """Tickets of one tier, waiting and taken together, above which `ring` refuses: some 20 MiB of Redis."""
 MAY_EVICT: Final = "queue_may_evict"
@@ -52,9 +53,9 @@ MAY_EVICT: Final = "queue_may_evict"
 class RedisQueue:
     """Use as `async with RedisQueue(url, tiers) as queue`. The order of `tiers` is their priority, highest first.
 
-    Entering it succeeds without a Redis (`ready` tells), but not with one that may evict tickets. A ticket of a tier
-    that is not listed goes with the last one, since the pool file can be reloaded while tickets are under way.
-    `done` and `keep` act on a ticket even if another process has been given it meanwhile: fences are the database's.
+    Entering it succeeds without a Redis (see `ready`), but not with one that may evict tickets. A ticket of a tier that
+    is not listed goes with the last one, since the pool file can be reloaded while tickets are under way. `done` and
+    `keep` act on a ticket even if another process has been given it meanwhile: fences are the database's.
     """
 
     def __init__(
@@ -69,8 +70,8 @@ class RedisQueue:
     ) -> None:
         """`lease` is in seconds; `bound` holds for each tier. `tiers` must not be empty. No I/O happens here.
 
-        `key`, at most 64 bytes and the same in all processes, seals live messages: without one, whoever can write to
-        Redis is believed.
+        `key`, at most 64 bytes and the same in all processes, seals live messages: without one, messages of any client
+        of Redis are accepted.
         """
         self._key = key
         self._keys = Keys(prefix)
@@ -96,7 +97,7 @@ class RedisQueue:
         self.forged = 0
         """Payloads of live messages that were dropped because nobody who has the key wrote them."""
         self.sink_failures = 0
-        """How many messages a sink met with an exception."""
+        """The number of messages for which a sink raised an exception."""
 
     @property
     def unencodable(self) -> int:
@@ -262,7 +263,7 @@ class RedisQueue:
         await self._bounded(self._streams.forget_consumers, leaving=leaving)
 
     async def _eviction_fault(self) -> str | None:
-        """What is wrong with the server's eviction policy. Servers that do not let us ask are trusted."""
+        """Return the fault of the server's eviction policy. Servers that do not allow the question are trusted."""
         policy = await self._bounded(self._streams.policy)
         if policy in {None, "noeviction"}:
             return None
@@ -271,7 +272,7 @@ class RedisQueue:
 
 def _options(*, retries: int, answers: float | None = SOCKET_SECONDS) -> dict[str, Any]:
     """A retry is only for a connection that turns out to be dead: a restart between two calls should go unnoticed.
-    `answers` is how many seconds one may take; None: as many as whoever asks gives it."""
+    `answers` is how many seconds one may take; None leaves the limit to the caller."""
     return {
         "protocol": 2,
         "socket_timeout": answers,

@@ -23,7 +23,7 @@ from app.stepqueue.protocol import AGAIN, Ticket
 T = TypeVar("T")
 
 START: Final = b"0-0"
-"""Where a sweep over the pending entries begins, and what Redis answers when it is through."""
+"""The cursor at which a sweep over the pending entries begins, and which Redis returns at its end."""
 
 
 class Streams:
@@ -43,7 +43,7 @@ class Streams:
         self._sweep_at = 0.0
         self._cursors: dict[str, bytes] = {}
         self._crowded = True
-        """Whether the last look left tickets behind, as far as anybody knows."""
+        """True if the last read may have left tickets in the streams."""
         self._bound = bound
         self._lengths: dict[str, int] = {}
         self.undecodable = 0
@@ -90,7 +90,7 @@ class Streams:
                         await self._commands.must(("XGROUP", "DELCONSUMER", lane, GROUP, name))
 
     async def policy(self) -> str | None:
-        """What the server does when its memory is full; None where it does not let us ask."""
+        """Return the server's eviction policy; None where it does not allow the question."""
         pong, config = await self._commands.ask(("PING",), ("CONFIG", "GET", "maxmemory-policy"))
         if isinstance(pong, Exception):
             raise pong
@@ -134,8 +134,8 @@ class Streams:
         return found[:slots]
 
     async def _by_priority(self, slots: int) -> list[Ticket]:
-        """What waits, lane by lane: of a lower one only what the higher ones leave room for. A read for each, and so
-        not the way while there is room for all."""
+        """Return waiting tickets, lane by lane: of a lower one only as many as the higher ones leave room for. It costs
+        a read for each lane, and so is not used while there is room for all."""
         found: list[Ticket] = []
         for lane in self._lanes:
             found += await self._read([lane], slots - len(found))
@@ -155,9 +155,10 @@ class Streams:
         return found
 
     async def _reclaim(self, slots: int) -> list[Ticket]:
-        """What nobody has kept for a lease, at most `slots`; if there is more, the next look goes on from there.
+        """Return tickets whose lease has expired, at most `slots`; if there are more, the next call continues from
+        there.
 
-        A page may be empty without being the last one: only the cursor tells.
+        A page may be empty without being the last one: only the cursor shows the end.
         """
         found: list[Ticket] = []
         for lane in self._lanes:
@@ -226,5 +227,5 @@ def _by_stream(tickets: Sequence[Ticket]) -> dict[str, list[str]]:
 
 
 def _is_group_missing(fault: Exception) -> bool:
-    """UNBLOCKED is what a reader hears whose stream vanishes while it waits."""
+    """UNBLOCKED is the reply to a reader whose stream is deleted while it waits."""
     return isinstance(fault, ResponseError) and str(fault).startswith(("NOGROUP", "UNBLOCKED"))

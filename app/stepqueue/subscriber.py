@@ -18,7 +18,7 @@ PROBE_SECONDS: Final = 1.0
 
 
 class Losses(Protocol):
-    """Where an ear counts what it had to drop."""
+    """The counters of the messages that a subscriber had to drop."""
 
     undecodable: int
     forged: int
@@ -29,7 +29,7 @@ class Ear:
     """`open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening."""
 
     def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, key: bytes) -> None:
-        """`pool` is redis-py's, untyped as its methods are; what is not sealed with `key` is not believed."""
+        """`pool` is redis-py's, untyped as its methods are; messages that are not sealed with `key` are dropped."""
         self._pool = pool
         self._channel = channel
         self._sink = sink
@@ -41,7 +41,7 @@ class Ear:
 
     @property
     def hears(self) -> bool:
-        """Whether it is subscribed, as far as anybody knows."""
+        """Return whether it is subscribed, as of the last reply or error."""
         return self._subscribed
 
     async def open(self) -> None:
