@@ -27,7 +27,7 @@ PER_POOL = 25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm: means over lessons; `ahead` is by how much the trained conductor's reward is higher."""
+    """One arm: means over lessons; `ahead` is the difference by which the trained conductor's reward is higher."""
 
     arm: str
     reward: float

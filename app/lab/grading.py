@@ -11,7 +11,7 @@ A grader is written as data, in a task set or for `baton grade`:
 
 An answer that argues before it concludes is read at its conclusion: the last `\\boxed{...}`, the last `#### ...`, or
 what follows the last "the answer is" or "answer:". Nothing that an answer says can make a grader raise. Unit tests are
-run by whoever asks for the grader (`execute`): there is no way to do that in here.
+run by the caller's function (`execute`), since this module runs no processes.
 """
 
 import re

@@ -30,7 +30,7 @@ MOST_COMBINED = 1_024
 """Combinations of workers over which `uniform` is spread."""
 GREEDY, CURRENT, UNIFORM, ALWAYS = "greedy", "current", "uniform", "always "
 MOST_STEPS = 32
-"""Of an arm; whether a run had room for it, the candidates say."""
+"""The largest number of steps of an arm; the candidates of a decision say whether the run had room for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The manifest of a trained conductor, in one file beside its weights: `baton.json`.
+"""The manifest of a trained conductor, in one file next to its weights: `baton.json`.
 
 An operator can read from it how the model was made, and check that a server fits it: base model, tokenizer, prompt, the
 plan's schema. A version's name ends in the beginning of its weights' hash, so that two versions never share one.

@@ -159,7 +159,8 @@ def _averaged(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _off(errors: Sequence[float], widest: float) -> float:
-    """How far off a model may be on average, by its errors on few rows; half of what there is if there are none."""
+    """Return a bound of a model's mean error from its errors on few rows; half of the range if there are fewer than
+    two."""
     return math.hypot(*_averaged(errors)) if len(errors) > 1 else widest / 2
 
 

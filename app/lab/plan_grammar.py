@@ -22,7 +22,7 @@ class Form:
 
     name: str
     tokens: tuple[str, ...]
-    """Of plans, as text."""
+    """The tokens of plans, as text."""
     states: int
     """State 0 is the beginning."""
     longest: int

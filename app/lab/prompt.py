@@ -19,8 +19,8 @@ from app.providers.rehearsal.task_families import FAMILIES, Family
 PAD, UNKNOWN = "<pad>", "<unknown>"
 SPECIAL = (PAD, UNKNOWN, compact.POOL)
 DROPPED, EXCHANGED, FOLLOWED = 0.25, 0.2, 0.2
-"""Of the words that training disturbs: left out; taken for any other; taken for an unknown one, with one more after it.
-The rest are taken for an unknown one."""
+"""Shares of the words that training disturbs: those that are left out; those replaced by any other; those replaced by
+an unknown one, with one more after it. The rest are replaced by an unknown one."""
 
 
 @cache

@@ -1,8 +1,8 @@
 """The meaning of a subtask's words: which role they ask for, what they say it is about, and phrases to begin with.
 
-A worker of the rehearsal world goes by the words alone, whoever wrote them: by their marks they ask for a role, and
-they name the kind of task rightly or wrongly, point at the task in general, or say nothing of it. The phrases are what
-the warm start imitates; a conductor that writes in words may put any word of theirs after any other.
+A worker of the rehearsal world goes by the words alone: by their marks they ask for a role, and they name the kind of
+task rightly or wrongly, point at the task in general, or say nothing of it. The phrases are what the warm start
+imitates; a conductor that writes in words may put any word of theirs after any other.
 """
 
 import re
@@ -13,10 +13,11 @@ from random import Random
 from app.providers.rehearsal.task_families import DOMAINS
 
 NAMED = 0.15
-"""On the margin of whoever is told rightly what kind of task it is: 0.24 logits. Without written subtasks, with one for
-all, a conductor loses 0.03 to 0.24 logits on four benchmarks (arXiv 2512.04388, ablations); this is the most."""
+"""The gain in margin of a worker whose subtask names the right kind of task: 0.24 logits. Without written subtasks,
+with one for all, a conductor loses 0.03 to 0.24 logits on four benchmarks (arXiv 2512.04388, ablations); this is the
+most."""
 MISNAMED, UNNAMED = -0.8, -0.3
-"""Of whoever is told wrongly, or is not even told that there is a task. Both are guesses."""
+"""The losses of a worker whose subtask names a wrong kind, and of one whose subtask names no task. Both are guesses."""
 ASKS = (
     ("combine", r"\bweigh\b|\bcombine\b"),
     ("check", r"\bcheck\b|\bverify\b"),
@@ -44,7 +45,7 @@ def role_of(subtask: str) -> str:
 
 @cache
 def shift(subtask: str, domain: int) -> float:
-    """The amount that a subtask's words add to the margin of whoever carries it out, for a task of this domain."""
+    """Return the amount that a subtask's words add to the margin of its worker, for a task of this domain."""
     words = subtask.casefold()
     named = {place for place, name in enumerate(DOMAINS) if re.search(NAMES[name], words)}
     if named:

@@ -203,7 +203,7 @@ def _card(order: Order, trainer: Trainer, tables: list[Table]) -> dict[str, Any]
 
 
 def _leave(out: Path, say: Callable[[str], None]) -> None:
-    """A folder to be served; the manifest needs Baton's own dependencies, which need not be beside torch."""
+    """A folder to be served; the manifest needs Baton's own dependencies, which need not be installed with torch."""
     try:
         made = resolve_name("app.lab.export").leave(out)
     except ModuleNotFoundError as error:

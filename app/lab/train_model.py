@@ -27,7 +27,7 @@ CONTEXT = 256
 THETA = 100.0
 """The base of the rotary positions: prompts are short."""
 LOOK_BACK, BACK = 4.6, 1.5
-"""How strongly the first head looks at what stands before, and how many tokens before on average."""
+"""The strength of the first head's attention to earlier tokens, and their mean distance."""
 
 
 def config(form: Form, hidden: int, layers: int, heads: int) -> LlamaConfig:

@@ -1,7 +1,7 @@
 """`baton train --rounds 2`: a trained small conductor learns what to do with the answer of its first plan.
 
 It goes on from a checkpoint. First it is taught: to each of its own first plans and each sign, the best of some second
-plans that are tried, the empty one among them; and beside it, lest it forget, the checkpoint's own first plans. Then
+plans that are tried, the empty one among them; and in addition, lest it forget, the checkpoint's own first plans. Then
 policy gradients over both rounds: a second plan's reward is that of the whole run, given the sign; a first plan's is
 the same over both signs, but for a share that is its own answer's (`DISCOUNT`; arXiv 2512.04388 discounts the first
 round by as much, and forces a second one for half of its samples, where here second plans are tried for all).

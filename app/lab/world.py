@@ -17,7 +17,7 @@ from app.providers.rehearsal.task_families import DOMAINS, LEVELS
 VERSION = "world-1"
 SLOPE = 1.6
 DIFFICULTY = (-0.6, 1.4, 3.7)
-"""Of the three levels: the first trial's."""
+"""The difficulty of the three levels, as in the first trial."""
 TRAITS = (-0.5, 0.5)
 """A task is, with equal chance, a little harder or easier than its level for every worker."""
 REASON_HELPS = 0.4
@@ -191,7 +191,7 @@ def seconds(worker: Profile, written: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A pool under one weighing of cost: what a plan's worth depends on beside the task's class."""
+    """A pool under one weighing of cost: with the task's class, all that a plan's worth depends on."""
 
     pool: Pool
     weights: Weights = field(default_factory=Weights)

@@ -1,4 +1,4 @@
-"""The provider seam: a wire format plus an authenticated endpoint, in two verbs.
+"""The protocol of providers: a wire format plus an authenticated endpoint, in two verbs.
 
 `render` is pure: it gives the exact bytes that would be sent, so that their hash can be journaled before the socket is
 opened. `stream` sends those bytes once and yields what comes back. An adapter

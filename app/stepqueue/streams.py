@@ -190,7 +190,7 @@ class Streams:
         return found
 
     async def _put_back(self, surplus: Sequence[Ticket]) -> None:
-        """Queue again what a read over several lanes brought above its count, for whoever has room now."""
+        """Queue the tickets again that a read over several lanes returned above its count, for processes with room."""
         if not surplus:
             return
         await self._commands.must(*_together([*self._queued(surplus), *_struck_out(_by_stream(surplus))]))

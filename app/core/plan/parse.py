@@ -185,8 +185,8 @@ def read_plan(value: object, resolve: Resolve, max_steps: int, further: bool = F
 class Reader:
     """Reads a conductor's text as it streams and gives each step as soon as it is known whether it is the last.
 
-    That is one token after its object closed, at the comma or at the bracket: whoever executes the answering step
-    must know that it answers, since the caller's `max_tokens` and `stop` are for the answer alone.
+    That is one token after its object closed, at the comma or at the bracket: the executor of the answering step must
+    know that it answers, since the caller's `max_tokens` and `stop` are for the answer alone.
 
     Prose, thinking blocks and code fences around the plan are passed over; a second plan is not looked for. When a step
     is invalid, no later one is given, and `finish` raises `PlanRejected` with the reasons of all of them.

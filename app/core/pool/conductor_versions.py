@@ -91,8 +91,8 @@ def refusal(now: Standing, kind: ChangeKind, version: str) -> str:
 
 
 def chosen(known: Mapping[str, Standing], conductor: str, run: str) -> str:
-    """The version that conducts a run; empty for the pool file's own model. The same for all of a run's plans, unless
-    a change comes between, and whoever works it out."""
+    """Return the version that conducts a run; empty for the pool file's own model. Every process finds the same one for
+    all of a run's plans, unless a change comes between."""
     now = known.get(conductor)
     if now is None:
         return ""

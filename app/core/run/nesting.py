@@ -51,6 +51,7 @@ def room(state: RunState, parent: int) -> int:
 
 
 def granted(access: Access, parent: StepState, base: int) -> Access:
-    """An access list as a nested plan writes it, in the run's own numbers: its `user` is what the parent may see."""
+    """Return an access list as a nested plan writes it, in the run's own numbers: its `user` is what the parent may
+    see."""
     own = tuple(n + base for n in access.steps)
     return Access(parent.access.user, (*parent.access.steps, *own)) if access.user else Access(False, own)

@@ -38,12 +38,12 @@ class Notice:
 
     @property
     def id(self) -> str:
-        """The event's id, which is the same at every try: a receiver knows by it what it has seen."""
+        """Return the event's id, which is the same at every try, so that a receiver can recognise repetitions."""
         return _of_turn(f"evt_{self.run.removeprefix('run_')}", self.turn)
 
 
 def response_id(run: str, turn: int) -> str:
-    """The id of a turn's response."""
+    """Return the id of a turn's response."""
     return _of_turn(f"resp_{run}", turn)
 
 
@@ -58,7 +58,7 @@ def wanted(wire: Mapping[str, Any]) -> bool:
 
 
 def word(fact: Fact) -> str | None:
-    """The status that this fact leaves the response in; None if it is not the end of a turn."""
+    """Return the status of the response after this fact; None if it is not the end of a turn."""
     if isinstance(fact, RunAwaitingTool):
         return "completed"
     if isinstance(fact, RunSucceeded):
@@ -69,7 +69,7 @@ def word(fact: Fact) -> str | None:
 
 
 def payload(notice: Notice) -> bytes:
-    """The body of a delivery: the same bytes at every try."""
+    """Return the body of a delivery: the same bytes at every try."""
     event = {
         "id": notice.id,
         "object": "event",
@@ -81,7 +81,7 @@ def payload(notice: Notice) -> bytes:
 
 
 def read_secrets(text: str) -> tuple[bytes, ...]:
-    """Secrets that are separated by spaces; raises ValueError in words that follow the setting's name."""
+    """Return the secrets, which are separated by spaces; the message of the ValueError follows the setting's name."""
     secrets = tuple(map(_read_secret, text.split()))
     if not secrets:
         raise ValueError("is empty; write whsec_ and the base64 form of 24 to 64 random bytes")
@@ -99,7 +99,8 @@ def _read_secret(text: str) -> bytes:
 
 
 def headers(secrets: Iterable[bytes], name: str, body: bytes, now: int) -> dict[str, str]:
-    """The three headers of a delivery, signed with each secret: while they change, a receiver knows one of them."""
+    """Return the three headers of a delivery, signed with each secret, since a receiver knows one of them during a
+    rotation."""
     signed = b"%s.%d.%s" % (name.encode(), now, body)
     signatures = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
     return {
@@ -110,7 +111,7 @@ def headers(secrets: Iterable[bytes], name: str, body: bytes, now: int) -> dict[
 
 
 def next_try(notice: Notice, now: float, chance: float, asked: float = 0.0) -> float | None:
-    """When a delivery that has failed is tried again, or None if that would be too late.
+    """Return the time at which a delivery that has failed is tried again, or None if that would be too late.
 
     The pause doubles from 5 s to 4 h, half of it more or less by `chance` (in [0, 1)), so that tries do not come in
     step; `asked` is the receiver's Retry-After in seconds, of which at most the longest pause is granted.

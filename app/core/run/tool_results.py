@@ -1,4 +1,4 @@
-"""Results of tool calls that a caller brings back: whose they are, and whether the run may go on with them.
+"""Results of tool calls that a caller returns: the run that they belong to, and whether it may continue with them.
 
 A conversation that ends with results (and perhaps words of the user after them) for calls of ours continues the run
 that the ids lead to. Everywhere else results are history, and so are ids of somebody else's form. A run that has ended
@@ -20,7 +20,7 @@ Standing = Literal["go_on", "repeat", "history"]
 
 @record(frozen=True, slots=True)
 class Returned:
-    """Results for calls of one run, by the ids that we gave out, in the caller's order; and what the user says after
+    """Results for calls of one run, by the ids that were issued, in the caller's order; and what the user says after
     them."""
 
     run: str
@@ -29,7 +29,7 @@ class Returned:
 
 
 def returned(messages: Sequence[Message]) -> Returned | None:
-    """The results at the end of a conversation, if calls of ours were answered there.
+    """Return the results at the end of a conversation, if they answer calls that were issued here.
 
     Raises `InvalidRequest` for ids of several runs, or of ours among others: such a message was never given out.
     """
@@ -77,7 +77,7 @@ def standing(state: RunState, came: Returned) -> Standing:
 
 
 def latest(state: RunState) -> Mapping[str, Exchange]:
-    """The ids whose results the present turn began with."""
+    """Return the ids whose results the present turn began with."""
     exchanges = [exchange for step in state.steps.values() for exchange in step.exchanges if exchange.results]
     return {id_: one for one in exchanges if one.turn == state.turn.number - 1 for id_ in one.ids}
 
@@ -95,7 +95,7 @@ def portions(state: RunState, came: Returned) -> Mapping[int, tuple[Message, ...
 
 
 def unknown() -> InvalidRequest:
-    """The refusal of an id that has our form and was never given to this caller."""
+    """Return the error for an id that has the form of an issued one and was never sent to this caller."""
     return InvalidRequest(
         "A tool result answers a tool call that is not known here; send ids back exactly as they were given.",
         param="messages",
@@ -104,7 +104,7 @@ def unknown() -> InvalidRequest:
 
 
 def answered() -> InvalidRequest:
-    """The refusal of results that came before."""
+    """Return the error for results that were received before."""
     return InvalidRequest(
         "These tool calls were answered already, and the run has gone on; send the results of its latest reply.",
         param="messages",

@@ -1,4 +1,4 @@
-"""The provider of the rehearsal workers: no network and no key, but the same seam, limits and usage.
+"""The provider of the rehearsal workers: no network and no key, but the same protocol, limits and usage.
 
 `render` gives canonical JSON, and `stream` works from those bytes alone, so that what was journaled is what was done.
 Options, all strings: `delay` is a factor on every pause (0 for none), `first_ms` and `chunk_ms` replace a worker's own
