@@ -16,17 +16,23 @@ START_SECONDS = 5.0
 
 @asynccontextmanager
 async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[House]:
-    """Drivers for so many runs at once and no more, since this process must leave no orphans behind that it has taken
-    over; `dispatches`: and a dispatcher for their steps."""
+    """An engine for so many runs of this command at once, and for no run of anybody else's.
+
+    Without `dispatches` it plans runs and executes no steps.
+    """
     settings = loaded.settings.model_copy(update={"concurrent_runs": runs})
     async with house(replace(loaded, settings=settings)) as opened:
         runs_over, steps_over = asyncio.Event(), asyncio.Event()
+        opened.drivers.recovers = False
+        if not dispatches:
+            opened.drivers.dispatcher = None
         await opened.clock.look()
         await opened.succession.look()
         opened.pool.calibrated(await opened.means.store.trials())
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.clock.keep(runs_over))
             group.create_task(opened.drivers.run(runs_over))
+            group.create_task(opened.runs.run(runs_over))
             working = group.create_task(opened.dispatcher.run(steps_over)) if dispatches else None
             try:
                 yield opened
@@ -51,10 +57,10 @@ async def carried_out(opened: House, order: Order) -> Ended:
 
 
 async def _start(opened: House, order: Order) -> Driven:
-    """The drivers need a moment until they hear."""
+    """Begin a run: the engine needs a moment until it is ready."""
     async with asyncio.timeout(START_SECONDS):
         while True:
             try:
-                return await opened.drivers.start(order)
+                return await opened.runs.start(order)
             except Overloaded:
                 await asyncio.sleep(0.02)

@@ -1,8 +1,8 @@
 """Running one process of the service: which roles it has, how it starts, and in which order it stops.
 
-    start   house open -> drivers and dispatcher -> first key -> listening -> announced
+    start   house open -> engine and followers -> first key -> listening -> announced
     stop    SIGTERM or SIGINT: no new connections, requests finish within the drain time
-            -> dispatcher drains (outcomes written, tickets handed back) -> drivers let go of leases -> house closed
+            -> dispatcher drains (outcomes written, tickets handed back) -> runs are handed back -> house closed
 
 SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
 """
@@ -69,14 +69,15 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
         await opened.clock.look()
         group.create_task(opened.clock.keep(stopping))
         await opened.succession.look()
-        opened.drivers.hands_over = roles.gateway and not roles.dispatcher
         group.create_task(opened.succession.run(stopping))
-        driving = group.create_task(opened.drivers.run(runs_end))
+        driving = [group.create_task(opened.drivers.run(runs_end))] if roles.dispatcher else []
+        if roles.gateway:
+            driving.append(group.create_task(opened.runs.run(runs_end)))
         telling = group.create_task(opened.webhooks.run(runs_end))
         group.create_task(opened.learner.run(stopping))
-        group.create_task(opened.pulse.run(stopping))  # whoever only dispatches conducts background runs
+        group.create_task(opened.pulse.run(stopping))
         group.create_task(_follow_calibration(opened, stopping))
-        group.create_task(gc_policy.keep(lambda: bool(len(opened.drivers) or len(opened.dispatcher)), stopping))
+        group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
         try:
             if roles.gateway or loaded.settings.metrics_port is not None:
@@ -89,7 +90,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             if working is not None:
                 await asyncio.wait([working])
             runs_end.set()
-            await asyncio.wait([driving, telling])
+            await asyncio.wait([*driving, telling])
 
 
 async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:

@@ -1,8 +1,9 @@
 """The composition root: the only file that names implementations.
 
 `house(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them in the
-opposite order. What a process then runs is a choice of roles over the same house: a gateway with its drivers, a
-dispatcher, or both. Clock, randomness and names enter here and travel as arguments.
+opposite order. What a process then runs is a choice of roles over the same house: a gateway, which
+admits and follows runs, an engine, which drives them and executes their steps, or both. Clock, randomness and names
+enter here and travel as arguments.
 """
 
 import hashlib
@@ -36,6 +37,7 @@ from app.engine.conductors.ratings import Learner, Standings
 from app.engine.conductors.versions import Succession
 from app.engine.context import Means
 from app.engine.delivery.webhooks import Target, Webhooks
+from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.worker_health import Health
@@ -168,6 +170,7 @@ class House:
 
     pool: Pool
     means: Means
+    runs: RunClient
     drivers: Drivers
     dispatcher: Dispatcher
     pulse: Pulse
@@ -212,11 +215,14 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             version=succession.version,
             notifies=settings.webhook_url is not None,
         )
-        drivers = Drivers(means, home=home, bound=settings.concurrent_runs)
+        drivers, dispatcher = _engine(means, settings, home)
+        runs = RunClient(
+            means, home=f"{home}-gateway", bound=settings.concurrent_runs, untaken=settings.waiting_runs, engine=drivers
+        )
         gateway = GatewayContext(
             store=store,
             queue=queue,
-            drivers=drivers,
+            runs=runs,
             catalog=pool.catalog,
             telemetry=telemetry,
             pepper=key.get_secret_value().encode(),
@@ -230,15 +236,27 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             conducts=pool.conducts,
         )
         pulse = Pulse(means, out=drivers.give_up_plans)
-        slots, known, undriven = settings.concurrent_steps, drivers.known, drivers.sweep_soon
-        dispatcher = Dispatcher(means, name=home, slots=slots, grace=DRAIN_SECONDS, known=known, undriven=undriven)
-        drivers.beside = dispatcher
         try:
             webhooks = Webhooks(means, _target(settings))
             learner = Learner(means, standings)
-            yield House(pool, means, drivers, dispatcher, pulse, succession, gateway, webhooks, clock, learner)
+            yield House(pool, means, runs, drivers, dispatcher, pulse, succession, gateway, webhooks, clock, learner)
         finally:
             await pool.close()
+
+
+def _engine(means: Means, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
+    """The two halves of an engine: what drives runs, and what executes their steps beside them."""
+    drivers = Drivers(means, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
+    drivers.dispatcher = dispatcher = Dispatcher(
+        means,
+        name=home,
+        slots=settings.concurrent_steps,
+        grace=DRAIN_SECONDS,
+        local=drivers.known,
+        take_run=drivers.take_soon,
+        taking=lambda: drivers.taking,
+    )
+    return drivers, dispatcher
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import orjson
 
 from app.core.message.chat import ToolDelta
 from app.core.run.events import Event, Kind
-from app.stepqueue.protocol import Committed, Delta, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import Adopted, Committed, Delta, Listen, Live, Stop, Ticket
 
 BATCH: Final = 256
 """Messages in one payload: enough to make the rest of a publish cheap, too few to hold up a hearer's event loop."""
@@ -101,12 +101,13 @@ def _row(message: Live) -> list[Any]:
             return [*row, message.logprobs, message.since, calls]
         case Committed():
             events = [[event.seq, event.kind, event.at, event.body] for event in message.events]
-            row = ["c", message.run, events]
-            return [*row, message.rows, message.contents] if message.rows or message.contents else row
+            return ["c", message.run, events, message.contents, message.engine, message.epoch]
         case Stop():
             return ["s", message.run, message.step]
         case Listen():
-            return ["l", message.run, message.address, message.call, message.chars]
+            return ["l", message.run, message.address]
+        case Adopted():
+            return ["a", message.run, message.address]
         case _:
             assert_never(message)
 
@@ -119,14 +120,15 @@ def _message(row: Any) -> Live:
             return Delta(run, step, call, offset, text, tuple(logprobs))
         case ["d", str(run), int(step), str(call), int(offset), str(text), list(logprobs), int(since), list(calls)]:
             return Delta(run, step, call, offset, text, tuple(logprobs), since, tuple(map(_tool_delta, calls)))
-        case ["c", str(run), list(events)]:
-            return Committed(run, tuple(_event(run, event) for event in events))
-        case ["c", str(run), list(events), list(rows), list(contents)]:
-            return Committed(run, tuple(_event(run, event) for event in events), rows, tuple(map(_text, contents)))
+        case ["c", str(run), list(events), list(contents), str(engine), int(epoch)]:
+            facts = tuple(_event(run, event) for event in events)
+            return Committed(run, facts, tuple(map(_text, contents)), engine, epoch)
         case ["s", str(run), (int() | None) as step]:
             return Stop(run, step)
-        case ["l", str(run), str(address), str(call), int(chars)]:
-            return Listen(run, address, call, chars)
+        case ["l", str(run), str(address)]:
+            return Listen(run, address)
+        case ["a", str(run), str(address)]:
+            return Adopted(run, address)
         case _:
             raise Undecodable("not a live message")
 

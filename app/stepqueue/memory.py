@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from app.errors import QueueUnavailable
-from app.stepqueue.protocol import AGAIN, Live, Ticket
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -29,23 +29,24 @@ class _Taken:
     """A ticket that has been taken, and when it is queued again unless its lease is renewed."""
 
     ticket: Ticket
-    lane: str
+    lane: tuple[bool, str]
     until: float
 
 
 class MemoryQueue:
-    """Tickets in one bounded lane per tier; the order of `tiers` is their priority, highest first.
+    """Tickets of steps, and then those of runs, in one bounded lane per tier; the order of `tiers` is their priority.
 
     A ticket of a tier that is not listed waits in the last lane: the pool file can be reloaded meanwhile.
     """
 
     def __init__(self, tiers: Sequence[str], *, lease: float = LEASE_SECONDS, bound: int = BOUND) -> None:
         """`lease` is in seconds; `bound` holds for each lane. `tiers` must not be empty."""
-        self._lanes: dict[str, deque[Ticket]] = {tier: deque() for tier in tiers}
+        names = [(whole, tier) for whole in (False, True) for tier in tiers]
+        self._lanes: dict[tuple[bool, str], deque[Ticket]] = {name: deque() for name in names}
         self._last = tuple(tiers)[-1]
         self._lease = lease
         self._bound = bound
-        self._load: Counter[str] = Counter()
+        self._load: Counter[tuple[bool, str]] = Counter()
         # In order of `until`, because every lease has the same length and `keep` moves its ticket to the end.
         self._taken: dict[str, _Taken] = {}
         self._receipts = itertools.count(1)
@@ -142,8 +143,9 @@ class MemoryQueue:
         if self._closed:
             raise QueueUnavailable("The step queue is closed.")
 
-    def _lane(self, ticket: Ticket) -> str:
-        return ticket.tier if ticket.tier in self._lanes else self._last
+    def _lane(self, ticket: Ticket) -> tuple[bool, str]:
+        whole = ticket.step == WHOLE_RUN
+        return (whole, ticket.tier) if (whole, ticket.tier) in self._lanes else (whole, self._last)
 
     def _pick(self, slots: int, now: float) -> list[Ticket]:
         found: list[Ticket] = []

@@ -19,14 +19,16 @@ from app.core.run.events import Event
 
 DISPATCHERS = "dispatchers"
 AGAIN = -1
-"""The version of a ticket that is delivered again: no row has it, so the dispatcher that takes the ticket reads the
-row, and claims it before doing anything else."""
+"""The version of a ticket that is not delivered for the first time: no row has it, so whoever takes the ticket looks at
+the row, and claims it before doing anything else."""
+WHOLE_RUN = -1
+"""The step of a ticket for a run that nobody drives: whoever takes it drives the run."""
 
 
 @record(frozen=True, slots=True)
 class Ticket:
-    """One step of one run: ids only. `version` is the outbox row's when it was written, or `AGAIN`; `seq` is the
-    journal's then."""
+    """One step of one run, or a run that nobody drives (`WHOLE_RUN`): ids only. `version` is the outbox row's when it
+    was written, or `AGAIN`; `seq` is the journal's then."""
 
     run: str
     step: int
@@ -41,14 +43,16 @@ class Ticket:
 
 @record(frozen=True, slots=True)
 class Committed:
-    """Events that somebody else committed to a run."""
+    """Events that were committed to a run, in the order of their numbers."""
 
     run: str
     events: tuple[Event, ...]
-    rows: Sequence[object] = ()
-    """The state of the run's rows at that commit (`Store.rows`)."""
     contents: Sequence[tuple[str, str]] = ()
     """Texts that were committed with the events, by their refs, which prove them."""
+    engine: str = ""
+    """The address of the run's engine, if that is the sender."""
+    epoch: int = 0
+    """The epoch of the run's row then; 0 if the sender does not know it."""
 
 
 @record(frozen=True, slots=True)
@@ -78,20 +82,24 @@ class Stop:
 
 @record(frozen=True, slots=True)
 class Listen:
-    """The process at `address` subscribes to this run's answer, and has `chars` characters of what `call` says.
+    """The gateway at `address` follows this run: send it the run's events, and the answer from its beginning.
 
-    To a driver, it means that a caller follows there; it is repeated every few seconds. To dispatchers, it means that
-    the run's new driver is there, or, if the address is empty, that the run has none and the first one to take it
-    drives it.
+    It is sent to the run's engine, again every few seconds; the engine passes it on to those who execute its steps.
     """
 
     run: str
     address: str
-    call: str = ""
-    chars: int = 0
 
 
-Live = Committed | Delta | Stop | Listen
+@record(frozen=True, slots=True)
+class Adopted:
+    """The run has a new engine, at `address`: steps that are being executed report to it from now on."""
+
+    run: str
+    address: str
+
+
+Live = Committed | Delta | Stop | Listen | Adopted
 
 
 class StepQueue(Protocol):

@@ -30,7 +30,7 @@ from app.stepqueue.connections import Lines
 from app.stepqueue.keys import Keys
 from app.stepqueue.protocol import Live, Ticket
 from app.stepqueue.publisher import Voice
-from app.stepqueue.streams import Streams
+from app.stepqueue.streams import Lanes, Streams
 from app.stepqueue.subscriber import Ear
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,9 @@ class RedisQueue:
         self._commands = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
         self._reads = Lines(ConnectionPool.from_url(url, **_options(retries=0, answers=None)))
         self._hearing = ConnectionPool.from_url(url, **_options(retries=0))
-        lanes = {tier: self._keys.tickets(tier) for tier in tiers}
+        lanes = Lanes(
+            steps={tier: self._keys.steps(tier) for tier in tiers}, runs={tier: self._keys.runs(tier) for tier in tiers}
+        )
         consumer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
         self._voice = Voice(self._commands, key)

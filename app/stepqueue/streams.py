@@ -9,7 +9,7 @@ passed since the last time, whether or not new tickets keep coming. Only a proce
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -18,7 +18,7 @@ from app.errors import QueueUnavailable
 from app.stepqueue.codec import Undecodable, pack_ticket, unpack_ticket
 from app.stepqueue.connections import Lines, Words
 from app.stepqueue.keys import CONSUMER_SECONDS, FIELD, GROUP
-from app.stepqueue.protocol import AGAIN, Ticket
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 
 T = TypeVar("T")
 
@@ -26,17 +26,28 @@ START: Final = b"0-0"
 """The cursor at which a sweep over the pending entries begins, and which Redis returns at its end."""
 
 
-class Streams:
-    """The tickets' half of a `RedisQueue`. `lanes` names the stream of each tier, highest first."""
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The streams of each tier, highest first: those of steps go before those of runs."""
 
-    def __init__(
-        self, commands: Lines, reads: Lines, lanes: Mapping[str, str], consumer: str, lease: float, bound: int
-    ):
+    steps: Mapping[str, str]
+    runs: Mapping[str, str]
+
+    def of(self, ticket: Ticket) -> str:
+        """The stream of a ticket; one of a tier that is not listed goes with the last one."""
+        by_tier = self.runs if ticket.step == WHOLE_RUN else self.steps
+        return by_tier.get(ticket.tier) or list(by_tier.values())[-1]
+
+
+class Streams:
+    """The tickets' half of a `RedisQueue`."""
+
+    def __init__(self, commands: Lines, reads: Lines, lanes: Lanes, consumer: str, lease: float, bound: int):
         """Only `reads` ever blocks."""
         self._commands = commands
         self._reads = reads
-        self._by_tier = dict(lanes)
-        self._lanes = list(lanes.values())
+        self._by_kind = lanes
+        self._lanes = [*lanes.steps.values(), *lanes.runs.values()]
         self._consumer = consumer
         self._lease_ms = round(lease * 1000)
         self._sweep_every = lease / 10
@@ -97,7 +108,7 @@ class Streams:
         return config[1].decode() if isinstance(config, list) and config else None
 
     def _lane(self, ticket: Ticket) -> str:
-        return self._by_tier.get(ticket.tier, self._lanes[-1])
+        return self._by_kind.of(ticket)
 
     async def _check_room(self, lanes: Sequence[str]) -> None:
         for lane in lanes:

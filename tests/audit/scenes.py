@@ -49,7 +49,7 @@ async def play(folder: Path) -> Journal:
 
 
 async def _run(opened: House, tier: str, **changes: Any) -> str:
-    return (await finish(await opened.drivers.start(order(opened, tier, **changes)))).ended.state.run
+    return (await finish(await opened.runs.start(order(opened, tier, **changes)))).ended.state.run
 
 
 async def single(stub: ProviderStub, opened: House) -> str:
@@ -125,9 +125,9 @@ async def lost_an_input(stub: ProviderStub, opened: House) -> str:
 
 async def cancelled(stub: ProviderStub, opened: House) -> str:
     stub.always("alpha", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    driven = await opened.runs.start(order(opened, "baton-mini"))
     await stub.wait_for(1, "alpha")
-    opened.drivers.cancel(driven.run, "caller")
+    opened.runs.cancel(driven.run, "caller")
     await finish(driven)
     return driven.run
 
@@ -156,7 +156,7 @@ async def called_tools(stub: ProviderStub, opened: House) -> str:
     said = [Message("user", (Text("What is it?"),))]
     while True:
         task = Task(tuple(said), toolbox=Toolbox((Tool("look", "Looks something up."),)))
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", task=task, plan=steps)))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", task=task, plan=steps)))
         calls = outcome.ended.calls
         if not calls:
             return outcome.ended.state.run

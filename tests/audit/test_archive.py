@@ -44,7 +44,7 @@ async def opened(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[
 async def run_some(opened: House) -> list[str]:
     """Runs of two steps; the first one's content is erased."""
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-    started = [await opened.drivers.start(order(opened, "baton-ultra", plan=steps)) for _ in range(RUNS)]
+    started = [await opened.runs.start(order(opened, "baton-ultra", plan=steps)) for _ in range(RUNS)]
     names = [(await finish(driven)).ended.state.run for driven in started]
     assert await opened.means.store.erase(names[0])
     return names
@@ -98,7 +98,7 @@ async def test_an_export_holds_all_that_the_database_does(opened: House, url: st
 
 
 async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: House, url: str) -> None:
-    started = [await opened.drivers.start(order(opened, "baton-mini")) for _ in range(RUNS)]
+    started = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(RUNS)]
     async with open_archive(url) as source:
         for _ in range(20):
             report = await Auditor(opened.means.now(), adapter).audit(source)

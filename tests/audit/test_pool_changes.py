@@ -53,7 +53,7 @@ async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub
 
     stub.always("alpha", raise_prices)
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
-    run = (await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=steps)))).ended.state.run
+    run = (await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps)))).ended.state.run
     change(opened, pool(stub).replace("output = 2.00", "output = 1.00"))
     calls = [event.body for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
     assert [call["model"] for call in calls] == ["alpha", "beta-2"]
@@ -70,7 +70,7 @@ async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub
     stub.always("alpha", withdraw)
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     labels = frozenset({"phi"})
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps, labels=labels)))
     assert outcome.ended.state.state == "succeeded"
     assert await workers(opened, outcome.ended.state.run) == ["alpha", "alpha"]
     assert stub.of("beta") == []
@@ -82,6 +82,6 @@ async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderS
         return Reply(chunks=(plan_text((7, "Solve it", ["user"])),))
 
     stub.always("planner", withdraw)
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", labels=frozenset({"phi"}))))
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
     assert len(stub.of("planner")) == 1

@@ -22,14 +22,14 @@ async def clean(opened: House, *, runs: int = 1, calls: int | None = None) -> Re
 
 
 async def test_one_call(opened: House) -> None:
-    await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    await finish(await opened.runs.start(order(opened, "baton-mini")))
     await clean(opened, calls=1)
 
 
 async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
     stub.always("alpha", Reply(chunks=("Do", " this"), gap=0.02))
-    driven = await opened.drivers.start(order(opened, "baton-ultra", streams=True))
+    driven = await opened.runs.start(order(opened, "baton-ultra", streams=True))
     while not any(event.kind is Kind.STEP_DONE for event in await events(opened, driven.run)):
         await clean(opened)
     await finish(driven)
@@ -39,13 +39,13 @@ async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, op
 async def test_a_repaired_plan(stub: ProviderStub, opened: House) -> None:
     stub.script("planner", Reply(chunks=(plan_text((7, "Solve it", ["user"])),)))
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
-    await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    await finish(await opened.runs.start(order(opened, "baton-ultra")))
     await clean(opened, calls=3)
 
 
 async def test_a_fallback(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Fail(status=500))
-    await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    await finish(await opened.runs.start(order(opened, "baton-ultra")))
     await clean(opened)
 
 
@@ -54,7 +54,7 @@ async def test_retries_replacements_and_lost_inputs(stub: ProviderStub, opened: 
     for worker in ("beta", "gamma"):
         stub.always(worker, Fail(status=500))
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", [0]), ("alpha", "Three", ["user", 1]))
-    await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=steps)))
+    await finish(await opened.runs.start(order(opened, "baton-ultra", plan=steps)))
     await clean(opened)
 
 
@@ -62,9 +62,9 @@ async def test_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Hang())
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", ["user"]), ("gamma", "Three", [0, 1]))
-    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=steps))
+    driven = await opened.runs.start(order(opened, "baton-ultra", plan=steps))
     await stub.wait_for(2)
-    opened.drivers.cancel(driven.run, "caller")
+    opened.runs.cancel(driven.run, "caller")
     assert (await finish(driven)).ended.state.state == "cancelled"
     await clean(opened, calls=2)
 
@@ -72,24 +72,24 @@ async def test_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
 async def test_an_expired_run(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
     short = narrowed(opened, "baton-mini", seconds=0.4)
-    assert (await finish(await opened.drivers.start(order(opened, "baton-mini", limits=short)))).ended.error
+    assert (await finish(await opened.runs.start(order(opened, "baton-mini", limits=short)))).ended.error
     await clean(opened)
 
 
 async def test_a_run_over_its_budget(opened: House) -> None:
     poor = narrowed(opened, "baton-mini", usd=10)
-    assert (await finish(await opened.drivers.start(order(opened, "baton-mini", limits=poor)))).ended.error
+    assert (await finish(await opened.runs.start(order(opened, "baton-mini", limits=poor)))).ended.error
     await clean(opened, calls=0)
 
 
 async def test_a_preview(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
-    await finish(await opened.drivers.start(order(opened, "baton-ultra", preview=True)))
+    await finish(await opened.runs.start(order(opened, "baton-ultra", preview=True)))
     await clean(opened, calls=1)
 
 
 async def test_erased_content_breaks_no_rule(opened: House) -> None:
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert await opened.means.store.erase(outcome.ended.state.run)
     report = await clean(opened)
     assert (report.rendered, report.unverifiable) == (0, {"erased": 1})
@@ -108,7 +108,7 @@ async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, 
     for text in (first, second):
         stub.script("planner", Reply(chunks=(json.dumps(text),)))
     task = Task((Message("user", (Text("What is it?"),)),), toolbox=Toolbox((Tool("look", "Looks something up."),)))
-    ended = (await finish(await opened.drivers.start(order(opened, "baton-deep", task=task)))).ended
+    ended = (await finish(await opened.runs.start(order(opened, "baton-deep", task=task)))).ended
     assert [step.state for step in ended.state.steps.values()] == ["skipped", "done", "awaiting_tool"]
     await clean(opened)
 
@@ -116,6 +116,6 @@ async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, 
 async def test_many_runs_at_once(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan", ["user"]), (1, "Go", [0]), (2, "Sum", [0, 1])))))
     tiers = ["baton-mini", "baton-ultra"] * 10
-    for driven in [await opened.drivers.start(order(opened, tier)) for tier in tiers]:
+    for driven in [await opened.runs.start(order(opened, tier)) for tier in tiers]:
         await finish(driven)
     await clean(opened, runs=20)

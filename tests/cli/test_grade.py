@@ -33,7 +33,7 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def ask(opened: House, text: str = SIX, **changes: Any) -> str:
-    return (await finish(await opened.drivers.start(order(opened, "baton-mini", text, **changes)))).ended.state.run
+    return (await finish(await opened.runs.start(order(opened, "baton-mini", text, **changes)))).ended.state.run
 
 
 async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
@@ -105,9 +105,9 @@ async def test_what_callers_did_is_kept_apart(
     for by in ("client", "caller", "operator"):
         stub.script("alpha", Hang())
         before = len(stub.of("alpha"))
-        driven = await opened.drivers.start(order(opened, "baton-mini", f"Stopped by the {by}"))
+        driven = await opened.runs.start(order(opened, "baton-mini", f"Stopped by the {by}"))
         await stub.wait_for(before + 1, "alpha")
-        opened.drivers.cancel(driven.run, by)
+        opened.runs.cancel(driven.run, by)
         await finish(driven)
         stopped[by] = driven.run
     for _ in range(2):
@@ -128,7 +128,7 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
     stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub.always("alpha", Reply(header_delay=0.3))
-    driven = [await opened.drivers.start(order(opened, "baton-mini")) for _ in range(3)]
+    driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(3)]
     for one in driven:
         await finish(one)
     assert await graded(tmp_path, capsys, "--signs") == []

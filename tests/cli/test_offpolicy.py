@@ -42,7 +42,7 @@ def pool(stub: ProviderStub, temperature: float = 1.0) -> str:
 
 async def ask(opened: House, tier: str, score: float | None, **changes: Any) -> str:
     """The worker that one run went to, rated: a run over alpha is worth `score`, any other one nothing."""
-    ended = (await finish(await opened.drivers.start(order(opened, tier, **changes)))).ended
+    ended = (await finish(await opened.runs.start(order(opened, tier, **changes)))).ended
     worker = ended.state.steps[0].worker
     if score is not None:
         value = score if worker == "alpha" else 0.0

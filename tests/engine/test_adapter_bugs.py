@@ -43,7 +43,7 @@ def of(journal: Sequence[Event], kind: Kind) -> list[Mapping[str, Any]]:
 
 async def run(opened: House, tier: str, **changes: Any) -> tuple[Outcome, list[Event]]:
     """One run to its end, and its journal."""
-    outcome = await finish(await opened.drivers.start(order(opened, tier, **changes)))
+    outcome = await finish(await opened.runs.start(order(opened, tier, **changes)))
     return outcome, await events(opened, outcome.ended.state.run)
 
 
@@ -93,9 +93,9 @@ async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
             raise RuntimeError
 
     monkeypatch.setattr(OpenAIProvider, "stream", untidy)
-    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    driven = await opened.runs.start(order(opened, "baton-mini"))
     await begun.wait()
-    opened.drivers.cancel(driven.run, "caller")
+    opened.runs.cancel(driven.run, "caller")
     outcome = await finish(driven)
     (end,) = of(await events(opened, driven.run), Kind.CALL_FINISHED)
     assert (outcome.ended.state.state, end["outcome"], "error" in end) == ("cancelled", "cancelled", False)

@@ -1,7 +1,6 @@
 """Who is told what of an answer, in which order: several callers, attempts that are lost, slow readers, far ones."""
 
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
@@ -13,7 +12,7 @@ from app.engine.delivery.audience import Audience
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Noted, Said, Told
 from app.errors import BatonError, QueueUnavailable, RunFailed
-from app.stepqueue.protocol import Committed, Delta, Listen, Live, StepQueue
+from app.stepqueue.protocol import Delta, Live
 from tests.harness.stand_ins import TEXTS, journal_of, state_of
 
 RUN, ANSWER = "run", "Four times four."
@@ -197,7 +196,7 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     assert ear.told() == []
     assert len(audience) == 1
     audience.leave(other.line)
-    assert not audience.heard_by_anyone(0.0)
+    assert not len(audience)
     audience.end(ended())
     assert isinstance(ear.told()[-1], Ended)
 
@@ -223,46 +222,3 @@ class Wire:
         if self.down:
             raise QueueUnavailable()
         self.told += [(address, message) for message in messages]
-
-
-async def test_other_processes_get_what_they_lack_while_they_ask() -> None:
-    audience, wire = Audience(RUN), Wire()
-    queue = cast(StepQueue, wire)
-    audience.hear(LIVE, words("Four "))
-    await audience.tell_far(queue, 0.0)
-    assert wire.told == []
-    audience.listen(Listen(RUN, "new"), until=10.0)
-    audience.listen(Listen(RUN, "old", ONE, 2), until=10.0)
-    audience.listen(Listen(RUN, "other", "another call", 4), until=5.0)
-    await audience.tell_far(queue, 1.0)
-    assert wire.told == [("new", words("Four ")), ("old", words("ur ", 2)), ("other", words("Four "))]
-    wire.told.clear()
-    audience.hear(LIVE, words("times ", 5))
-    await audience.tell_far(queue, 6.0)
-    assert wire.told == [("new", words("times ", 5)), ("old", words("times ", 5))]
-    assert audience.heard_by_anyone(6.0)
-    assert not audience.heard_by_anyone(11.0)
-
-
-async def test_what_a_dead_queue_swallowed_is_told_when_it_is_asked_for_again() -> None:
-    audience, wire = Audience(RUN), Wire()
-    queue: Any = wire
-    audience.listen(Listen(RUN, "far"), until=10.0)
-    wire.down = True
-    audience.hear(LIVE, words("Four "))
-    await audience.tell_far(queue, 1.0)
-    wire.down = False
-    audience.hear(LIVE, words("times ", 5))
-    await audience.tell_far(queue, 1.0)
-    audience.listen(Listen(RUN, "far"), until=10.0)
-    await audience.tell_far(queue, 1.0)
-    await audience.ring_far(queue, 1.0)
-    assert wire.told == [("far", words("times ", 5)), ("far", words("Four times ")), ("far", Committed(RUN, ()))]
-
-
-async def test_there_is_a_bound_on_other_processes() -> None:
-    audience, wire = Audience(RUN), Wire()
-    for n in range(module.FAR + 5):
-        audience.listen(Listen(RUN, f"far-{n}"), until=10.0)
-    await audience.ring_far(cast(StepQueue, wire), 1.0)
-    assert len(wire.told) == module.FAR

@@ -19,7 +19,7 @@ ANSWER = "Hello there."
 
 async def run(opened: House, tier: str = "baton-mini", **changes: Any) -> Outcome:
     """One run, to its end."""
-    return await finish(await opened.drivers.start(order(opened, tier, **changes)))
+    return await finish(await opened.runs.start(order(opened, tier, **changes)))
 
 
 async def intents(opened: House, outcome: Outcome) -> list[dict[str, Any]]:
@@ -178,9 +178,9 @@ async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: Provid
 async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Hang())
     for number in range(6):
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(number + 1)
-        opened.drivers.cancel(driven.run, "client")
+        opened.runs.cancel(driven.run, "client")
         await finish(driven)
     assert level(opened, "alpha") == 0
 

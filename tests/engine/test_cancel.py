@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
-from app.engine.commit.speculative import Aheads
 from app.gateway.runs import cancel
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow
@@ -100,7 +99,7 @@ async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub,
 
 async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
     async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
     async with open_house(tmp_path, pool_text(stub)) as opened:
         await cancel.ask(
             opened.gateway.store, None, await opened.gateway.store.run(driven.run), "operator", opened.means.now()
@@ -117,9 +116,8 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
     """By a driver that nobody tells of it, whose dispatchers make no call that they could tell of either."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with open_house(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.beside = None
-        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
-            monkeypatch.setattr(Aheads, way, lambda *_: None)
+        opened.drivers.spread = True
+        monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
         append = opened.means.store.append
 
         async def overtaken(entry: Entry) -> Appended:
@@ -130,7 +128,7 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
             return await append(entry)
 
         opened.means.store.append = overtaken  # type: ignore[method-assign]
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
         assert len(stub.requests) == 1
 
@@ -143,9 +141,8 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
     stub.script("alpha", tool_calling(look("a")))
     async with open_house(tmp_path, pool_text(stub)) as opened:
         if apart:
-            opened.drivers.beside = None
-            for way in ("of", "meet"):
-                monkeypatch.setattr(Aheads, way, lambda *_: None)
+            opened.drivers.spread = True
+            monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
         append = opened.means.store.append
 
         async def overtaken(entry: Entry) -> Appended:
@@ -173,13 +170,13 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub
     opened.means.store.append = overtaken  # type: ignore[method-assign]
     now, ours = opened.means.now(), [("baton-mini", opened.means.code)]
     (row,) = await store.take_over(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
-    await opened.drivers._orphans._adopt(row)
+    await opened.drivers._recovery._go_on(row)
     assert (await cancel.settled(store, await store.run(run), 3.0)).state == "cancelled"
 
 
 async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    driven = await opened.runs.start(order(opened, "baton-mini"))
     row = await opened.gateway.store.run(driven.run)
     for _ in range(3):
         await cancel.ask(opened.gateway.store, None, row, "operator", opened.means.now())

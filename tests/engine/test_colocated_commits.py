@@ -14,7 +14,8 @@ from app.core.run.commands import Command, Finish
 from app.core.run.events import Kind
 from app.core.run.progress import decide
 from app.core.run.state import RunState
-from app.engine.runs import driver as conduct
+from app.engine.commit import run_writer
+from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
@@ -56,7 +57,7 @@ QUEUED_TWICE = [Kind.STEP_QUEUED, Kind.STEP_QUEUED]
 
 async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(tmp_path, stub) as (opened, seen):
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     written = [[draft.kind for draft in entry.events] for entry in seen]
     assert len(written) == 1 + 4
     assert written[0][-2:] == [Kind.STEP_QUEUED, Kind.CALL_INTENDED]
@@ -67,8 +68,8 @@ async def test_a_workflow_of_four_calls_takes_five_entries(stub: ProviderStub, t
 
 async def test_a_dispatcher_apart_takes_nine(stub: ProviderStub, tmp_path: Path) -> None:
     async with watched(tmp_path, stub) as (opened, seen):
-        opened.drivers.beside = None
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+        opened.drivers.spread = True
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     written = [[draft.kind for draft in entry.events] for entry in seen]
     assert len(written) == 1 + 2 * 4
     assert [*DONE, *QUEUED_TWICE] in written
@@ -79,7 +80,7 @@ async def test_a_dispatcher_takes_no_more_steps_than_it_has_slots(stub: Provider
     environ = {"BATON_CONCURRENT_STEPS": "2"}
     stub.always("beta", Reply(header_delay=0.2))
     async with watched(tmp_path, stub, environ) as (opened, seen):
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     written = [[draft.kind for draft in entry.events] for entry in seen]
     assert written[1] == [*DONE, *QUEUED_TWICE, Kind.CALL_INTENDED]  # the step that ends has the other slot
     assert outcome.ended.answer == "Hello there."
@@ -102,9 +103,9 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
     monkeypatch.setattr(ClientRequest, "write_bytes", sending)
     monkeypatch.setattr(Driver, "drive", driving)
     async with open_house(tmp_path, pool_text(stub)) as opened:
-        await finish(await opened.drivers.start(order(opened, "baton-mini")))  # which connects
+        await finish(await opened.runs.start(order(opened, "baton-mini")))  # which connects
         went.clear()
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         assert went == ["call", "driver"]
         await finish(driven)
 
@@ -120,18 +121,18 @@ async def test_a_driver_decides_once_upon_what_it_has_committed(
 
     monkeypatch.setattr(Driver, "_act", looking)
     async with open_house(tmp_path, pool_text(stub)) as opened:
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     assert (outcome.ended.answer, looked) == ("Hello there.", [])
 
 
 async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStub, tmp_path: Path) -> None:
     """The end of the step before is kept, although its entry could not hold what the next one would reserve."""
     async with watched(tmp_path, stub) as (opened, seen):
-        free = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN)))
+        free = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=CHAIN)))
         dearest = max(call.usd_held for call in free.ended.state.calls.values())
         limits = narrowed(opened, "baton-ultra", usd=dearest)  # one of them fits, not what was spent beside it
         seen.clear()
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra", plan=CHAIN, limits=limits)))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=CHAIN, limits=limits)))
         journal = await events(opened, outcome.ended.state.run)
     assert outcome.ended.state.state == "over_budget"
     assert kinds(journal).count(Kind.CALL_FINISHED) == kinds(journal).count(Kind.CALL_INTENDED) == 1
@@ -149,11 +150,11 @@ async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStu
         opened.means.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
         opened.means.store.append = failing  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
-            await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+            await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
         opened.means.store.append = append  # type: ignore[method-assign]
         await asyncio.sleep(0.05)
         assert (stub.requests, forgone) == ([], ["alpha"])
-        assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
 
 
 async def test_no_step_is_begun_that_is_to_be_stopped(
@@ -165,9 +166,9 @@ async def test_no_step_is_begun_that_is_to_be_stopped(
         over = any(step.state == "queued" for step in state.steps.values())
         return (Finish(Kind.FAILED, error="plan_rejected"),) if over else decide(state, now)
 
-    monkeypatch.setattr(conduct, "decide", out_of_plans)
+    monkeypatch.setattr(run_writer, "decide", out_of_plans)
     async with watched(tmp_path, stub) as (opened, seen):
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert (outcome.ended.state.state, stub.requests) == ("failed", [])
     assert [entry.outbox for entry in seen if entry.outbox] == []
 
@@ -187,11 +188,11 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
             return await append(entry)
 
         leaver, stopping = Dispatcher(opened.means, name="leaver", slots=4, grace=0.1), asyncio.Event()
-        opened.drivers.beside = leaver
+        opened.drivers.dispatcher = leaver
         leaving = asyncio.create_task(leaver.run(stopping))
         await asyncio.sleep(0)
         opened.means.store.append = slow  # type: ignore[method-assign]
-        starting = asyncio.create_task(opened.drivers.start(order(opened, "baton-mini")))
+        starting = asyncio.create_task(opened.runs.start(order(opened, "baton-mini")))
         await committing.wait()
         stopping.set()
         if ended:
@@ -228,12 +229,12 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
     monkeypatch.setattr(Execution, "begin", too_hard)
     async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
         dispatcher, stopping = Dispatcher(opened.means, name="narrow", slots=1, grace=1.0), asyncio.Event()
-        opened.drivers.beside = dispatcher
+        opened.drivers.dispatcher = dispatcher
         working = asyncio.create_task(dispatcher.run(stopping))
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(10):
-                outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+                outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
         finally:
             stopping.set()
             await working
@@ -244,7 +245,7 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
     """The driver lost its run while the worker spoke: the step's end is kept, what would follow from it is not."""
     stub.always("alpha", Reply(header_delay=0.3))
     async with watched(tmp_path, stub) as (opened, seen):
-        driven = await opened.drivers.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
+        driven = await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
         now = opened.means.now()
         assert await opened.means.store.take_over(
@@ -263,18 +264,18 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
 ) -> None:
     """The end does not wait for a call that was stopped, and the call's outcome travels with the driver all the same.
     The auditor compares the row as well."""
-    monkeypatch.setattr(conduct, "QUIESCE", 0.0)
+    monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     stub.always("alpha", Hang())
     async with watched(tmp_path, stub) as (opened, seen):
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1)
-        opened.drivers.cancel(driven.run, "caller")
+        opened.runs.cancel(driven.run, "caller")
         await finish(driven)
         async with asyncio.timeout(5):
             while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
         row = await opened.means.store.run(driven.run)
-    assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, 1), "it is the driver's entry too"
+    assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
 
@@ -296,19 +297,6 @@ async def test_a_joined_entry_is_as_old_as_what_follows_in_it(
     assert turn.body["until"] - turn.at == pytest.approx(state.admitted.limits.tool_wait, abs=waited / 2)
 
 
-async def test_a_driver_that_has_not_heard_enough_adds_nothing(stub: ProviderStub, tmp_path: Path) -> None:
-    """It cannot say what follows from an end whose intent it does not know."""
-    async with watched(tmp_path, stub) as (opened, seen):
-        heard, Driver.heard = Driver.heard, lambda self, events: None  # type: ignore[method-assign]
-        opened.drivers.beside = None
-        try:
-            outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
-        finally:
-            Driver.heard = heard  # type: ignore[method-assign]
-    assert [draft.kind for draft in seen[-2].events] == [Kind.CALL_FINISHED, Kind.STEP_DONE]
-    assert outcome.ended.error is None
-
-
 async def test_a_plan_that_follows_from_an_end_is_begun(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +313,6 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
 
     monkeypatch.setattr(MemoryQueue, "tell", lagging)
     async with open_house(tmp_path, pool_text(stub)) as opened:
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")), within=10)
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")), within=10)
     assert outcome.ended.answer == "Hello there."
     assert [one.mode for one in outcome.ended.state.proposals] == ["first", "repair"]

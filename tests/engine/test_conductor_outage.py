@@ -35,7 +35,7 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 async def run(opened: House) -> Outcome:
     """One run, to its end."""
-    return await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    return await finish(await opened.runs.start(order(opened, "baton-ultra")))
 
 
 async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: ProviderStub, opened: House) -> None:
@@ -83,7 +83,7 @@ async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
     stub.always("planner", PLAN)
     monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + 10.0)
     poor = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", usd=1))
-    await finish(await opened.drivers.start(poor))
+    await finish(await opened.runs.start(poor))
     assert not (await run(opened)).ended.state.degraded
 
 
@@ -101,7 +101,7 @@ async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(stub: Provid
     await asyncio.gather(*(run(opened) for _ in range(5)))
     asked = len(stub.of("planner"))
     hurried = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", seconds=0.9))
-    outcome = await finish(await opened.drivers.start(hurried))
+    outcome = await finish(await opened.runs.start(hurried))
     assert outcome.ended.answer == "Hello there."
     assert outcome.ended.state.proposals[0].reasons == ("conductor_no_time",)
     assert len(stub.of("planner")) == asked

@@ -69,7 +69,7 @@ def is_out(opened: House) -> bool:
 
 
 async def run(opened: House) -> Outcome:
-    return await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    return await finish(await opened.runs.start(order(opened, "baton-ultra")))
 
 
 async def readiness(opened: House) -> tuple[int, dict[str, Any]]:
@@ -174,7 +174,7 @@ async def test_a_slow_conductor_leaves_the_steps_their_time(stub: ProviderStub, 
     async with watched(stub, tmp_path, more=", share = 0.2") as opened:
         limits = narrowed(opened, "baton-ultra", seconds=6.0)
         watch = Stopwatch()
-        driven = await opened.drivers.start(order(opened, "baton-ultra", limits=limits))
+        driven = await opened.runs.start(order(opened, "baton-ultra", limits=limits))
         outcome = await finish(driven)
         assert watch.seconds < 0.2 * 6 + 0.7
         assert (outcome.ended.answer, outcome.ended.state.degraded) == ("Hello there.", True)

@@ -12,6 +12,7 @@ import pytest
 
 from app.core.run.events import Kind
 from app.core.run.progress import fold
+from app.engine.commit import run_writer
 from app.engine.delivery.messages import Driven
 from app.engine.runs import driver
 from app.engine.steps import pending_outcomes
@@ -65,7 +66,7 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
 ) -> None:
     stub.script("alpha", Reply(header_delay=0.3))
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
+        driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
         await stub.wait_for(1, "alpha")
         with away(opened):
             await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
@@ -89,7 +90,7 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
             for _ in range(20):
                 watch = Stopwatch()
                 with pytest.raises(StoreUnavailable) as refused:
-                    await opened.drivers.start(order(opened, "baton-mini"))
+                    await opened.runs.start(order(opened, "baton-mini"))
                 assert watch.seconds < 0.5
                 assert refused.value.retry_after
                 with pytest.raises(StoreUnavailable):
@@ -97,7 +98,7 @@ async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderSt
         assert await store.wait_until_healthy(2.0)
         assert 0 <= store.seconds_since_recovery < 2.0
         assert len(opened.drivers) == 0
-        assert (await finish(await opened.drivers.start(order(opened, "baton-mini")))).ended.error is None
+        assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
         assert len(stub.requests) == 1
 
 
@@ -106,7 +107,7 @@ async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
 ) -> None:
     stub.script("alpha", Fail(status=500, delay=0.2))
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with away(opened):
             await until(lambda: metric(opened, "baton_outcomes_waiting") == 1)
@@ -120,7 +121,7 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
         "planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',), header_delay=0.3)
     )
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-ultra"))
+        driven = await opened.runs.start(order(opened, "baton-ultra"))
         await stub.wait_for(1, "planner")
         with away(opened):
             await asyncio.sleep(2 * LEASE)
@@ -132,12 +133,12 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LATE", 0.2)
-    monkeypatch.setattr(driver, "QUIESCE", 0.1)
+    monkeypatch.setattr(run_writer, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, "baton-mini", seconds=1.0)
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
+        driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
         with away(opened):
             await until(lambda: len(opened.drivers) == 0, what="the driver has given its run up")
@@ -152,7 +153,7 @@ async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
     """Nobody could prolong anything, so everything has lapsed: whoever is back first must not take it all."""
     stub.always("alpha", Reply(header_delay=4 * LEASE))
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as first:
-        driven = await first.drivers.start(order(first, "baton-mini"))
+        driven = await first.runs.start(order(first, "baton-mini"))
         await stub.wait_for(1, "alpha")
         async with open_house(tmp_path, pool_text(stub), SETTINGS) as second:
             with away(first):
@@ -191,7 +192,7 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
         seen = await commit_and_pretend(
             opened, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
         )
-        driven = await opened.drivers.start(order(opened, tier))
+        driven = await opened.runs.start(order(opened, tier))
         assert (await finish(driven)).ended.error is None
         journal = kinds(await events(opened, driven.run))
         once = (Kind.PLAN_ACCEPTED, Kind.STEP_QUEUED, Kind.STEP_DONE, Kind.SUCCEEDED)
@@ -211,7 +212,7 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
 
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         seen = await commit_and_pretend(opened, monkeypatch, next_intent)
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None
         assert len(seen) == 1
         assert await came_to(opened, driven) == ["error", "unknown", "ok"]

@@ -51,7 +51,7 @@ async def ended(opened: House, driven: Driven) -> str:
 
 async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         await die(opened, driven.run, DELIVERIES - 1)
         await die(opened, driven.run, 1, with_intent=True)
         assert await ended(opened, driven) == "failed dead_letter"
@@ -69,7 +69,7 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
 
 async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         await die(opened, driven.run, DELIVERIES - 1)
         assert await ended(opened, driven) == "succeeded"
 
@@ -77,8 +77,8 @@ async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStu
 async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) -> None:
     async with silent_house(stub, tmp_path) as opened:
         brave = plan(("alpha", "Die.", ["user"]), ("beta", "Answer.", ["user", 0]))
-        poisoned = await opened.drivers.start(order(opened, "baton-mini", plan=brave))
-        other = await opened.drivers.start(order(opened, "baton-mini"))
+        poisoned = await opened.runs.start(order(opened, "baton-mini", plan=brave))
+        other = await opened.runs.start(order(opened, "baton-mini"))
         await die(opened, poisoned.run, DELIVERIES)
         assert await ended(opened, other) == "succeeded"
         assert await ended(opened, poisoned) == "succeeded"
@@ -96,7 +96,7 @@ async def test_the_claim_comes_before_what_could_kill_again(
 
     monkeypatch.setattr("app.engine.steps.execution.look", fatal)
     async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini", limits=narrowed(opened, "baton-mini")))
+        driven = await opened.runs.start(order(opened, "baton-mini", limits=narrowed(opened, "baton-mini")))
         assert await ended(opened, driven) == "failed dead_letter"
 
 
@@ -108,5 +108,5 @@ async def test_erased_content_fails_the_step_at_once(
 
     monkeypatch.setattr("app.engine.steps.execution.look", erased)
     async with silent_house(stub, tmp_path) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         assert await ended(opened, driven) == "failed content_erased"

@@ -28,7 +28,7 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
 ) -> None:
     stub.always("alpha", act)
     watch = Stopwatch()
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=streams)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=streams)))
     assert watch.seconds < 4
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["error", "ok"]
@@ -41,7 +41,7 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
 ) -> None:
     stub.always("alpha", act)
     watch = Stopwatch()
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=True)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
     assert watch.seconds < 3
     assert outcome.ended.state.state == "failed"
     assert outcome.ended.error is not None
@@ -57,7 +57,7 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     limits = narrowed(opened, "baton-mini", seconds=5.0)
     wanted = plan(("beta", "", ["user"]))
     ordered = order(opened, "baton-mini", limits=limits, plan=wanted, streams=streams)
-    outcome = await finish(await opened.drivers.start(ordered))
+    outcome = await finish(await opened.runs.start(ordered))
     assert outcome.ended.answer == "Hello there."
     assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
 
@@ -65,7 +65,7 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
 async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
     limits = narrowed(opened, "baton-mini", output_tokens=16)
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", limits=limits, streams=True)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits, streams=True)))
     assert outcome.ended.error is not None
     assert outcome.ended.error.public_code == "worker_malformed"
     assert len("".join(outcome.said)) <= 16 * TOKEN_CHARS + SPARE_CHARS

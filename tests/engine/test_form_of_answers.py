@@ -29,7 +29,7 @@ def asked(opened: House, form: Form, tier: str = "baton-mini", **more: Any) -> A
 
 async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", GOOD)
-    outcome = await finish(await opened.drivers.start(asked(opened, STRICT)))
+    outcome = await finish(await opened.runs.start(asked(opened, STRICT)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     [received] = stub.requests
     assert received.json["response_format"]["json_schema"] == {"name": "answer", "strict": True, "schema": POINT}
@@ -38,7 +38,7 @@ async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, open
 
 async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: ProviderStub, opened: House) -> None:
     stub.script("alpha", BAD, GOOD)
-    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE)))
+    outcome = await finish(await opened.runs.start(asked(opened, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     first, second = stub.of("alpha")
     assert "JSON schema" in first.json["messages"][-1]["content"]
@@ -52,7 +52,7 @@ async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: Provide
 async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", BAD)
     stub.always("beta", GOOD)
-    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE)))
+    outcome = await finish(await opened.runs.start(asked(opened, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
     assert "Seven!" not in str(stub.of("beta")[0].json)
 
@@ -60,7 +60,7 @@ async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub,
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, opened: House, streams: bool) -> None:
     stub.always("*", BAD)
-    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE, streams=streams)))
+    outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=streams)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.status, outcome.ended.error.public_code) == (502, "answer_off_form")
     assert outcome.said == []
@@ -68,13 +68,13 @@ async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, op
 
 async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, opened: House) -> None:
     stub.script("alpha", BAD, GOOD)
-    outcome = await finish(await opened.drivers.start(asked(opened, LOOSE, streams=True)))
+    outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=True)))
     assert "".join(outcome.said) == outcome.ended.answer == '{"x": 7}'
 
 
 async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
-    outcome = await finish(await opened.drivers.start(asked(opened, STRICT, streams=True)))
+    outcome = await finish(await opened.runs.start(asked(opened, STRICT, streams=True)))
     assert len(outcome.said) > 1
 
 
@@ -97,7 +97,7 @@ async def test_open_schemas_are_kept_where_the_operator_says_so(
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     async with open_house(tmp_path, pool) as opened:
-        outcome = await finish(await opened.drivers.start(asked(opened, form, streams=True)))
+        outcome = await finish(await opened.runs.start(asked(opened, form, streams=True)))
     assert (len(outcome.said) > 1, "".join(outcome.said)) == (live, '{"x": 7}')
     assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
 
@@ -106,7 +106,7 @@ async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_p
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ': "7"}'), gap=0.1))
     async with open_house(tmp_path, pool) as opened:
-        outcome = await finish(await opened.drivers.start(asked(opened, Form(OPEN), streams=True)))
+        outcome = await finish(await opened.runs.start(asked(opened, Form(OPEN), streams=True)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.public_code, len(stub.requests)) == ("answer_off_form", 1)
 
@@ -114,7 +114,7 @@ async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_p
 async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, opened: House) -> None:
     stub.always("beta", GOOD)
     chosen = plan(("alpha", "Think.", ["user"]), ("beta", "", ["user", 0]))
-    outcome = await finish(await opened.drivers.start(asked(opened, STRICT, "baton-ultra", plan=chosen)))
+    outcome = await finish(await opened.runs.start(asked(opened, STRICT, "baton-ultra", plan=chosen)))
     assert outcome.ended.error is None
     assert "response_format" not in stub.of("alpha")[0].json
     assert "response_format" in stub.of("beta")[0].json
@@ -122,20 +122,20 @@ async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub,
 
 async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(chunks=('{"x"',), finish="length"))
-    outcome = await finish(await opened.drivers.start(asked(opened, STRICT)))
+    outcome = await finish(await opened.runs.start(asked(opened, STRICT)))
     assert (outcome.ended.answer, outcome.ended.finish) == ('{"x"', "length")
 
 
 async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, opened: House) -> None:
     """Nothing satisfies it, which says nothing of the workers."""
     for _ in range(6):
-        await finish(await opened.drivers.start(asked(opened, Form({"not": {}}))))
+        await finish(await opened.runs.start(asked(opened, Form({"not": {}}))))
     assert opened.means.health.ejected(list(opened.pool.catalog().workers.values())) == {}
 
 
 async def test_any_object_will_do_in_json_mode(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(chunks=('{"anything": []}',)))
-    outcome = await finish(await opened.drivers.start(asked(opened, Form())))
+    outcome = await finish(await opened.runs.start(asked(opened, Form())))
     assert outcome.ended.answer == '{"anything": []}'
     assert stub.requests[0].json["response_format"] == {"type": "json_object"}
     assert "JSON object" in stub.requests[0].json["messages"][-1]["content"]

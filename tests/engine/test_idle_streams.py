@@ -75,7 +75,7 @@ async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
 
 
 async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), drives=False, audits=False) as opened:
         key = await key_of(opened)
         asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
@@ -91,11 +91,11 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
 
 async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    driven = await opened.runs.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await stub.wait_for()
     [attempt] = _all(Attempt)
     assert len(vars(attempt)) <= SHARED
-    opened.drivers.cancel(driven.run, "client")
+    opened.runs.cancel(driven.run, "client")
     await finish(driven)
 
 
@@ -111,10 +111,10 @@ async def test_renewing_holds_nothing_until_the_next_time(
 
     monkeypatch.setattr(SqlStore, "renew_claims", kept)
     stub.always("*", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
+    driven = await opened.runs.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await renewed.wait()
     await until(lambda: not _all(Held))
-    opened.drivers.cancel(driven.run, "client")
+    opened.runs.cancel(driven.run, "client")
     await finish(driven)
 
 

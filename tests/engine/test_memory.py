@@ -24,7 +24,7 @@ def uncollected() -> Iterator[None]:
 
 async def freed(opened: House, **asked: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
-    driven = await opened.drivers.start(order(opened, "baton-ultra", **asked))
+    driven = await opened.runs.start(order(opened, "baton-ultra", **asked))
     driver: ref[Driver] = ref(opened.drivers.known(driven.run))  # type: ignore[arg-type]
     assert driver() is not None
     await finish(driven)

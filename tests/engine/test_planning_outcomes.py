@@ -48,7 +48,7 @@ class Refusing:
 async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
     """One run: the outcomes of its planning calls, what became of its proposals, and whether it had an answer."""
     async with open_house(folder, pool_text(stub)) as opened:
-        outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+        outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
         journal = await events(opened, outcome.ended.state.run)
     assert await audited(f"sqlite:///{folder / 'baton.db'}") == []
     calls = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED and event.body["n"] is None]

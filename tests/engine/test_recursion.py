@@ -54,7 +54,7 @@ def said(stub: ProviderStub) -> None:
 async def run(opened: House, **changes: Any) -> Outcome:
     """A run of one round, if nothing else is said."""
     changes = {"limits": narrowed(opened, TIER, rounds=1)} | changes
-    return await finish(await opened.drivers.start(order(opened, TIER, **changes)))
+    return await finish(await opened.runs.start(order(opened, TIER, **changes)))
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -266,10 +266,10 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: 
     for name in SAYS:
         stub.always(name, Hang())
     limits = narrowed(opened, TIER, rounds=1)
-    driven = await opened.drivers.start(order(opened, TIER, limits=limits))
+    driven = await opened.runs.start(order(opened, TIER, limits=limits))
     await stub.wait_for(2, "planner")
     await until(lambda: any(stub.of(name) for name in SAYS), what="a worker inside is called")
-    opened.drivers.cancel(driven.run, "caller")
+    opened.runs.cancel(driven.run, "caller")
     state = (await finish(driven)).ended.state
     assert state.state == "cancelled"
     assert all(step.settled for step in state.steps.values())
@@ -292,7 +292,7 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
     stub.script("planner", Hang())
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, TIER, rounds=1)
-        driven = await opened.drivers.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+        driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     plans(stub, INNER)
     journal = await _again(stub, tmp_path, driven.run)
@@ -312,7 +312,7 @@ async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderSt
     plans(stub, ALONE, INNER)
     async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
         limits = narrowed(opened, TIER, rounds=1)
-        driven = await opened.drivers.start(order(opened, TIER, on_disconnect="finish", limits=limits))
+        driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
 
         async def planned_inside() -> bool:
             return kinds(await events(opened, driven.run)).count(Kind.PLAN_ACCEPTED) == 2

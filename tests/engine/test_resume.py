@@ -10,13 +10,8 @@ import orjson
 import pytest
 from openai import AsyncOpenAI
 
-from app.core.run.events import Kind
 from app.core.run.position import ATTEMPT, DONE, FINISH, USAGE
-from app.core.run.progress import fold
-from app.engine.runs.recovery import driver_for
-from app.engine.runs.request import Owner
 from app.process.wiring import House
-from app.stepqueue.protocol import Delta
 from tests.harness.callers import Heard, body, calling, key_of, listening, post, stream
 from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
@@ -171,23 +166,6 @@ async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncCli
     assert heard.chunks[0]["created"] == reply["created"]
     assert heard.chunks[-1]["baton"] == reply["baton"]
     assert (await watch(client, reply["id"])).text == ANSWER
-
-
-async def test_what_is_over_is_told_by_the_journal_and_by_no_driver_that_stood_still(
-    opened: House, client: httpx.AsyncClient
-) -> None:
-    """Its process was frozen; another one drove the run to its end, with another attempt at the answer."""
-    heard = await stream(client, ASKED, "one")
-    journal = await opened.means.store.journal(run_of(heard))
-    intent = next(event for event in journal.events if event.kind is Kind.CALL_INTENDED)
-    past = fold(journal.events[: intent.seq])
-    stale = await driver_for(opened.means, "here", Owner("", ""), past, journal.salt, epoch=1)
-    assert stale.audience.hear(past, Delta(past.run, 0, intent.body["call"], 0, "Five "))
-    opened.drivers._drivers[past.run] = stale
-    async with asyncio.timeout(5):
-        assert (await watch(client, past.run)).text == ANSWER
-        assert (await stream(client, ASKED, "one")).text == ANSWER
-    del opened.drivers._drivers[past.run]
 
 
 async def test_who_may_hear_a_run(stub: ProviderStub, opened: House, client: httpx.AsyncClient) -> None:

@@ -15,8 +15,7 @@ from app.core.run import drafts
 from app.core.run.events import TERMINAL, Event, Kind
 from app.core.run.progress import Propose, fold
 from app.core.run.state import DRIVER_LOST
-from app.engine.commit.speculative import Aheads
-from app.engine.runs import driver as conduct
+from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned, faults
 from app.gateway.chat.reply import extension
@@ -59,7 +58,7 @@ def said(stub: ProviderStub) -> None:
 
 
 async def run(opened: House, tier: str = "baton-deep", **changes: Any) -> Outcome:
-    return await finish(await opened.drivers.start(order(opened, tier, **changes)))
+    return await finish(await opened.runs.start(order(opened, tier, **changes)))
 
 
 def asked(stub: ProviderStub, model: str, place: int = -1) -> str:
@@ -285,7 +284,7 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
     else:
         stub.always("planner", Fail(status=400) if fault == "outage" else Reply(chunks=("no plan",)))
     if fault == "lost":
-        first = await opened.drivers.start(order(opened, "baton-deep"))
+        first = await opened.runs.start(order(opened, "baton-deep"))
         await stub.wait_for(2, "planner")
         stub.clear()
         for worker in SAYS:
@@ -330,9 +329,8 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
 
     monkeypatch.setattr(opened.means.store, "append", held)
     monkeypatch.setattr(MemoryQueue, "tell", stopping)
-    monkeypatch.setattr(conduct, "QUIESCE", 0.0 if late else 5.0)
-    for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
-        monkeypatch.setattr(Aheads, way, lambda *_: None)
+    monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
+    monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
     state = (await run(opened, limits=limits)).ended.state
     assert (state.state, end_of(state).step, bool(end_of(state).stopped), state.degraded) == (
@@ -369,9 +367,9 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 
     monkeypatch.setattr(opened.means.store, "contents", slow)
     monkeypatch.setattr(Driver, "join", held)
-    monkeypatch.setattr(conduct, "QUIESCE", 0.0)
+    monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
-    driven = await opened.drivers.start(order(opened, "baton-deep", limits=limits))
+    driven = await opened.runs.start(order(opened, "baton-deep", limits=limits))
     state = (await finish(driven)).ended.state
     over.set()
     assert (state.state, end_of(state).step, bool(end_of(state).stopped)) == ("succeeded", 2, False)
@@ -380,9 +378,9 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
     plans(stub, FIRST)
     stub.always("planner", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-deep"))
+    driven = await opened.runs.start(order(opened, "baton-deep"))
     await stub.wait_for(2, "planner")
-    opened.drivers.cancel(driven.run, "caller")
+    opened.runs.cancel(driven.run, "caller")
     assert (await finish(driven)).ended.state.state == "cancelled"
 
 
@@ -394,7 +392,7 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     plans(stub, FIRST)
     stub.script("planner", Hang())
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-deep", on_disconnect="finish"))
+        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(2, "planner")
     worked = sum(len(stub.of(worker)) for worker in SAYS)
     assert worked == 2
@@ -414,7 +412,7 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
     """The first round is over and nobody has opened the next one yet."""
     plans(stub, FIRST)
     async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-deep", on_disconnect="finish"))
+        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(1, "planner")
 
         async def planned() -> bool:
@@ -436,7 +434,7 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
     stub.script("planner", Hang())
     async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, "baton-deep", seconds=3.0)
-        driven = await opened.drivers.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
+        driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
     async with open_house(tmp_path, renamed, SETTINGS, audits=False) as stranger:

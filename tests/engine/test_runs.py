@@ -18,7 +18,7 @@ from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 
 
 async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, opened: House) -> None:
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", "Say hello")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", "Say hello")))
     assert outcome.ended.error is None
     assert outcome.ended.answer == "Hello there." == "".join(outcome.said)
     [received] = stub.requests
@@ -44,7 +44,7 @@ async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opene
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(opened.means.telemetry, "_tracer", provider.get_tracer("test"))
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
-    driven = await opened.drivers.start(order(opened, "baton-ultra"))
+    driven = await opened.runs.start(order(opened, "baton-ultra"))
     await finish(driven)
     await until(lambda: "invoke_workflow" in [span.name for span in spans.get_finished_spans()])
     found = {span.name: span for span in spans.get_finished_spans()}
@@ -54,7 +54,7 @@ async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opene
 
 async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
     state = outcome.ended.state
     assert [(step.access.as_list(), step.state) for step in state.steps.values()] == [
@@ -71,7 +71,7 @@ async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderS
     text = plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0]))
     cut = text.index('{"worker": 1')
     stub.always("planner", Reply(chunks=(text[:cut], text[cut:]), gap=0.6))
-    await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    await finish(await opened.runs.start(order(opened, "baton-ultra")))
     first = next(received for received in stub.requests if received.model != "planner")
     assert first.at - stub.of("planner")[0].at < 0.5
 
@@ -79,7 +79,7 @@ async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderS
 async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Reply(first_delay=0.3))
     wanted = plan(("alpha", "a", ["user"]), ("beta", "b", ["user"]), ("gamma", "join", ["user", 0, 1]))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", plan=wanted)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", plan=wanted)))
     assert outcome.ended.error is None
     starts = {received.model: received.at for received in stub.requests}
     assert abs(starts["beta"] - starts["alpha"]) < 0.3, "each is called before the other has answered"
@@ -90,7 +90,7 @@ async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderSt
     stub.script(
         "planner", Reply(chunks=(plan_text((9, "x", ["user", 3])),)), Reply(chunks=(plan_text((0, "y", ["user"])),))
     )
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
     first, second = outcome.ended.state.proposals
     assert (first.state, first.mode, len(first.reasons)) == ("rejected", "first", 2)
@@ -101,7 +101,7 @@ async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderSt
 
 async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "repair", "fallback"]
     assert outcome.ended.state.degraded
@@ -110,7 +110,7 @@ async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, 
 
 async def test_a_conductor_outage_goes_straight_to_the_fallback(stub: ProviderStub, opened: House) -> None:
     stub.always("planner", Fail(status=500))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-ultra")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
     assert [proposal.mode for proposal in outcome.ended.state.proposals] == ["first", "fallback"]
     assert outcome.ended.state.proposals[0].outage
@@ -120,7 +120,7 @@ async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: Provide
     cleared = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nclearance = ["phi"]\n')
     async with open_house(tmp_path, cleared) as opened:
         labelled = order(opened, "baton-ultra", labels=frozenset({"phi"}))
-        outcome = await finish(await opened.drivers.start(labelled))
+        outcome = await finish(await opened.runs.start(labelled))
     assert outcome.ended.answer == "Hello there."
     assert [received.model for received in stub.requests] == ["gamma"]
     assert outcome.ended.state.degraded
@@ -143,7 +143,7 @@ async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_mus
     pool = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nregion = "eu"\nretention = "none"\n')
     async with open_house(tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{said}\n")) as opened:
         bound = order(opened, "baton-ultra", labels=frozenset({label}))
-        outcome = await finish(await opened.drivers.start(bound))
+        outcome = await finish(await opened.runs.start(bound))
     assert outcome.ended.answer == "Hello there."
     assert [received.model for received in stub.requests] == [*(["planner"] if seen else []), "gamma"]
     assert outcome.ended.state.degraded is not seen
@@ -153,13 +153,13 @@ async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_mus
 
 async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, opened: House) -> None:
     with pytest.raises(InvalidRequest, match="not cleared for phi"):
-        await opened.drivers.start(order(opened, "baton-mini", labels=frozenset({"phi"})))
+        await opened.runs.start(order(opened, "baton-mini", labels=frozenset({"phi"})))
     assert stub.requests == []
 
 
 async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Fail(status=503))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.error is None
     assert [received.model for received in stub.requests] == ["alpha", "alpha", "beta"]
     calls = list(outcome.ended.state.calls.values())
@@ -169,13 +169,13 @@ async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: Provider
 
 async def test_a_refused_request_is_not_retried_with_the_same_worker(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Fail(status=400))
-    await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert [received.model for received in stub.requests] == ["alpha", "beta"]
 
 
 async def test_a_run_fails_when_no_worker_is_left(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Fail(status=500))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.error is not None
     assert outcome.ended.state.state == "failed"
     assert len(stub.requests) == 4
@@ -185,7 +185,7 @@ async def test_a_run_fails_when_no_worker_is_left(stub: ProviderStub, opened: Ho
 
 async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, opened: House) -> None:
     stub.always("alpha", Reply(fault=Truncate(after=2)))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=True)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
     assert outcome.said == ["Hello", " there"] or "".join(outcome.said) == "Hello there"
     assert outcome.ended.state.state == "failed"
     assert [received.model for received in stub.requests] == ["alpha"]
@@ -193,17 +193,17 @@ async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, op
 
 async def test_a_truncated_answer_nobody_heard_is_tried_again(stub: ProviderStub, opened: House) -> None:
     stub.script("alpha", Reply(fault=Truncate(after=2)))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["truncated", "ok"]
 
 
 async def test_cancelling_closes_the_upstream_within_two_seconds(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
-    driven = await opened.drivers.start(order(opened, "baton-mini"))
+    driven = await opened.runs.start(order(opened, "baton-mini"))
     [received] = await stub.wait_for(1)
     watch = Stopwatch()
-    opened.drivers.cancel(driven.run, "client")
+    opened.runs.cancel(driven.run, "client")
     outcome = await finish(driven)
     assert watch.seconds < 2.0
     assert outcome.ended.state.state == "cancelled"
@@ -216,14 +216,14 @@ async def test_cancelling_closes_the_upstream_within_two_seconds(stub: ProviderS
 async def test_a_run_expires_at_its_deadline(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Hang())
     limits = narrowed(opened, "baton-mini", seconds=0.5)
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", limits=limits)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
     assert outcome.ended.state.state == "expired"
     assert all(call.outcome is not None for call in outcome.ended.state.calls.values())
 
 
 async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, opened: House) -> None:
     limits = narrowed(opened, "baton-mini", usd=100)
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", limits=limits)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
     assert outcome.ended.state.state == "over_budget"
     assert stub.requests == []
 
@@ -231,7 +231,7 @@ async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, opened
 async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: House) -> None:
     wanted = plan(("alpha", "a", ["user", 1]), ("nobody", "b", ["user"]), *[("beta", "c", ["user"])] * 4)
     with pytest.raises(InvalidRequest) as caught:
-        await opened.drivers.start(order(opened, "baton-mini", plan=wanted))
+        await opened.runs.start(order(opened, "baton-mini", plan=wanted))
     assert "forward access" in caught.value.message
     assert "not an eligible worker" in caught.value.message
     assert "6 steps" in caught.value.message
@@ -239,7 +239,7 @@ async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: House) -> 
 
 async def test_deltas_of_the_answer_are_told_as_they_come(stub: ProviderStub, opened: House) -> None:
     stub.always("*", Reply(chunks=("one ", "two ", "three"), gap=0.05))
-    outcome = await finish(await opened.drivers.start(order(opened, "baton-mini", streams=True, stream_steps=True)))
+    outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True, stream_steps=True)))
     assert len(outcome.said) == 3
     assert "".join(outcome.said) == outcome.ended.answer == "one two three"
     assert "step.done" in [noted.kind for noted in outcome.noted]

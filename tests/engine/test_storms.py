@@ -35,7 +35,7 @@ async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 async def run(opened: House, **changes: Any) -> Outcome:
     """One run, to its end."""
-    return await finish(await opened.drivers.start(order(opened, "baton-mini", **changes)))
+    return await finish(await opened.runs.start(order(opened, "baton-mini", **changes)))
 
 
 async def timed(opened: House, **changes: Any) -> tuple[Outcome, float]:
@@ -149,7 +149,7 @@ async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: House) 
 
 async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: House) -> None:
     stub.always("alpha", Fail(status=429, retry_after=20))
-    driven = await lonely.drivers.start(order(lonely, "baton-mini"))
+    driven = await lonely.runs.start(order(lonely, "baton-mini"))
     await stub.wait_for(1)
 
     async def failed() -> bool:
@@ -159,7 +159,7 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     journal = await events(lonely, driven.run)
     assert (journal[-1].body["blamed"], journal[-1].body["retry_after"]) == ("rate_limited", 20)
     watch = Stopwatch()
-    lonely.drivers.cancel(driven.run, "client")
+    lonely.runs.cancel(driven.run, "client")
     outcome = await finish(driven)
     assert watch.seconds < 1
     assert outcome.ended.state.state == "cancelled"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
-from app.engine.commit.speculative import Aheads
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal
@@ -22,10 +21,9 @@ async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """A run whose second step sees the first, by tickets alone."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:  # which audits what was sent
-        opened.drivers.beside = None
-        for way in ("of", "meet"):  # neither a driver beside, nor anything written ahead of one
-            patch.setattr(Aheads, way, lambda *_: None)
-        driven = await opened.drivers.start(order(opened, "baton-mini", plan=chain))
+        opened.drivers.spread = True
+        patch.setattr(opened.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
+        driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven)).ended.error is None
 
 
@@ -75,9 +73,9 @@ async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_on
 
     monkeypatch.setattr(MemoryQueue, "ring", again)
     async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.beside = None
+        opened.drivers.spread = True
         poor = narrowed(opened, "baton-mini", usd=1)
-        driven = await opened.drivers.start(order(opened, "baton-mini", limits=poor))
+        driven = await opened.runs.start(order(opened, "baton-mini", limits=poor))
         assert (await finish(driven)).ended.state.state == "over_budget"
 
 
@@ -87,7 +85,7 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
     """Its dispatcher has read so, though its driver has yet to hear of it."""
     ring = MemoryQueue.ring
     async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
-        opened.drivers.beside = None
+        opened.drivers.spread = True
 
         async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
             asked = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
@@ -96,7 +94,7 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
 
         monkeypatch.setattr(MemoryQueue, "ring", late)
-        driven = await opened.drivers.start(order(opened, "baton-mini"))
+        driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.state.state == "cancelled"
         assert Kind.CALL_INTENDED not in kinds(await events(opened, driven.run))
         assert stub.requests == []

@@ -122,7 +122,7 @@ async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: Provider
         result = Message("tool", (Text("A"),), call_id=call.id)
         stranger = Talk(house, messages=[ASK, Message("assistant", (), calls=(call,)), result])
         with pytest.raises(InvalidRequest) as refused:
-            await house.drivers.start(replace(stranger.order(), tenant=tenant))
+            await house.runs.start(replace(stranger.order(), tenant=tenant))
         assert code(refused) == "unknown_tool_call"
         assert call.id not in refused.value.message
 
@@ -133,9 +133,9 @@ async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, hou
     talk.answer(await talk.say(), "A")
     asked = replace(talk.order(), key="other")
     with pytest.raises(InvalidRequest) as refused:
-        await house.drivers.start(replace(asked, tier=house.pool.catalog().tiers["baton-ultra"]))
+        await house.runs.start(replace(asked, tier=house.pool.catalog().tiers["baton-ultra"]))
     assert code(refused) == "unknown_tool_call"
-    assert (await finish(await house.drivers.start(asked))).ended.answer == "It is 42."
+    assert (await finish(await house.runs.start(asked))).ended.answer == "It is 42."
 
 
 async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, house: House) -> None:

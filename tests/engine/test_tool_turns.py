@@ -89,7 +89,7 @@ async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
     run = first.ended.state.run
     await until(lambda: not len(house.drivers))
     if not remembered:
-        assert house.drivers._waiting.take(run) is not None
+        assert house.runs._waiting.take(run) is not None
     await house.means.store.append(
         Entry(run, house.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),))
     )

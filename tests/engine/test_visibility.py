@@ -141,7 +141,7 @@ class Table:
             asked = order(opened, "baton-mini", task=one.task, plan=plan, streams=self.random.random() < 0.5)
         else:
             asked = order(opened, "baton-ultra", task=one.task)
-        outcome = await finish(await opened.drivers.start(asked))
+        outcome = await finish(await opened.runs.start(asked))
         assert outcome.ended.error is None
         assert one.pieces[-1].answer in outcome.ended.answer
         assert len(outcome.ended.state.steps) == len(one.pieces)

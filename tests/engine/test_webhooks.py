@@ -100,7 +100,7 @@ async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **m
 
 async def run_of(opened: House, wire: dict[str, Any] | None = None) -> str:
     """A background run of this process, to its end."""
-    driven = await opened.drivers.start(order(opened, "baton-mini", wire=BACKGROUND if wire is None else wire))
+    driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND if wire is None else wire))
     await finish(driven)
     return driven.run
 
@@ -160,8 +160,8 @@ async def test_other_ends_have_other_words(stub: ProviderStub, receiver: Receive
             stub.always(worker, Fail(status=400))
         failed = await run_of(opened)
         await receiver.wait_for(1)
-        driven = await opened.drivers.start(order(opened, "baton-ultra", wire=BACKGROUND))
-        opened.drivers.cancel(driven.run, "caller")
+        driven = await opened.runs.start(order(opened, "baton-ultra", wire=BACKGROUND))
+        opened.runs.cancel(driven.run, "caller")
         assert (await finish(driven)).ended.state.state == "cancelled"
         events = await receiver.wait_for(2)
     found = [(event.type, event.data.id) for event in events]
@@ -194,7 +194,7 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
 ) -> None:
     """A run past its deadline is ended without its journal being understood: newer code has written to it."""
     async with opened_house(stub, receiver, tmp_path, dispatches=False) as opened:
-        driven = await opened.drivers.start(order(opened, "baton-mini", wire=BACKGROUND))
+        driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND))
     with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE kind = 'plan.accepted'")
         database.execute("UPDATE runs SET deadline = 0, lease_until = 0")

@@ -4,8 +4,7 @@ This runs the real `app`, all of it; only the seams that `wiring.house` opens ar
 needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them (`fate.py`).
 `--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for the time.
 `--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the most files
-that it may have open, sockets included. `--apart` lets it write nothing ahead of drivers elsewhere, as where others
-always write in between, so that each step goes through the queue and is queued by its driver.
+that it may have open, sockets included.
 """
 
 import argparse
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from app import __main__
-from app.engine.commit.speculative import Aheads
 from app.process import serve, wiring
 from app.providers import http
 from tests.faults.fate import Fate, Order
@@ -68,12 +66,9 @@ def main() -> int:
     parser.add_argument("--clock", type=Path, help="a file with the seconds by which its clock is wrong")
     parser.add_argument("--copies", type=int, default=1, help="how often everything is sent through the queue")
     parser.add_argument("--files", type=int, help="most open files")
-    parser.add_argument("--apart", action="store_true", help="write nothing ahead of drivers elsewhere")
     parser.add_argument("role", nargs="+", help="a command of `python -m app`")
     chosen = parser.parse_args()
     bend(Fate(chosen.at, chosen.orders), clock=chosen.clock, copies=chosen.copies)
-    if chosen.apart:
-        Aheads.meet = lambda *_: None  # type: ignore[method-assign]
     if chosen.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.files, chosen.files))
     return __main__.main(chosen.role)

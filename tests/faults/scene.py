@@ -209,8 +209,8 @@ def over(line: Line, stub: StubControl) -> tuple[str, str]:
     return stub.openai_url.replace(there, f":{line.port}/"), stub.vllm_url.replace(there, f":{line.port}/")
 
 
-APART = {"dispatcher": ("--apart",)}
-"""Words for the launcher: each step is queued by its driver and taken from the queue."""
+SPREAD = {"BATON_STEPS": "spread"}
+"""The setting under which every step goes through the queue, to any engine."""
 
 
 @contextmanager

@@ -104,7 +104,7 @@ class DoomedQueue:
 def _told(message: Live) -> set[str]:
     events = message.events if isinstance(message, Committed) else ()
     called = {f"worker={event.body['worker']}" for event in events if event.kind is Kind.CALL_INTENDED}
-    return {type(message).__name__.lower(), *called}
+    return {type(message).__name__.lower(), *(event.kind.value for event in events), *called}
 
 
 def _steps(tickets: Sequence[Ticket]) -> set[str]:

@@ -10,7 +10,7 @@ from app.core.run.events import Kind
 from tests.faults.accounts import Account, account, settle
 from tests.faults.fate import Taken
 from tests.faults.points import at, case
-from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
+from tests.faults.scene import CHAIN, LEASE, SPREAD, WORKERS, Scene, ask, scene
 from tests.stubs import Hang, Reply, Stall, Trickle
 
 RESUMED = LEASE + 2
@@ -19,7 +19,7 @@ RESUMED = LEASE + 2
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, program=APART) as made:
+    with scene(tmp_path_factory.mktemp("killed"), dispatchers=3, **SPREAD) as made:
         yield made
 
 

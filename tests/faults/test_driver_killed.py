@@ -1,4 +1,5 @@
-"""F-07 and F-08: whoever drives a run is killed: before it exists, while it is planned, answered and ended."""
+"""F-07 and F-08: the gateway that admitted a run is killed, and the engine that plans it: before the run exists,
+while it is planned, answered and ended."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 from app.core.run.events import TERMINAL, Kind
 from tests.faults.accounts import Account, account, accounts, settle
 from tests.faults.points import at, case
-from tests.faults.scene import APART, CHAIN, LEASE, TREE, Scene, ask, caller, scene
+from tests.faults.scene import CHAIN, LEASE, TREE, Scene, ask, caller, scene
 from tests.harness.processes import KEY, asking
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply
@@ -24,7 +25,7 @@ PLANNED = {"baton": {"plan": CHAIN}}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("drivers"), program=APART) as made:
+    with scene(tmp_path_factory.mktemp("drivers")) as made:
         yield made
 
 
@@ -43,11 +44,11 @@ class Moment:
 
 GIVEN = (
     Moment("after the admission, before headers", "append.after[run.admitted]"),
-    Moment("before the bell was rung", "ring.before"),
-    Moment("between two steps", "append.before[step.queued@3]"),
-    Moment("after the next step was queued", "append.after[step.queued@3]"),
-    Moment("before the end was committed", "append.before[run.succeeded]"),
-    Moment("after the end, before the reply", "append.after[run.succeeded]"),
+    Moment("before the run was offered", "ring.before"),
+    Moment("after the run was offered", "ring.after"),
+    Moment("as the first step was begun", "hear.after[step.queued]"),
+    Moment("as the last step was begun", "hear.after[worker=epsilon]"),
+    Moment("after the end, before the reply", "hear.after[run.succeeded]"),
 )
 AGAIN = ("rejected", "accepted")
 PLANS = (
@@ -75,7 +76,7 @@ def f07(moment: Moment) -> object:
 
 def f08(moment: Moment) -> object:
     expectation = "planned once more, as a declared attempt" if len(moment.proposals) > 1 else "never planned again"
-    place = f"driver killed {moment.name}"
+    place = f"engine killed {moment.name}"
     ci = "received" in moment.name or "committed" in moment.name
     return case(moment, family="F-08", place=place, expectation=expectation, ci=ci, name=moment.name)
 
@@ -87,19 +88,20 @@ def test_a_run_outlives_its_gateway(
     house.orders.lay(moment.order)
     answered = ask(house.gateway, "baton-ultra", extra_body=PLANNED)
     assert answered.status == 0, answered
+    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
     run = finished(house, record_property)
     assert run.outcomes() == [["ok"]] * 5
     assert len(house.stub.requests()) == 5
 
 
 @pytest.mark.parametrize("moment", [f08(moment) for moment in PLANS])
-def test_a_plan_outlives_its_driver(
+def test_a_plan_outlives_its_engine(
     house: Scene, moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
     house.stub.always("planner", replace(TREE, gap=0.02))
     house.orders.lay(moment.order)
     answered = ask(house.gateway, "baton-ultra")
-    assert answered.status == 0, answered
+    assert answered.status == 200, answered
     run = finished(house, record_property)
     assert tuple(run.planning()) == moment.planning
     assert len(house.stub.requests("planner")) == moment.received
@@ -131,8 +133,9 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
             if heard.count(" ") >= 5 and house.gateway.alive:
                 house.gateway.kill()
     assert 5 <= heard.count(" ") < 40
+    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
     run = finished(house, record_property)
-    assert run.outcomes() == [["ok"]], "the dispatcher goes on with the call that it has begun"
+    assert run.outcomes() == [["ok"]], "the engine goes on with the call that it has begun"
     house.mend()
     with caller(house.gateway) as one:
         answer = one.read(f"/v1/runs/{run.id}/steps/0")["output"]
@@ -143,8 +146,8 @@ def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
 BACK = (
     Moment("after the admission", "append.after[run.admitted]"),
     Moment("in the middle of the answer", ""),
-    Moment("before the end was committed", "append.before[run.succeeded]"),
-    Moment("before the final chunk", "append.after[run.succeeded]"),
+    Moment("as the last step was begun", "hear.after[worker=epsilon]"),
+    Moment("before the final chunk", "hear.after[run.succeeded]"),
 )
 
 ANSWERED = {True: "hear.after[delta]:3", False: "hear.after[worker=epsilon]"}
@@ -203,12 +206,15 @@ def sent(house: Scene, streams: bool) -> str | None:
     return reply.text
 
 
-@at("F-08", "driver killed, and its successor too", "a third one finishes; every attempt declared")
-def test_a_plan_outlives_two_drivers(house: Scene, record_property: Callable[[str, object], None]) -> None:
+@at("F-08", "engine killed, and its successor too", "a third one finishes; every attempt declared")
+def test_a_plan_outlives_two_engines(house: Scene, record_property: Callable[[str, object], None]) -> None:
     house.orders.lay("stream.last[worker=planner]")
-    assert ask(house.gateway, "baton-ultra").status == 0
+    calling = house.aside(ask, house.gateway, "baton-ultra")
+    house.struck()
+    house.mend()
     house.orders.lay("append.before[plan.accepted]")
     house.struck()
+    assert calling.result(30).status == 200
     run = finished(house, record_property)
     assert run.planning() == ["unknown", "ok", "ok"]
     assert run.outcomes()[-3:] == [["ok"]] * 3
@@ -216,7 +222,6 @@ def test_a_plan_outlives_two_drivers(house: Scene, record_property: Callable[[st
 
 def finished(house: Scene, record_property: Callable[[str, object], None]) -> Account:
     """The run, once it has succeeded; how long it took until somebody wrote to its journal again."""
-    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
     assert settle(house, 30) == []
     run = account(house, house.latest())
     assert run.row["state"] == "succeeded"

@@ -13,7 +13,7 @@ from app.core.run.events import TERMINAL, Kind
 from app.engine.steps.execution import DELIVERIES
 from tests.faults.accounts import account, accounts, settle
 from tests.faults.points import at, case
-from tests.faults.scene import APART, CHAIN, LEASE, WORKERS, Scene, ask, scene
+from tests.faults.scene import CHAIN, LEASE, SPREAD, WORKERS, Scene, ask, scene
 from tests.harness.waiting import wait_until
 from tests.stubs import Reply, Trickle
 
@@ -35,7 +35,7 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3, program=APART) as made:
+    with scene(tmp_path_factory.mktemp("zombies"), dispatchers=3, **SPREAD) as made:
         yield made
 
 

@@ -35,7 +35,7 @@ async def test_a_rate_is_a_bucket_that_refills(gateway: House) -> None:
     assert refused.json()["error"]["type"] == "rate_limit_error"
     gateway.ticks += 20
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
-    assert len(gateway.drivers.orders) == 4
+    assert len(gateway.runs.orders) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -54,7 +54,7 @@ async def test_tokens_are_settled_with_what_the_run_used(gateway: House, stream:
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     gateway.ticks += (debt + expected) / 2
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
-    assert len(gateway.drivers.orders) == 4
+    assert len(gateway.runs.orders) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -67,7 +67,7 @@ async def test_a_turn_is_settled_with_its_own_tokens(gateway: House, path: str, 
         end = ended(run)
         line.put(replace(end, bill=replace(end.bill, total=Usage(input=900))))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     body = {"model": "baton-mini", "max_tokens": 9, "messages": [{"role": "user", "content": "?"}], "stream": stream}
     async with gateway.client(key) as client:
         left = [(await client.post(f"/v1/{path}", json=body)).headers["x-ratelimit-remaining-tokens"] for _ in range(2)]
@@ -106,7 +106,7 @@ async def together(gateway: House, keys: list[str], **more: Any) -> list[int]:
         await release.wait()
         line.put(ended(run))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(post(gateway, key, **more)) for key in keys]
         await until(lambda: len(running) + sum(task.done() for task in tasks) == len(keys))
@@ -151,10 +151,10 @@ async def test_the_process_has_its_size(stream: bool) -> None:
 async def test_a_run_that_cannot_start_gives_its_place_back() -> None:
     gateway = House(rates=Rates(running=1))
     key = gateway.add_key()
-    gateway.drivers.refusal = StoreUnavailable()
+    gateway.runs.refusal = StoreUnavailable()
     for stream in (False, True):
         assert (await post(gateway, key, stream=stream)).status_code == 503
-    gateway.drivers.refusal = None
+    gateway.runs.refusal = None
     assert (await post(gateway, key)).status_code == 200
 
 

@@ -105,7 +105,7 @@ async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub,
     async with open_house(tmp_path, pool_text(stub) + SWITCH, LEASE, dispatches=False) as first:
         arm = tier_for(first.pool.catalog(), CONDUCTED)
         assert arm is not None
-        driven = await first.drivers.start(replace(order(first, "baton-ultra"), tier=arm, model=CONDUCTED))
+        driven = await first.runs.start(replace(order(first, "baton-ultra"), tier=arm, model=CONDUCTED))
         await stub.wait_for(1, "gamma")
     stub.clear()
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))

@@ -114,7 +114,7 @@ async def test_strangers_are_all_alike(gateway: House, method: str, path: str) -
         assert re.sub(rb"req_\d+", b"", reply.content) == re.sub(rb"req_\d+", b"", nobody.content)
         assert said(reply) == "invalid_api_key"
         assert reply.headers["www-authenticate"] == "Bearer"
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

@@ -254,7 +254,7 @@ async def test_bytes_that_are_no_request(gateway: House, key: str, name: str) ->
     error = check(reply, 400)
     assert error["type"] == "invalid_request_error"
     assert stall < STALL
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 async def test_others_get_turns_while_a_large_body_is_read(gateway: House, key: str) -> None:
@@ -298,7 +298,7 @@ async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> Non
     error = check(reply, 400)
     assert error["param"] == param
     assert stall < STALL
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 async def test_an_unknown_model_is_a_404(gateway: House, key: str) -> None:

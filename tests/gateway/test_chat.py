@@ -111,7 +111,7 @@ async def test_steps_are_told_on_empty_deltas(gateway: House, key: str) -> None:
         line.put(Said("Four."))
         line.put(ended(run))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     reply = await post(gateway, key, ask(stream=True, baton={"stream_steps": True}))
     noted = chunks(reply)[1]
     ChatCompletionChunk.model_validate(noted, strict=True)
@@ -123,7 +123,7 @@ async def test_a_failed_run_is_an_error_reply(gateway: House, key: str) -> None:
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
         line.put(ended(run, "", RunFailed(code="worker_refused")))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     reply = await post(gateway, key, ask())
     assert reply.status_code == 502
     assert reply.json()["error"]["code"] == "worker_refused"
@@ -135,7 +135,7 @@ async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: Ho
         line.put(Said("Fo"))
         line.put(ended(run, "", RunFailed()))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     reply = await post(gateway, key, ask(stream=True))
     assert reply.status_code == 200
     last = frames(reply)[-1]
@@ -155,7 +155,7 @@ async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: Ho
 async def test_what_is_refused_before_admission_has_its_status(
     gateway: House, key: str, stream: bool, refusal: Exception, status: int, code: str
 ) -> None:
-    gateway.drivers.refusal = refusal  # type: ignore[assignment]
+    gateway.runs.refusal = refusal  # type: ignore[assignment]
     reply = await post(gateway, key, ask(stream=stream))
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
     assert reply.headers.get("retry-after") == {"overloaded": "3", "store_unavailable": "1"}.get(code)
@@ -177,7 +177,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
         await ends.wait()
         line.put(ended(run))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     found: list[str] = []
     async with (
         gateway.served() as url,
@@ -201,14 +201,14 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: House, key: str, st
     async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
         await asyncio.Event().wait()
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     async with gateway.served() as url:
         async with httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
             asking = asyncio.create_task(client.post("/v1/chat/completions", json=ask(stream=stream)))
-            await until(lambda: gateway.drivers.orders)
+            await until(lambda: gateway.runs.orders)
             asking.cancel()
-        await gateway.drivers.stopped.wait()
-    assert gateway.drivers.cancelled[0] == ("run_0", "client")
+        await gateway.runs.stopped.wait()
+    assert gateway.runs.cancelled[0] == ("run_0", "client")
 
 
 async def test_the_first_frame_is_not_held_back(gateway: House, key: str) -> None:
@@ -218,7 +218,7 @@ async def test_the_first_frame_is_not_held_back(gateway: House, key: str) -> Non
         await ends.wait()
         line.put(ended(run))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     async with (
         gateway.served() as url,
         httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client,
@@ -235,12 +235,12 @@ async def test_a_run_that_never_ends_is_given_up_on() -> None:
     async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
         await asyncio.Event().wait()
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     body = ask(baton={"budget": {"seconds": 0.2}})
     assert (await post(gateway, key, body)).status_code == 504
     reply = await post(gateway, key, body | {"stream": True})
     assert '"error"' in frames(reply)[-1]
-    assert [by for _, by in gateway.drivers.cancelled] == ["client", "client"]
+    assert [by for _, by in gateway.runs.cancelled] == ["client", "client"]
 
 
 async def test_everything_of_a_request_reaches_the_order(gateway: House, key: str) -> None:
@@ -279,7 +279,7 @@ async def test_everything_of_a_request_reaches_the_order(gateway: House, key: st
         },
     }
     assert (await post(gateway, key, body)).status_code == 200
-    [order] = gateway.drivers.orders
+    [order] = gateway.runs.orders
     roles = [message.role for message in order.task.messages]
     assert roles == ["system", "developer", "user", "assistant", "user"]
     assert order.task.messages[3].text == "No."
@@ -296,7 +296,7 @@ async def test_everything_of_a_request_reaches_the_order(gateway: House, key: st
 async def test_a_key_narrows_what_its_requests_may_do(gateway: House) -> None:
     key = gateway.add_key("tight", max_usd=50, labels=frozenset({"secret"}))
     assert (await post(gateway, key, ask(baton={"budget": {"usd": 1.0}, "labels": ["phi"]}))).status_code == 200
-    [order] = gateway.drivers.orders
+    [order] = gateway.runs.orders
     assert order.limits.usd == 50
     assert order.labels == {"secret", "phi"}
     other = gateway.add_key("elsewhere", tiers=frozenset({"baton-ultra"}))
@@ -308,7 +308,7 @@ async def test_a_key_narrows_what_its_requests_may_do(gateway: House) -> None:
 )
 async def test_effort_goes_to_the_nearest_level(gateway: House, key: str, asked: str | None, got: str) -> None:
     await post(gateway, key, ask(reasoning_effort=asked))
-    assert gateway.drivers.orders[0].effort == got
+    assert gateway.runs.orders[0].effort == got
 
 
 async def test_a_client_that_reads_nothing_holds_no_place() -> None:
@@ -320,14 +320,14 @@ async def test_a_client_that_reads_nothing_holds_no_place() -> None:
             line.put(Said("x" * 100_000))
             await asyncio.sleep(GAP_SECONDS)
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     async with gateway.served() as url:
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
         body = orjson.dumps(ask(stream=True, baton={"budget": {"seconds": 0.5}}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        await gateway.drivers.stopped.wait()
-        gateway.drivers.script = say_four
+        await gateway.runs.stopped.wait()
+        gateway.runs.script = say_four
         assert (await post(gateway, key, ask())).status_code == 200
         writer.close()

@@ -78,7 +78,7 @@ async def test_everything_of_a_prompt_reaches_the_order(gateway: House, key: str
     body = PROMPT | {"max_tokens": 5, "stop": "END", "user": "u", "echo": False, "n": 1, "baton": {"labels": ["phi"]}}
     async with gateway.client(key) as client:
         assert (await client.post("/v1/completions", json=body)).status_code == 200
-    [order] = gateway.drivers.orders
+    [order] = gateway.runs.orders
     assert order.task.messages == (Message("user", (Text("2 + 2 ="),)),)
     assert (order.task.sampling.max_tokens, order.task.sampling.stop, order.task.user) == (5, ("END",), "u")
     assert (order.labels, order.ignored) == ({"phi"}, ("echo", "n"))
@@ -103,7 +103,7 @@ async def test_what_is_wrong_is_named(gateway: House, key: str, body: dict[str, 
     async with gateway.client(key) as client:
         reply = await client.post("/v1/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 @pytest.mark.parametrize("name", ["nan", "duplicate keys", "depth 900", "1e5 bad messages", "utf-16"])

@@ -105,7 +105,7 @@ async def test_chunks_that_are_none(gateway: House, key: str, line: Line, chunks
     await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
     await line.send(chunks)
     check(await line.reply(), 400)
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 @pytest.mark.parametrize("extension", [b"", b";" + b"x" * 4_000])
@@ -168,9 +168,9 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
 async def test_a_slow_run_is_not_a_slow_head(gateway: House, key: str, line: Line) -> None:
     async def script(order: Any, run: str, told: Any) -> None:
         await asyncio.sleep(1.5 * HEAD_SECONDS)
-        gateway.drivers.cancel(run, "test")
+        gateway.runs.cancel(run, "test")
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     body = orjson.dumps(ask())
     await line.send(POST % key.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert (await line.reply())[0] == 499

@@ -181,7 +181,7 @@ async def test_choices(gateway: House, key: str, choice: Any, toolbox: Toolbox) 
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask(tools=[NOTE, LOOK], tool_choice=choice))
     assert reply.status_code == 200, reply.text
-    (order,) = gateway.drivers.orders
+    (order,) = gateway.runs.orders
     assert (order.task.toolbox, order.ignored, order.wire["custom"]) == (toolbox, (), ["note"])
 
 
@@ -193,6 +193,6 @@ async def test_a_history_with_calls_of_free_text(gateway: House, key: str) -> No
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask() | {"messages": said + came})
     assert reply.status_code == 200, reply.text
-    first, second = gateway.drivers.orders[0].task.messages
+    first, second = gateway.runs.orders[0].task.messages
     assert first == Message("assistant", (), calls=(ToolCall("1", "note", '{"input": "x"}'),))
     assert second == Message("tool", (Text("noted"),), call_id="1")

@@ -244,7 +244,7 @@ async def test_a_lookup_that_fails_starts_nothing() -> None:
         assert (await post(client, body(), "one")).status_code == 200
         gateway.store.fault = RuntimeError("broken")
         assert (await post(client, body(), "two")).status_code == 500
-    assert len(gateway.drivers.orders) == 1
+    assert len(gateway.runs.orders) == 1
 
 
 EXAMPLES: dict[str, dict[str, Any]] = {

@@ -65,7 +65,7 @@ async def test_a_silence_within_an_answer(silence: float) -> None:
         line.put(Said("ur.", at=5))
         line.put(ended(run))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     async with (
         gateway.served() as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
@@ -111,7 +111,7 @@ async def test_an_error_in_a_stream_is_raised(gateway: House, client: AsyncOpenA
         line.put(Said("Fo"))
         line.put(ended(run, "", RunFailed()))
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
     heard: list[str] = []
 
@@ -131,10 +131,10 @@ async def test_closing_a_stream_cancels_the_run(gateway: House, client: AsyncOpe
             line.put(Said("more "))
             await asyncio.sleep(GAP_SECONDS)
 
-    gateway.drivers.script = script
+    gateway.runs.script = script
     stream = await client.chat.completions.create(model="mini", messages=MESSAGES, stream=True)  # type: ignore[call-overload]
     for _ in range(3):
         await anext(stream)
     await stream.close()
-    await gateway.drivers.stopped.wait()
-    assert gateway.drivers.cancelled == [("run_0", "client")]
+    await gateway.runs.stopped.wait()
+    assert gateway.runs.cancelled == [("run_0", "client")]

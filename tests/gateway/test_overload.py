@@ -30,7 +30,7 @@ class Busy(House):
     def __init__(self, running: int = 3, **changes: Any) -> None:
         super().__init__(rates=Rates(running=running), **changes)
         self.done = asyncio.Event()
-        self.drivers.script = self._wait
+        self.runs.script = self._wait
 
     async def _wait(self, _order: Order, run: str, line: Mailbox[Told]) -> None:
         await self.done.wait()
@@ -43,7 +43,7 @@ async def busy() -> AsyncIterator[Busy]:
     key = gateway.add_key()
     async with gateway.client(key) as client, asyncio.TaskGroup() as group:
         running = [group.create_task(client.post("/v1/chat/completions", json=ask())) for _ in range(3)]
-        await until(lambda: len(gateway.drivers.orders) == 3)
+        await until(lambda: len(gateway.runs.orders) == 3)
         try:
             yield gateway
         finally:

@@ -127,7 +127,7 @@ async def post(gateway: House, key: str, body: dict[str, Any]) -> Any:
 async def test_an_honoured_parameter_reaches_the_order(gateway: House, key: str, name: str) -> None:
     value, read, expected = HONOURED[name]
     assert (await post(gateway, key, ask() | {name: value})).status_code == 200
-    [order] = gateway.drivers.orders
+    [order] = gateway.runs.orders
     assert read(order) == expected
     assert order.ignored == ()
 
@@ -139,7 +139,7 @@ async def test_stream_options_are_honoured(gateway: House, key: str) -> None:
 
 async def test_top_logprobs_go_with_logprobs(gateway: House, key: str) -> None:
     assert (await post(gateway, key, ask(logprobs=True, top_logprobs=3))).status_code == 200
-    assert gateway.drivers.orders[0].task.logprobs == 3
+    assert gateway.runs.orders[0].task.logprobs == 3
     reply = await post(gateway, key, ask(top_logprobs=3))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_logprobs")
 
@@ -148,7 +148,7 @@ async def test_top_logprobs_go_with_logprobs(gateway: House, key: str) -> None:
 async def test_an_ignored_parameter_is_checked_and_noted(gateway: House, key: str, name: str) -> None:
     value, wrong = IGNORED[name]
     assert (await post(gateway, key, ask() | {name: value})).status_code == 200
-    assert gateway.drivers.orders[0].ignored == (name,)
+    assert gateway.runs.orders[0].ignored == (name,)
     reply = await post(gateway, key, ask() | {name: wrong})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
 
@@ -159,13 +159,13 @@ async def test_a_refused_parameter_is_named(gateway: House, key: str, name: str)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, name)
     assert error["code"] in ("unsupported_parameter", "unsupported_value")
-    assert gateway.drivers.orders == []
+    assert gateway.runs.orders == []
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if PARAMETERS[name].neutral])
 async def test_a_refused_parameter_may_ask_for_nothing(gateway: House, key: str, name: str) -> None:
     assert (await post(gateway, key, ask() | {name: PARAMETERS[name].neutral[0]})).status_code == 200
-    assert gateway.drivers.orders[0].ignored == (name,)
+    assert gateway.runs.orders[0].ignored == (name,)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: House, key: str
     part |= {"cache_control": {"type": "ephemeral"}}
     body = ask(store=True) | {"messages": [{"role": "user", "content": [part]}]}
     assert (await post(gateway, key, body)).status_code == 200
-    assert gateway.drivers.orders[0].ignored == ("store", "prompt_cache_breakpoint", "cache_control")
+    assert gateway.runs.orders[0].ignored == ("store", "prompt_cache_breakpoint", "cache_control")
     part["prompt_cache_breakpoint"] = {"mode": "implicit"}
     reply = await post(gateway, key, body)
     assert reply.status_code == 400
@@ -201,4 +201,4 @@ async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: House, key: str
 async def test_null_is_as_good_as_absent(gateway: House, key: str) -> None:
     nulls = {name: None for name in PARAMETERS if name not in ("model", "messages")}
     assert (await post(gateway, key, ask() | nulls)).status_code == 200
-    assert gateway.drivers.orders[0].ignored == ()
+    assert gateway.runs.orders[0].ignored == ()

@@ -35,7 +35,7 @@ async def ordered(gateway: House, key: str, **fields: Any) -> Order:
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask() | fields)
     assert reply.status_code == 200, reply.text
-    return gateway.drivers.orders[-1]
+    return gateway.runs.orders[-1]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ async def test_a_whole_reply_with_calls(gateway: House, key: str) -> None:
         async def script(_order: Order, run: str, line: Mailbox[Told], words: str = words) -> None:
             line.put(wants(run, words))
 
-        gateway.drivers.script = script
+        gateway.runs.script = script
         async with gateway.client(key) as client:
             reply = await client.post("/v1/chat/completions", json=ask(tools=[LOOK]))
         (choice,) = reply.json()["choices"]
@@ -153,7 +153,7 @@ async def test_a_whole_reply_with_calls(gateway: House, key: str) -> None:
 
 
 async def test_calls_are_streamed_as_they_come(gateway: House, key: str) -> None:
-    gateway.drivers.script = calling
+    gateway.runs.script = calling
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask(tools=[LOOK], stream=True))
     frames = [frame.split("\n") for frame in reply.text.split("\n\n") if "data: {" in frame]
@@ -172,7 +172,7 @@ async def test_calls_are_streamed_as_they_come(gateway: House, key: str) -> None
 
 
 async def test_the_official_client_puts_the_stream_together(gateway: House, key: str) -> None:
-    gateway.drivers.script = calling
+    gateway.runs.script = calling
     async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         ask_again: Any = {"model": "baton-mini", "messages": ask()["messages"], "tools": [LOOK]}
         async with client.chat.completions.stream(**ask_again) as stream:

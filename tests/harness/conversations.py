@@ -44,7 +44,7 @@ class Talk:
 
     async def begin(self, **changes: Any) -> Driven:
         """Start the next turn."""
-        return await self.house.drivers.start(self.order(**changes))
+        return await self.house.runs.start(self.order(**changes))
 
     async def say(self, **changes: Any) -> Outcome:
         """Start the next turn and read its reply to the end."""

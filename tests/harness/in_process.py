@@ -91,9 +91,12 @@ async def open_house(
     environ: Mapping[str, str] | None = None,
     *,
     dispatches: bool = True,
+    drives: bool = True,
     audits: bool = True,
 ) -> AsyncIterator[House]:
-    """Open the service in this loop; without `dispatches`, no step is executed.
+    """Open the service in this loop: a gateway, and an engine unless `drives` is false.
+
+    Without `dispatches` the engine drives runs and leaves their steps to their tickets, which nobody takes.
 
     When it has closed, and unless a test has failed or does wrong on purpose (`audits`), the independent auditor must
     find nothing wrong with the journal. What is new in a request is to be recomposed in `app/audit/recompose.py`.
@@ -110,11 +113,17 @@ async def open_house(
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         await opened.clock.look()
         async with asyncio.TaskGroup() as group:
-            group.create_task(opened.drivers.run(drivers_end))
+            group.create_task(opened.runs.run(drivers_end))
             group.create_task(opened.webhooks.run(drivers_end))
-            if dispatches:
+            if not drives:
+                opened.runs.engine = None
+            else:
+                group.create_task(opened.drivers.run(drivers_end))
+            if drives and dispatches:
                 group.create_task(opened.dispatcher.run(steps_end))
-            await asyncio.sleep(0)
+            elif drives:
+                opened.drivers.dispatcher = None
+            await until(lambda: opened.runs.is_open and (not drives or opened.drivers.is_open))
             try:
                 yield opened
             finally:

@@ -23,7 +23,7 @@ from app.core.run.progress import fold
 from app.core.run.state import RunState
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Ended, Said, Told
-from app.engine.runs.registry import Drivers
+from app.engine.runs.client import RunClient
 from app.engine.runs.request import Order
 from app.errors import BatonError, NotFound, RunCancelled
 from app.gateway.app import create_app
@@ -292,7 +292,7 @@ class House:
     """A gateway over stubs, with clocks that tests may move."""
 
     def __init__(self, **changes: Any) -> None:
-        self.drivers = ScriptedDrivers()
+        self.runs = ScriptedDrivers()
         self.store = ShelfStore()
         self.seconds = 1_000_000_000.0
         self.ticks = 0.0
@@ -301,7 +301,7 @@ class House:
         self.context = GatewayContext(
             store=cast(Store, self.store),
             queue=cast(StepQueue, UpQueue()),
-            drivers=cast(Drivers, self.drivers),
+            runs=cast(RunClient, self.runs),
             catalog=lambda: CATALOG,
             telemetry=self.telemetry,
             pepper=PEPPER,

@@ -57,10 +57,10 @@ async def test_a_gateway_plans_without_whom_its_dispatchers_have_given_up(
 ) -> None:
     gateway, dispatcher = pair
     stub.always("alpha", Fail(status=503))
-    outcomes = [await finish(await gateway.drivers.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
+    outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
     for one in (gateway, dispatcher):
         assert one.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"}) == 2
-    last = await finish(await gateway.drivers.start(order(gateway, "baton-mini")))
+    last = await finish(await gateway.runs.start(order(gateway, "baton-mini")))
     admitted = (await events(gateway, last.ended.state.run))[0].body
     assert admitted["excluded"] == {"alpha": "ejected: failing"}

@@ -63,7 +63,7 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
             chance, dollars = right(plan, KIND, standard_pool()), bill(plan, KIND[1], standard_pool())[0]
             for _ in range(RUNS):
                 problem = any_problem(random, KIND)
-                driven = await opened.drivers.start(order(opened, "baton-mini", problem.text, plan={"steps": asked}))
+                driven = await opened.runs.start(order(opened, "baton-mini", problem.text, plan={"steps": asked}))
                 ended = (await finish(driven)).ended
                 assert ended.error is None
                 surplus += (final(ended.answer) == problem.answer) - chance

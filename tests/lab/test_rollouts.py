@@ -43,7 +43,7 @@ async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def ask(opened: House, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
-    return (await finish(await opened.drivers.start(order(opened, tier, text, **changes)))).ended.state.run
+    return (await finish(await opened.runs.start(order(opened, tier, text, **changes)))).ended.state.run
 
 
 async def rate(opened: House, run: str, score: float, kind: str = "grader") -> None:

@@ -139,7 +139,7 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
     ):
         text = POOL.format(base_url=stub.openai_url, proxy=proxy.url, ca=authority.ca, certificate=certificate, key=key)
         async with open_house(tmp_path, text, environ) as opened:
-            ended = await finish(await opened.drivers.start(order(opened, "baton-mini")))
+            ended = await finish(await opened.runs.start(order(opened, "baton-mini")))
             assert ended.ended.state.state == "succeeded"
         assert (len(stub.requests), len(proxy.asked), proxy.refused) == (1, 1, 0)
 

@@ -101,7 +101,7 @@ class Visit:
 
     async def serve(self, process: "Process", hearing: Hearing) -> None:
         """What a gateway does for this request, from admission to the last chunk."""
-        drivers = process.running
+        runs = process.running
         try:
             driven = await self._begin(process, hearing.order)
         except BatonError as error:
@@ -110,7 +110,7 @@ class Visit:
             return self.refused(self, hearing)
         if self.unheard:
             hearing.run, hearing.over = driven.run, True
-            return drivers.leave(driven)
+            return runs.leave(driven)
         try:
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(hearing.listen(driven, self.order.limits.seconds + GRACE, self.pause))
@@ -120,27 +120,27 @@ class Visit:
                     mood.cancel()
         finally:
             if not hearing.ended:
-                drivers.leave(driven)
+                runs.leave(driven)
             hearing.over = True
         if hearing.ended and hearing.ended[-1].calls:
             self.calls(self, hearing)
 
     async def _begin(self, process: "Process", order: Order) -> Driven:
         """As `http/idempotency.py` does it."""
-        once, store, drivers = order.once, process.store, process.running
+        once, store, runs = order.once, process.store, process.running
         if once is None:
-            return await drivers.start(order)
+            return await runs.start(order)
         found = await store.find_request_claim(once.id, process.clock.now())
         if found is None:
             try:
-                return await drivers.start(order)
+                return await runs.start(order)
             except Conflict as conflict:
                 if conflict.public_code != TAKEN:
                     raise
                 found = await store.find_request_claim(once.id, process.clock.now())
         if found is None:
             raise Conflict(code=TAKEN)
-        return await drivers.attach(found.run, once=once.id)
+        return await runs.attach(found.run, once=once.id)
 
     def _moods(self, process: "Process", hearing: Hearing, listening: asyncio.Task[None]) -> Iterator[Mood]:
         """What its first connection does besides listening."""
@@ -153,9 +153,7 @@ class Visit:
     async def _cancel(self, process: "Process", hearing: Hearing) -> None:
         await asyncio.sleep(self.cancels_after or 0.0)
         with suppress(BatonError):  # a 503: this caller does not insist
-            row = await self.wish(process, hearing)
-            if not row.driver or row.lease_until <= process.clock.now():
-                process.running.sweep_soon()
+            await self.wish(process, hearing)
 
     async def wish(self, process: "Process", hearing: Hearing) -> RunRow:
         """Ask for the end of its run, which was that until then."""

@@ -1,91 +1,99 @@
-"""Bugs of the zoo in how runs go from one process to another: handed over as they begin, handed back as it stops, taken
-up as their caller comes back."""
+"""Bugs of the zoo in how runs go from one process to another: offered as they begin, handed
+back as an engine stops, and taken again as their caller comes back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.engine.delivery.messages import Driven
-from app.engine.runs import driver as conduct
-from app.engine.runs import registry, tool_results
-from app.engine.runs.recovery import GIVEN_UP
+from app.core.records import changed
+from app.engine.commit import run_writer
+from app.engine.delivery.followers import Followers
+from app.engine.runs import client, registry, tool_results
+from app.engine.runs.driver import Driver
+from app.engine.runs.recovery import GIVEN_UP_SECONDS, Recovery
 from app.engine.runs.registry import Drivers
 from app.engine.steps.execution import Execution
-from app.stepqueue.protocol import DISPATCHERS, Listen
 
 Patch = pytest.MonkeyPatch
 
 
-def _without(part: str) -> Callable[..., Any]:
-    async def hand_back(means: Any, home: str, epochs: Mapping[str, int]) -> None:
-        if part != "lease" and epochs:
-            await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP)
-        if part != "call":
-            await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in epochs])
-
-    return hand_back
+async def _nothing(*_: object) -> None:
+    return
 
 
-def hand_over_without_giving_the_lease_up(patch: Patch) -> None:
-    patch.setattr(registry, "hand_back", _without("lease"))
+async def _none(*_: object) -> bool:
+    return False
 
 
-def hand_over_without_a_word(patch: Patch) -> None:
-    patch.setattr(registry, "hand_back", _without("call"))
+def find_nothing_by_looking(patch: Patch) -> None:
+    """What the queue does not deliver is never found."""
+    patch.setattr(Recovery, "sweep", _none)
 
 
-def hear_of_no_free_run(patch: Patch) -> None:
-    patch.setattr(Drivers, "sweep_soon", lambda _self: None)
+def offer_no_run(patch: Patch) -> None:
+    """An admission leaves no ticket, and nobody looks for it."""
+    find_nothing_by_looking(patch)
+    patch.setattr(client, "offer_run", _nothing)
 
 
-def _handing_over(patch: Patch, then: Callable[[Drivers, conduct.Driver], object]) -> None:
-    pass_on = Drivers._pass_on
+def take_no_run(patch: Patch) -> None:
+    """The tickets of runs are thrown away, and nobody looks for runs."""
+    find_nothing_by_looking(patch)
 
-    async def and_more(self: Drivers, driver: conduct.Driver, line: Any) -> Driven:
-        driven = await pass_on(self, driver, line)
-        then(self, driver)
-        return driven
+    def thrown_away(drivers: Drivers, ticket: Any, taken: Callable[[Any], Awaitable[None]]) -> None:
+        return
 
-    patch.setattr(Drivers, "_pass_on", and_more)
-
-
-def hand_over_and_drive_on(patch: Patch) -> None:
-    _handing_over(patch, lambda self, driver: self._drive(driver))
+    patch.setattr(Drivers, "take_soon", thrown_away)
 
 
-def hand_over_and_renew(patch: Patch) -> None:
-    _handing_over(patch, lambda self, driver: self._drivers.setdefault(driver.state.run, driver))
+def hand_back_and_keep_the_lease(patch: Patch) -> None:
+    """Tickets are left, but the lease goes on, so that nobody finds the run who has not got its ticket."""
+
+    async def kept(means: Any, _home: str, drivers: Mapping[str, Driver]) -> None:
+        means.telemetry.count("baton_swept_total", "run", by=len(drivers))
+
+    patch.setattr(registry, "hand_back", kept)
 
 
-def hand_over_and_forget_the_caller(patch: Patch) -> None:
-    _handing_over(patch, lambda self, driver: self._followers.relieve(driver.state.run))
+def hand_back_and_prolong(patch: Patch) -> None:
+    async def prolonged(means: Any, home: str, drivers: Mapping[str, Driver]) -> None:
+        epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
+        if epochs:
+            await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP_SECONDS)
+            await means.store.renew_leases(home, epochs, means.now() + 30.0)
 
-
-def admit_and_leave_nobody_to_drive(patch: Patch) -> None:
-    """It is neither handed over nor driven here: what remains is that its lease runs out."""
-
-    async def forgotten(self: Drivers, driver: conduct.Driver, line: Any) -> Driven:
-        del self._drivers[driver.state.run]
-        self._followers.follow(driver.state, driver.audience)
-        return Driven(driver.state.run, line, driver.state, replayed=True)
-
-    patch.setattr(Drivers, "_pass_on", forgotten)
-
-
-def drive_what_was_to_be_handed_over(patch: Patch) -> None:
-    async def never(_self: Drivers, _order: Any) -> bool:
-        return False
-
-    patch.setattr(Drivers, "_hands_over", never)
+    patch.setattr(registry, "hand_back", prolonged)
 
 
 def stop_without_handing_back(patch: Patch) -> None:
-    async def nothing(*_: object) -> None:
-        return
+    patch.setattr(registry, "hand_back", _nothing)
 
-    patch.setattr(registry, "hand_back", nothing)
+
+def forget_the_caller(patch: Patch) -> None:
+    """Whoever begins a run does not follow it."""
+    follow = Followers.follow
+
+    def and_forget(self: Followers, *given: Any) -> Any:
+        follower = follow(self, *given)
+        self.forget(follower)
+        return follower
+
+    patch.setattr(Followers, "follow", and_forget)
+
+
+def join_without_the_epoch(patch: Patch) -> None:
+    """A step's end and what follows from it are committed by whoever executed the step, whoever drives the run."""
+    patch.setattr(run_writer, "changed", lambda one, **more: changed(one, **_without_epoch(more)))
+
+
+def _without_epoch(more: dict[str, Any]) -> dict[str, Any]:
+    if "epoch" in more:
+        more["epoch"] = None
+    if more.get("seq") is not None:
+        more["seq"] = None
+    return more
 
 
 def drain_in_silence(patch: Patch) -> None:

@@ -21,6 +21,7 @@ from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, P
 from app.core.pool.snapshot import sealed
 from app.engine.context import Means
 from app.engine.delivery.webhooks import Target, Webhooks
+from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
 from app.engine.runs.request import Order
 from app.engine.steps.dispatcher import Dispatcher
@@ -163,6 +164,7 @@ class Process:
     """When it was started, in the world's time."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     drivers: Drivers | None = None
+    runs: RunClient | None = None
     broke: BaseException | None = None
     ended: bool = False
     clock: Clock = field(init=False)
@@ -176,11 +178,6 @@ class Process:
     def name(self) -> str:
         """Its address, which no other process ever had."""
         return self.seam.name
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether background runs that it admits are for others to drive."""
-        return self.gateway and not self.dispatcher
 
     @property
     def serves(self) -> bool:
@@ -206,17 +203,30 @@ class Process:
     async def _serve(self) -> None:
         given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
-        drivers.hands_over = self.hands_over
-        known, undriven = drivers.known, drivers.sweep_soon
-        dispatcher = Dispatcher(
-            given, name=self.name, slots=self.slots, grace=self.grace, known=known, undriven=undriven
+        self.runs = RunClient(
+            given,
+            home=f"{self.name}-gateway",
+            bound=50,
+            untaken=50,
+            engine=drivers if self.dispatcher else None,
         )
-        drivers.beside = dispatcher
+        dispatcher = Dispatcher(
+            given,
+            name=self.name,
+            slots=self.slots,
+            grace=self.grace,
+            local=drivers.known,
+            take_run=drivers.take_soon,
+            taking=lambda: drivers.taking,
+        )
+        drivers.dispatcher = dispatcher
         runs_end, steps_end = asyncio.Event(), asyncio.Event()
         await self.clock.look()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.clock.keep(self.stopping))
-            driving = [group.create_task(drivers.run(runs_end))]
+            driving = [group.create_task(drivers.run(runs_end))] if self.dispatcher else []
+            if self.gateway:
+                driving.append(group.create_task(self.runs.run(runs_end)))
             if self.setting.notifies:
                 webhooks = Webhooks(
                     given, TARGET, client=lambda: httpx.AsyncClient(transport=self.sender, trust_env=False)
@@ -247,11 +257,11 @@ class Process:
                 task.cancel()
 
     @property
-    def running(self) -> Drivers:
-        """Its drivers; it must serve."""
-        if self.drivers is None:
+    def running(self) -> RunClient:
+        """The runs of its callers; it must serve."""
+        if self.runs is None:
             raise AssertionError(f"{self.name} does not serve")
-        return self.drivers
+        return self.runs
 
     def take(self, visit: Visit, order: Order, patience: int = 0) -> None:
         """A request comes in over the wire."""

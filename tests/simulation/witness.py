@@ -53,8 +53,8 @@ DRIVERS_WORDS = frozenset(
         *("run.awaiting_tool", "run.resumed", "step.tool_results"),
     }
 )
-FOREGONE = frozenset({"step.queued", "step.skipped", "step.done", "step.failed", "run.awaiting_tool", "run.succeeded"})
-"""Words of the driver that may stand in the entry with which a dispatcher ends a step, and follow from that."""
+GATEWAYS_WORDS = frozenset({"run.resumed", "step.tool_results"})
+"""The words with which a gateway begins a turn of a run that nobody drives."""
 OPENS = "@conductor"
 """The worker of a step that its driver settles, with what is nested in it."""
 ENDINGS = frozenset({"run.succeeded", "run.failed", "run.cancelled", "run.expired", "run.over_budget"})
@@ -154,7 +154,6 @@ class Witness:
         leads = {run: (who, epoch) for what, run, epoch, _, _, who in found if what in ("run", "driver")}
         self._check_epochs(leads)
         holders = {(run, seq): who for what, run, seq, _, _, who in found if what in ("ticket", "finished")}
-        ahead = {run for what, run, _, _, _, who in found if what == "finished" and who == author}
         for what, run, seq, kind, body, who in found:
             if what == "run":
                 self.salts[run] = body
@@ -163,7 +162,7 @@ class Witness:
             elif what == "event":
                 fact = Fact(run, seq, kind, orjson.loads(body), author, self.time())
                 self._take(fact)
-                driver = author if run in ahead and kind in FOREGONE else leads.get(run, ("", 0))[0]
+                driver = leads.get(run, ("", 0))[0]
                 self._check_author(fact, driver, holders.get((run, fact.body.get("n"))))
                 if kind in ("call.intended", "call.finished"):
                     settling.add(run)
@@ -211,7 +210,8 @@ class Witness:
     def _check_author(self, fact: Fact, driver: str | None, holder: str | None) -> None:
         """A run is written by the driver of its row, a step by the holder of its ticket, as they are at this commit."""
         drives = fact.kind in DRIVERS_WORDS or fact.kind in ENDINGS
-        if drives and fact.author != driver:
+        begins = fact.kind in GATEWAYS_WORDS and driver == ""
+        if drives and not begins and fact.author != driver:
             self.object(f"{fact.run}: {fact.author} wrote {fact.kind}, but {driver} drives the run")
         if drives and fact.run in self._free and fact.author == self._free[fact.run].giver:
             written = self._free[fact.run].written

@@ -14,18 +14,18 @@ from sqlalchemy import Connection, delete, update
 
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
-from app.core.records import changed
 from app.core.run import drafts, notices
 from app.core.run.events import Event
 from app.core.run.state import RunState
 from app.engine.calls import step_request
 from app.engine.calls.attempt import Attempt
 from app.engine.calls.candidates import Candidates
-from app.engine.commit import speculative
+from app.engine.commit import run_writer
+from app.engine.commit.run_writer import RunWriter
 from app.engine.delivery.audience import Audience
 from app.engine.delivery.webhooks import DeliveryResult, Webhooks
 from app.engine.runs import brief, driver, planning
-from app.engine.runs.recovery import Orphans
+from app.engine.runs.recovery import Recovery
 from app.engine.steps import execution
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
@@ -64,7 +64,7 @@ LATE_WORDS = {"caller.erases": 1.0, "freeze at worker.received": 0.6, "worker.sl
 LOST_RINGS = {"queue.ring.lost": 0.9}
 DRAINS = {"process.drained": 0.5, "worker.slow": 0.3}
 DEAF = {"queue.tell.lost": 0.9}
-HANDED_OVER, TAKEN_UP = "oracle.what_is_handed_over_is_driven_elsewhere", "oracle.what_is_given_up_is_taken_up"
+LEFT, TAKEN_UP = "oracle.who_stops_leaves_nothing_behind", "oracle.what_is_given_up_is_taken_up"
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,6 @@ def believe_a_guess(patch: Patch) -> None:
     patch.setattr(Statements, "write_if_current", believed)
 
 
-def write_ahead_of_nobody(patch: Patch) -> None:
-    patch.setattr(speculative, "changed", lambda entry, **more: changed(entry, **(more | {"epoch": None})))
-
-
 def take_over_without_raising_the_epoch(patch: Patch) -> None:
     adopt = runs.take_over
 
@@ -161,7 +157,8 @@ def write_after_the_end(patch: Patch) -> None:
 def end_twice(patch: Patch) -> None:
     write_after_the_end(patch)
     ending = driver.ending
-    patch.setattr(driver, "ending", lambda state, command: (*ending(state, command), ending(state, command)[-1]))
+    for writes in (driver, run_writer):
+        patch.setattr(writes, "ending", lambda state, command: (*ending(state, command), ending(state, command)[-1]))
 
 
 def overspend(patch: Patch) -> None:
@@ -303,22 +300,22 @@ def see_the_conversation_unasked(patch: Patch) -> None:
 
 
 def ignore_expiry(patch: Patch) -> None:
-    decide = driver.decide
-    patch.setattr(driver, "decide", lambda state, _now: decide(state, 0.0))
+    decide = run_writer.decide
+    patch.setattr(run_writer, "decide", lambda state, _now: decide(state, 0.0))
     patch.setattr(Execution, "_left", lambda *_: 1e6)
     patch.setattr(Attempt, "_deadlines", lambda _self: Deadlines(1e6, 1e6, 1e6, 1e6))
 
 
 def ignore_a_cancellation(patch: Patch) -> None:
-    decide = driver.decide
-    patch.setattr(driver, "decide", lambda state, now: decide(replace(state, cancel_asked=False), now))
+    decide = run_writer.decide
+    patch.setattr(run_writer, "decide", lambda state, now: decide(replace(state, cancel_asked=False), now))
 
 
 def leave_orphans_alone(patch: Patch) -> None:
-    async def nothing(_self: Orphans, _room: int) -> None:
-        return
+    async def nothing(*_: object) -> bool:
+        return False
 
-    patch.setattr(Orphans, "_take_over", nothing)
+    patch.setattr(Recovery, "_take_over", nothing)
 
 
 def wait_for_the_bell_alone(patch: Patch) -> None:
@@ -327,6 +324,7 @@ def wait_for_the_bell_alone(patch: Patch) -> None:
 
     patch.setattr(Dispatcher, "_take_from_outbox", none)
     patch.setattr(SqlStore, "overdue", none)
+    handing.find_nothing_by_looking(patch)
 
 
 def drop_the_last_words(patch: Patch) -> None:
@@ -351,12 +349,12 @@ def go_on_with_other_words(patch: Patch) -> None:
 
 
 def wait_for_results_without_end(patch: Patch) -> None:
-    decide = driver.decide
+    decide = run_writer.decide
 
     def patient(state: RunState, now: float) -> Any:
         return () if state.state == "awaiting_tool" and not state.cancel_asked else decide(state, now)
 
-    patch.setattr(driver, "decide", patient)
+    patch.setattr(run_writer, "decide", patient)
 
 
 def forget_what_tools_said(patch: Patch) -> None:
@@ -417,13 +415,13 @@ def write_after_the_erasure(patch: Patch) -> None:
 
 def log_in_vain(patch: Patch) -> None:
     """Something breaks in a driver; the next one repairs it, and nobody else would notice."""
-    ring = driver.Driver.ring
+    ring = RunWriter._ring
 
     async def breaks(self: Any, outbox: Any) -> None:
         await ring(self, outbox)
         raise KeyError(self.state.run)
 
-    patch.setattr(driver.Driver, "ring", breaks)
+    patch.setattr(RunWriter, "_ring", breaks)
 
 
 BUGS = (
@@ -433,7 +431,7 @@ BUGS = (
     Bug("believe an unanswered commit", believe_an_unanswered_commit, COMMITS, ("oracle.strangers", "witness")),
     Bug("repeat an unanswered commit", repeat_an_unanswered_commit, COMMITS, ("witness",)),
     Bug("believe a guess", believe_a_guess, ZOMBIES, ("witness",)),
-    Bug("write ahead of nobody", write_ahead_of_nobody, CALM, ("oracle.no_run_is_forgotten",)),
+    Bug("join without the epoch", handing.join_without_the_epoch, ZOMBIES, ("witness",)),
     Bug("take over without raising the epoch", take_over_without_raising_the_epoch, ZOMBIES, ("witness",)),
     Bug(
         "ring without an outbox row", ring_without_an_outbox_row, CALM, ("oracle.nothing_is_degraded_without_a_fault",)
@@ -466,15 +464,11 @@ BUGS = (
     Bug("drop the last words", drop_the_last_words, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("tell a reply twice", tell_a_reply_twice, CALM, ("oracle.the_caller_is_told_the_truth",)),
     Bug("go on with other words", go_on_with_other_words, TORN, ("oracle.the_caller_is_told_the_truth",)),
-    Bug("hand over and keep the lease", handing.hand_over_without_giving_the_lease_up, CALM, (HANDED_OVER,)),
-    Bug("hand over without a word", handing.hand_over_without_a_word, CALM, (HANDED_OVER, TAKEN_UP)),
-    Bug("hear of no free run", handing.hear_of_no_free_run, CALM, (HANDED_OVER, TAKEN_UP)),
-    Bug("hand over and drive on", handing.hand_over_and_drive_on, CALM, (HANDED_OVER,)),
-    Bug("hand over and renew", handing.hand_over_and_renew, DEAF, ("witness",)),
-    Bug("hand over and forget the caller", handing.hand_over_and_forget_the_caller, CALM, ("oracle.liveness",)),
-    Bug("admit and leave nobody to drive", handing.admit_and_leave_nobody_to_drive, CALM, (HANDED_OVER,)),
-    Bug("drive what was to be handed over", handing.drive_what_was_to_be_handed_over, CALM, (HANDED_OVER,)),
-    Bug("hand back without a word", handing.hand_over_without_a_word, DRAINS, (TAKEN_UP,)),
+    Bug("offer no run", handing.offer_no_run, CALM, ("oracle.it_ends_once",)),
+    Bug("take no run", handing.take_no_run, CALM, ("oracle.it_ends_once",)),
+    Bug("forget the caller", handing.forget_the_caller, CALM, ("oracle.liveness",)),
+    Bug("hand back and keep the lease", handing.hand_back_and_keep_the_lease, DRAINS, (LEFT, TAKEN_UP)),
+    Bug("hand back and prolong", handing.hand_back_and_prolong, DRAINS, (LEFT, TAKEN_UP)),
     Bug("take up without raising the epoch", take_over_without_raising_the_epoch, CALM, ("witness",)),
     Bug(
         "stop without handing back",

@@ -386,7 +386,7 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
     keys = Keys("baton")
     async with Redis.from_url(server.url) as client, queue.hear("a", heard.append):
         for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
-            await client.xadd(keys.tickets("ultra"), {name: value})
+            await client.xadd(keys.steps("ultra"), {name: value})
         for rubbish in (
             b"",
             b"\xff",
@@ -401,7 +401,7 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
         await queue.tell("a", [Stop("\ud800"), Stop("run")])
         assert [each.step for each in await queue.take(9, 1.0)] == [1]
         await until(lambda: bool(heard))
-        assert await client.xlen(keys.tickets("ultra")) == 0
+        assert await client.xlen(keys.steps("ultra")) == 0
     assert heard == [Stop("run")]
     assert (queue.undecodable, queue.undecodable_tickets, queue.unencodable) == (7, 4, 1)
 
@@ -451,7 +451,7 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
         async with RedisQueue(server.url, TIERS, LEASE) as queue:
             await queue.ring([ticket(number) for number in range(5)])
             await queue.done(await queue.take(5, 1.0))
-            stream = Keys("baton").tickets("mini")
+            stream = Keys("baton").steps("mini")
             assert len(await client.xinfo_consumers(stream, GROUP)) == 1
         assert await client.xinfo_consumers(stream, GROUP) == []
         assert await client.xlen(stream) == 0
@@ -470,7 +470,7 @@ async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.S
         await other.done(rest)
         await queue.done(taken)
     async with Redis.from_url(server.url) as client:
-        assert [await client.xlen(Keys("baton").tickets(tier)) for tier in TIERS] == [0, 0]
+        assert [await client.xlen(Keys("baton").steps(tier)) for tier in TIERS] == [0, 0]
 
 
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:

@@ -5,7 +5,7 @@ after planning would leak. A label such as `region:eu` or `retention:none` is co
 a worker's card, any other one with its clearance. Every exclusion has a reason, which is journaled.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 
 from app.core.message.chat import Task
@@ -61,9 +61,15 @@ def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], o
 
 def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
     """Without the ejected ones, as long as `ENOUGH` remain; `ejected` gives their reasons, the worst of them first."""
-    out = list(ejected)[: max(len(choice.workers) - ENOUGH, 0)]
+    out = spared(choice.workers, ejected)
     kept = tuple(worker for worker in choice.workers if worker.name not in out)
-    return Eligible(kept, {**choice.excluded, **{name: f"ejected: {ejected[name]}" for name in out}})
+    return Eligible(kept, {**choice.excluded, **{name: f"ejected: {reason}" for name, reason in out.items()}})
+
+
+def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
+    """Those of the ejected workers, the worst first, that can be left out so that `ENOUGH` remain."""
+    names = list(ejected)[: max(len(workers) - ENOUGH, 0)]
+    return {name: ejected[name] for name in names}
 
 
 def unknown_names(tier: Tier, overrides: Overrides) -> tuple[str, ...]:

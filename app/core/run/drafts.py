@@ -29,9 +29,18 @@ MOST_REASONS = 50
 
 
 def opened(
-    command: Propose, conductor: str, order: Sequence[str], instant: bool, decision: Mapping[str, Any] | None = None
+    command: Propose,
+    conductor: str,
+    order: Sequence[str],
+    instant: bool,
+    *,
+    decision: Mapping[str, Any] | None = None,
+    ejected: Mapping[str, str] | None = None,
 ) -> PlanOpened:
-    """`conductor` is asked, and is shown the workers in this order; `decision` is that of a selector."""
+    """`conductor` is asked, and is shown the workers in this order; `decision` is that of a selector.
+
+    `ejected` are workers of the run's pool that this engine leaves out because they fail, with the reasons.
+    """
     return PlanOpened(
         proposal=command.number,
         base=command.base,
@@ -43,6 +52,7 @@ def opened(
         decision=decision,
         parent=command.parent,
         room=command.room,
+        ejected=ejected or None,
     )
 
 
@@ -133,6 +143,7 @@ def resumed(turn: Turn, once: str) -> RunResumed:
         on_disconnect=turn.on_disconnect,
         wire=turn.wire,
         once=once,
+        gateway=turn.gateway,
     )
 
 

@@ -117,6 +117,10 @@ class RunAdmitted(Fact):
     """The wire format of the reply and the request's options for it."""
     explore: bool = True
     """True if a selector may explore with this run; else it takes the best arm, and nothing is left to chance."""
+    gateway: str = optional("")
+    """The address of the gateway that the request came to, and that follows the run."""
+    plan: str = optional("")
+    """Ref of the caller's own plan; empty where a conductor plans."""
 
 
 @fact(Kind.CANCEL_ASKED)
@@ -154,6 +158,8 @@ class RunResumed(Fact):
     wire: Mapping[str, Any] = field(default_factory=dict)
     once: str = ""
     """The id of the idempotency claim that the request makes, or empty."""
+    gateway: str = optional("")
+    """The address of the gateway that the request came to, and that follows the turn."""
 
 
 @record(frozen=True, slots=True)
@@ -226,6 +232,8 @@ class PlanOpened(Fact):
     """The step that the plan is nested in."""
     room: int = optional(0, along="parent")
     """How many steps a nested plan may have."""
+    ejected: Mapping[str, str] | None = optional(None)
+    """Workers of the run's pool that are left out because they fail, each with the reason."""
 
 
 @fact(Kind.PLAN_STEP)

@@ -76,6 +76,7 @@ def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
         at=at,
         on_disconnect=fact.on_disconnect,
         wire=fact.wire,
+        gateway=fact.gateway,
     )
     return RunState(run=run, admitted=fact, turn=turn, seq=seq)
 
@@ -288,6 +289,7 @@ def _resumed(state: RunState, fact: RunResumed) -> Changes:
         at=fact.at,
         on_disconnect=fact.on_disconnect,
         wire=fact.wire,
+        gateway=fact.gateway,
     )
     return {"state": _run_arrow(state, "running"), "turn": turn}
 

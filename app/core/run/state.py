@@ -81,6 +81,8 @@ class Turn:
     """The wire format of the reply and the request's options for it."""
     until: float = 0.0
     """When the wait for tool results is over; 0 before there is any."""
+    gateway: str = ""
+    """The address of the gateway that the request came to, and that follows the turn; empty where nobody does."""
 
 
 @record(frozen=True, slots=True)

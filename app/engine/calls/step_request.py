@@ -5,7 +5,7 @@ it for one worker. How to decode and which tools there are is what the caller sa
 one that brought tool results.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -124,10 +124,18 @@ async def look(store: Contents, state: RunState, n: int, fresh: Mapping[str, byt
     return View(step, task, asked, found[step.subtask, _text], granted(own, done), used, last, speaks(state, step))
 
 
-async def task_of(store: Contents, run: str, ref: str) -> Task:
-    """A task by its ref. `NotFound` if it was erased."""
-    task: Task = (await _records(store, run, {(ref, _task)}))[ref, _task]
+async def task_of(store: Contents, run: str, ref: str, fresh: Mapping[str, bytes] = NOTHING) -> Task:
+    """A task by its ref; `fresh` are contents that are at hand. `NotFound` if it was erased."""
+    task: Task = (await _records(store, run, {(ref, _task)}, fresh))[ref, _task]
     return task
+
+
+async def bodies_of(
+    store: Contents, run: str, refs: Sequence[str], fresh: Mapping[str, bytes] = NOTHING
+) -> Mapping[str, bytes]:
+    """Contents by ref; `fresh` are some that are at hand. `NotFound` if one was erased."""
+    found = await _records(store, run, {(ref, bytes) for ref in refs}, fresh)
+    return {ref: found[ref, bytes] for ref in refs}
 
 
 def _text(body: bytes) -> str:

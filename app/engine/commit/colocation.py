@@ -1,9 +1,9 @@
-"""What a driver and a dispatcher are to each other where they share a process.
+"""How a run's writer and the dispatcher of the same process work together.
 
-Then nothing needs to be told that the other can see: a dispatcher folds what its neighbour has folded already, a step's
-end travels in one entry with what follows from it, and a step that is queued may be taken in the very entry that queues
-it, with the intent of its first call. Apart from each other both do the same over the journal and the queue, and
-whatever fails here falls back to that.
+A step that is queued may be begun in the very entry that queues it: the dispatcher composes its first call before the
+entry is committed, the entry carries the intent and the ticket as taken, and after the commit the call is made. The end
+of such a step is committed by the run's writer together with what follows from it. Whatever fails here falls back to
+tickets, which any engine may take.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,47 +14,42 @@ from app.core.records import record
 from app.core.run.events import Draft, Event
 from app.core.run.state import RunState
 from app.errors import Conflict, RunOverBudget
-from app.stepqueue.protocol import Delta
+from app.stepqueue.protocol import Listen
 from app.store.protocol import MOVED, Appended, Entry, Ledger, Outbox
 
 
-class DriverBeside(Protocol):
-    """The driver of a run, in this very process. Its state is a fold of a prefix of the journal, which is never
-    stale."""
-
-    @property
-    def far(self) -> bool:
-        """Whether the driver is elsewhere after all, and has to be told of what is committed: see `speculative.py`."""
-        ...
+class LocalRun(Protocol):
+    """A run that is driven in this very process, as those who execute its steps see it."""
 
     @property
     def state(self) -> RunState:
-        """What the run has come to."""
+        """The fold of a prefix of the journal, which is never stale."""
         ...
 
     @property
     def salt(self) -> bytes:
-        """What its content addresses are made with."""
+        """The salt of its content addresses."""
         ...
 
-    def heard(self, events: tuple[Event, ...]) -> None:
-        """Take note of what was committed."""
-        ...
-
-    def relay(self, delta: Delta) -> bool:
-        """Pass on what a worker says, if it can be done at once; else it is to be told as from elsewhere."""
+    def followers(self) -> Sequence[str]:
+        """The addresses of the gateways that follow the run."""
         ...
 
     async def join(self, entry: Entry) -> Appended:
-        """Commit the entry that ends a step together with what follows from it, and let the driver know."""
+        """Commit the entry that ends a step together with what follows from it."""
+        ...
+
+    async def receive(self, events: tuple[Event, ...]) -> None:
+        """Fold what was committed for a step; nothing follows from it."""
         ...
 
 
-Known = Callable[[str], DriverBeside | None]
+LocalRuns = Callable[[str], LocalRun | None]
+"""Finds a run by its id; None if it is driven elsewhere."""
 
 
 @record(frozen=True, slots=True)
-class Begun:
+class BegunStep:
     """A step whose first call is composed. Exactly one of `go` and `forgo` is called."""
 
     row: Outbox
@@ -62,44 +57,61 @@ class Begun:
     intent: Draft
     """To be committed in the entry that queues the step."""
     hold: Ledger
-    """What that entry reserves for the call."""
+    """The amount that the entry reserves for the call."""
     go: Callable[[int], None]
-    """The entry is committed, with this claim: make the call."""
+    """Make the call: the entry is committed, with this claim."""
     forgo: Callable[[], None]
-    """It is not: there is no call."""
+    """Make no call: the entry was refused."""
 
 
-class DispatcherBeside(Protocol):
-    """The dispatcher of this process, as far as drivers use it."""
+class StepStarter(Protocol):
+    """The dispatcher of this process, as those who drive runs use it."""
+
+    @property
+    def free_slots(self) -> int:
+        """How many more steps it can begin now, beyond one for each run that is being taken."""
+        ...
+
+    def slot_freed(self) -> None:
+        """A run was taken, and the slot that was kept for it is free."""
+        ...
 
     async def begin(
         self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
-    ) -> Sequence[Begun]:
-        """Those of the steps that can be begun at once; the bell rings for the others.
+    ) -> Sequence[BegunStep]:
+        """Begin those of the steps for which there are free slots; the others are left to their tickets.
 
-        `rows` are tickets that are about to be committed, `state` is what the run will be then, and `fresh` the content
-        that is committed with them. Raises nothing that concerns one step alone.
+        `rows` are tickets that are about to be committed, `state` is the run's then, and `fresh` has the contents that
+        are committed with them. Raises nothing that concerns one step alone.
         """
         ...
 
+    def stop(self, run: str, step: int | None) -> bool:
+        """Interrupt the steps of a run, or one of them, that are executed here; False if others may execute some."""
+        ...
 
-def held(begun: Sequence[Begun]) -> Ledger:
-    """What an entry reserves for all of them."""
+    def listen(self, message: Listen) -> bool:
+        """Send a gateway the answer of a run from its beginning; False if others may execute the answering step."""
+        ...
+
+
+def held(begun: Sequence[BegunStep]) -> Ledger:
+    """The amount that an entry reserves for all of them."""
     return Ledger(sum(one.hold.usd for one in begun), sum(one.hold.tokens for one in begun))
 
 
-async def together(begun: Sequence[Begun], commit: Awaitable[Appended]) -> Appended | None:
-    """Commit the entry that these steps wait for, and let them go; None if it is refused because of them."""
+async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appended]) -> Appended | None:
+    """Commit the entry that these steps wait for and let them go; None if it is refused because of them."""
     try:
         appended = await commit
     except BaseException as error:
         for one in begun:
             one.forgo()
-        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with them
+        moved = isinstance(error, Conflict) and error.public_code == MOVED  # which has nothing to do with the steps
         if isinstance(error, RunOverBudget | Conflict) and not moved:
             return None
         raise
     for one, claim in zip_longest(begun, appended.taken):
-        # Found again after an outage, an entry no longer says its claims: those tickets lapse and are taken anew.
+        # Found again after an outage, an entry does not tell its claims: those tickets lapse and are taken anew.
         one.go(claim) if claim is not None else one.forgo()
     return appended

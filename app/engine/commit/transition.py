@@ -1,20 +1,19 @@
-"""What follows from a run's state, in the words of the store: drafts, tickets, columns. Pure, and between two awaits.
+"""The transition that follows from a run's state, in the terms of the store: events, tickets, columns. Pure.
 
-A driver gathers `Consequences` by deciding on tentative states until nothing follows any more, and commits them in one
-entry.
+A `RunWriter` gathers `Consequences` by deciding on tentative states until nothing follows any more, and commits them in
+one entry.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import Draft, Kind, PlanStep, StepQueued
-from app.core.run.progress import advanced, decide
+from app.core.run.progress import advanced
 from app.core.run.state import RUN_ENDED, RunState
-from app.engine.commit.colocation import Begun
+from app.engine.commit.colocation import BegunStep
 from app.store.protocol import Entry, Lease, Outbox, Projection
 
 
@@ -32,13 +31,13 @@ class Consequences:
     whole: bool = False
     """Whether nothing more follows from `state` until it is late, or somebody does something."""
 
-    def plain(self, command: Queue | Skip | Conclude, home: str, *, sound: bool) -> list[Draft]:
-        """The events of a command that needs nobody to be asked; its tickets report to `home`, and are rung if the bell
-        is `sound`."""
+    def plain(self, command: Queue | Skip | Conclude, home: str, *, rings: bool) -> list[Draft]:
+        """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `rings` nobody
+        is notified of them, and dispatchers find them by looking."""
         if not isinstance(command, Queue):
             return list(drafts.settled(self.state, command))
         tier, turn = self.state.admitted.tier, self.state.turn.number
-        self.outbox += [Outbox(n, tier, home, turn, sound) for n in command.steps]
+        self.outbox += [Outbox(n, tier, home, turn, rings) for n in command.steps]
         return [StepQueued(n) for n in command.steps]
 
     def let_go(self, command: Await, now: float) -> Draft:
@@ -52,37 +51,11 @@ class Consequences:
         self.events += fresh
         self.state = tentative(self.state, fresh)
 
-    def begin(self, begun: Sequence[Begun]) -> "Consequences":
+    def begin(self, begun: Sequence[BegunStep]) -> "Consequences":
         """The same, with the intents of these steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
         return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
-
-    def unqueued(self, before: RunState) -> "Consequences":
-        """What follows from the state `before`, up to the first step that is queued: that is for another driver."""
-        events = list(takewhile(lambda draft: draft.kind is not Kind.STEP_QUEUED, self.events))
-        return Consequences(tentative(before, events), events, contents=self.contents)
-
-
-def foregone(
-    state: RunState, now: float, home: str, contents: Mapping[str, bytes], *, sound: bool
-) -> Consequences | None:
-    """All that follows from a state, if no conductor needs to be asked and no call to be stopped;
-    None if nothing does, or not all of it is plain. `contents` are those that are committed with it."""
-    follows = Consequences(state)
-    while commands := decide(follows.state, now):
-        fresh: list[Draft] = []
-        for command in commands:
-            if isinstance(command, Queue | Skip | Conclude):
-                fresh += follows.plain(command, home, sound=sound)
-            elif isinstance(command, Await):
-                fresh.append(follows.let_go(command, now))
-            elif isinstance(command, Finish) and at_hand(follows.state, command, contents):
-                fresh += ending(follows.state, command)
-            else:
-                return None
-        follows.add(fresh)
-    return follows if follows.events else None
 
 
 def at_hand(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> bool:

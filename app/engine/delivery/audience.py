@@ -1,4 +1,4 @@
-"""Everybody who hears one run: callers in this process, and other processes that have callers of their own.
+"""The callers of this process that follow one run.
 
 The reply of a turn is told once to each, in order and without a gap, from wherever that caller wants to begin; who
 cannot keep up gets the rest in larger pieces. What was told cannot be unsaid. So a caller who was told words of an
@@ -6,12 +6,10 @@ attempt that was lost hears nothing of the next attempt until the answer is know
 stream goes on, else it ends with an error that says where the answer is. Whoever was told nothing yet follows the new
 attempt at once.
 
-A driver fills it from what dispatchers tell; where another process drives, a `Follower` does, from what that driver
-tells. It may pass from one to the other.
+A `Follower` fills it from what the run's engine sends, and from the journal.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core.message.chat import ToolDelta, gather
@@ -23,11 +21,8 @@ from app.core.run.position import Position
 from app.core.run.state import RunState
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import NOTED, Ended, Noted, Said, Told
-from app.errors import BatonError, QueueUnavailable, RunEnded
-from app.stepqueue.protocol import Committed, Delta, Listen, StepQueue
-
-FAR = 64
-"""Other processes that one driver tells; more of them hear by the journal alone."""
+from app.errors import BatonError, RunEnded
+from app.stepqueue.protocol import Delta
 
 
 @dataclass(slots=True)
@@ -52,17 +47,6 @@ class Listener:
         return spoken(tokens, self.chars) if self.tokens is None else self.tokens
 
 
-@dataclass(slots=True)
-class _Far:
-    """Another process: up to when it listens, and what it has of the answer."""
-
-    until: float
-    call: str
-    chars: int
-    tokens: int
-    called: int = 0
-
-
 class Audience:
     """The listeners of one run, and as much of its answer as can be told by now."""
 
@@ -70,9 +54,7 @@ class Audience:
         self._run = run
         self._ended: Ended | None = None
         self._listeners: list[Listener] = []
-        self._far: dict[str, _Far] = {}
         self._noted = 0
-        self._step = 0
         self._attempt = 0
         self.call = ""
         """The call whose words are told."""
@@ -87,25 +69,16 @@ class Audience:
         return sum(not listener.gone for listener in self._listeners)
 
     @property
+    def ended(self) -> bool:
+        """The turn is over, and everybody here was told so."""
+        return self._ended is not None
+
+    @property
     def text(self) -> str:
         """What can be told by now."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
-
-    def heard_by_anyone(self, now: float) -> bool:
-        """Whether anybody listens, here or in another process."""
-        return bool(len(self)) or self._far_ones(now)
-
-    @property
-    def heard_afar(self) -> bool:
-        """Whether other processes may be listening."""
-        return bool(self._far)
-
-    def _far_ones(self, now: float) -> bool:
-        """Whether other processes listen."""
-        self._far = {address: far for address, far in self._far.items() if far.until > now}
-        return bool(self._far)
 
     # -- callers
 
@@ -116,6 +89,15 @@ class Audience:
             return self._end(listener, self._ended)
         self._listeners.append(listener)
         self._tell(listener)
+
+    def remove(self, line: Mailbox[Told]) -> None:
+        """Forget a caller who is gone and holds nothing that is to be given back with the end."""
+        self._listeners = [listener for listener in self._listeners if listener.line is not line]
+
+    @property
+    def empty(self) -> bool:
+        """Nobody here waits for the end, not even on behalf of a caller who is gone."""
+        return not self._listeners
 
     def leave(self, line: Mailbox[Told]) -> None:
         """A caller is gone. It is still told the end, because places are given back with it, but no more words."""
@@ -154,7 +136,7 @@ class Audience:
         for listener in self._listeners:
             if listener.attempt == self._attempt and listener.heard is None and listener.chars <= self.chars:
                 listener.heard = self.text[: listener.chars]
-        self._step, self._attempt, self.call = delta.step, attempt, delta.call
+        self._attempt, self.call = attempt, delta.call
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
     def _tell(self, listener: Listener, said: Said | None = None) -> None:
@@ -213,33 +195,6 @@ class Audience:
                 return position.unknown()
             return None if heard is None or answer.startswith(heard) else changed(self._run)
         return None if heard is not None and answer.startswith(heard) else changed(self._run)
-
-    # -- other processes
-
-    def listen(self, message: Listen, until: float) -> None:
-        """Another process wants to hear, and says what it has; it must say so again before `until`."""
-        if message.address in self._far or len(self._far) < FAR:
-            chars = message.chars if message.call == self.call else 0
-            self._far[message.address] = _Far(until, message.call, chars, spoken(self._tokens, chars))
-
-    async def tell_far(self, queue: StepQueue, now: float) -> None:
-        """Send every other process what it lacks. What gets lost it asks for again."""
-        for address, far in self._far.items() if self._far and self._far_ones(now) else ():
-            if far.call != self.call:
-                far.call, far.chars, far.tokens, far.called = self.call, 0, 0, 0
-            if far.chars < self.chars or far.called < len(self._calls):
-                words = (self.text[far.chars :], tuple(self._tokens[far.tokens :]))
-                calls = tuple(self._calls[far.called :])
-                delta = Delta(self._run, self._step, self.call, far.chars, *words, far.called, calls)
-                far.chars, far.tokens, far.called = self.chars, len(self._tokens), len(self._calls)
-                with suppress(QueueUnavailable):
-                    await queue.tell(address, [delta])
-
-    async def ring_far(self, queue: StepQueue, now: float) -> None:
-        """Tell every other process to look into the journal."""
-        for address in list(self._far) if self._far_ones(now) else ():
-            with suppress(QueueUnavailable):
-                await queue.tell(address, [Committed(self._run, ())])
 
 
 def public(event: Event) -> Noted | None:

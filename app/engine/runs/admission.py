@@ -20,6 +20,15 @@ from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import Entry, Ledger, NewRun
 from app.store.rows.content import address
 
+UNTAKEN_SECONDS = 0.5
+"""For so long a run that nobody drives is left to those who take its ticket; then engines find it by looking."""
+
+
+def untaken(means: Means) -> float:
+    """Seconds for which a run that nobody drives is left to those who take its ticket: none if nobody can be given
+    it."""
+    return UNTAKEN_SECONDS if means.queue.sound else 0.0
+
 
 def choose(means: Means, order: Order) -> Eligible:
     """The workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
@@ -73,21 +82,30 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
 
 
 def entry(
-    means: Means, catalog: Catalog, order: Order, choice: Eligible, conductor: str, home: str
+    means: Means, catalog: Catalog, order: Order, choice: Eligible, conductor: str, gateway: str
 ) -> tuple[Entry, bytes]:
-    """The first entry of a new run, which `home` drives, and the run's salt. The deadline counts from now."""
+    """The first entry of a new run, and the run's salt. The deadline counts from now.
+
+    Nobody drives the run yet; `gateway` is the address of the process that follows it.
+    """
     salt, now = means.salt(), means.now()
     body = orjson.dumps(task_to_json(order.task))
     task = address(salt, body)
-    admitted = _admitted(catalog, order, choice, conductor, task, now)
+    contents = [(task, body)]
+    plan = ""
+    if order.plan is not None:
+        written = orjson.dumps(order.plan)
+        plan = address(salt, written)
+        contents.append((plan, written))
+    admitted = _admitted(catalog, order, choice, conductor, task, now, gateway=gateway, plan=plan)
     new = NewRun(
         tenant=order.tenant,
         key=order.key,
         tier=order.tier.name,
         model=order.model,
         salt=salt,
-        driver=home,
-        lease_until=now + means.lease,
+        driver="",
+        lease_until=now + untaken(means),
         deadline=admitted.deadline,
         cap=Ledger(order.limits.usd, order.limits.tokens),
         code=means.code,
@@ -98,15 +116,25 @@ def entry(
         events=(admitted,),
         new=new,
         epoch=1,
-        contents=((task, body),),
+        contents=tuple(contents),
         tags=tuple(("label", label) for label in sorted(order.labels)),
         once=order.once,
         notify=means.notifies and notices.wanted(order.wire),
     ), salt
 
 
-def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, task: str, now: float) -> RunAdmitted:
-    """`run.admitted`; `task` is the ref of what was asked.
+def _admitted(
+    catalog: Catalog,
+    order: Order,
+    choice: Eligible,
+    conductor: str,
+    task: str,
+    now: float,
+    *,
+    gateway: str,
+    plan: str,
+) -> RunAdmitted:
+    """`run.admitted`; `task` is the ref of what was asked, and `plan` that of the caller's own plan.
 
     Where nobody conducts there is one round. Only a model that is told of it takes steps itself, and none where there
     are tools of the caller's: calls of theirs belong to the steps of one workflow.
@@ -134,4 +162,6 @@ def _admitted(catalog: Catalog, order: Order, choice: Eligible, conductor: str, 
         on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
         wire=order.wire,
         explore=order.explore,
+        gateway=gateway,
+        plan=plan,
     )

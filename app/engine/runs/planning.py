@@ -7,11 +7,11 @@ and chooses without it where it cannot be had. What comes from a conductor is un
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -20,7 +20,7 @@ from app.core.message.chat import Form, Message, Piece, Sampling, Task, Text, Wo
 from app.core.plan.arms import tier_of
 from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Worker
-from app.core.pool.policy import missing_clearance
+from app.core.pool.policy import missing_clearance, spared
 from app.core.rating.decision import Decision
 from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
@@ -28,15 +28,15 @@ from app.core.run import drafts
 from app.core.run.commands import Propose
 from app.core.run.events import Draft
 from app.core.run.nesting import may_nest
-from app.core.run.state import Proposal, RunState, StepState
+from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.commit.retry import patiently
+from app.engine.commit.run_writer import Append, Contents
 from app.engine.context import Means
 from app.engine.runs.brief import brief, shown
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
 from app.providers.protocol import Request
-from app.store.protocol import Ledger
 from app.store.rows.content import address
 from app.telemetry import SPAN_PLAN
 
@@ -59,28 +59,6 @@ class Planned:
     def outage(self) -> bool:
         """Whether the conductor failed, as opposed to having planned badly."""
         return self.error is not None and not isinstance(self.error, PlanRejected)
-
-
-Contents = tuple[tuple[str, bytes], ...]
-
-
-class Append(Protocol):
-    """The driver's way to write: one entry under its epoch."""
-
-    def __call__(
-        self,
-        events: tuple[Draft, ...],
-        /,
-        *,
-        contents: Contents = (),
-        hold: Ledger = Ledger(),
-        release: Ledger = Ledger(),
-        spent: Ledger = Ledger(),
-        within: float = inf,
-    ) -> Coroutine[Any, Any, None]:
-        """Commit and fold; `StoreUnavailable` if the database is away for longer than `within` seconds, or the run's
-        time is over."""
-        ...
 
 
 class Planner:
@@ -113,6 +91,8 @@ class Planner:
         """The latest planning call."""
         self._text = ""
         self._sights: dict[int, Sight] = {}
+        self._ejected: dict[int, Mapping[str, str]] = {}
+        """The workers that are left out of each proposal because they fail."""
         """By proposal, once they are known."""
 
     async def open(
@@ -128,7 +108,14 @@ class Planner:
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
         written: list[Draft] = [
-            drafts.opened(command, kind, names, conductor.instant, decision.body() if decision is not None else None)
+            drafts.opened(
+                command,
+                kind,
+                names,
+                conductor.instant,
+                decision=decision.body() if decision is not None else None,
+                ejected=self._ejected.get(command.number),
+            )
         ]
         if conductor.instant:
             steps = [step async for step in conductor.propose(known, partial(self._ask, append, known))]
@@ -272,8 +259,20 @@ class Planner:
         return Given((Step(worker, answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
-        catalog = self._means.catalog()
-        return brief(catalog, self._task, state, command, instant=conductor.instant, rejected=self._text)
+        known = brief(self._means.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text)
+        ejected = self._ejected_for(state, command, known.workers)
+        return replace(known, workers=tuple(worker for worker in known.workers if worker.name not in ejected))
+
+    def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
+        """The workers that are left out because they fail, with the reasons: decided once for each proposal.
+
+        Whoever names workers gets them, or the next best when a step is executed; a fallback takes who is there.
+        """
+        if state.admitted.conductor in (CALLER, FALLBACK) or command.mode == "fallback":
+            return {}
+        if command.number not in self._ejected:
+            self._ejected[command.number] = spared(workers, self._means.health.ejected(workers))
+        return self._ejected[command.number]
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """Until when plans may be made: a slow conductor must leave the steps their time."""

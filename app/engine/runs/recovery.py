@@ -1,94 +1,119 @@
-"""What other processes left behind: runs without a driver and tickets without an answer, found once a lease or so, and
-at once where the driver gave its lease up and said so (`hand_back`).
+"""Runs that nobody drives and tickets that nobody has taken, found by looking into the database.
 
-A run whose driver let its lease lapse is taken over with a higher epoch, its journal folded, and driven on. Some cannot
-be driven here: one of a tier that this process does not know, or that newer code has admitted, is left to a process
-that can and is reported; one whose content was erased fails. Once a run is past its deadline anybody ends it, even
-without understanding its journal.
+The queue delivers both at once as a rule. What it has lost is found here: a run that no engine has taken; a run whose
+engine let its lease lapse, because it died, stood still, or could not reach the database; a ticket whose delivery went
+unanswered. Such a run is taken over with a higher epoch, and the claims of its former engine lapse with it, so that its
+steps go on at once. Some runs cannot be driven here: one of a tier that this process does not know, or that newer code
+has admitted, is left to a process that can and is reported; one whose content was erased fails. Once a run is past its
+deadline any engine ends it, even without understanding its journal.
 """
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from app.core.message.chat import Usage
+import orjson
+
+from app.conductor.protocol import Given, Policy
+from app.core.message.chat import Task, Usage
 from app.core.plan.arms import tier_of
+from app.core.plan.parse import by_name, read_plan
+from app.core.plan.workflow import Step
+from app.core.records import record
 from app.core.run.commands import Finish
 from app.core.run.events import Draft, Kind, RunExpired
 from app.core.run.progress import fold, give_up
-from app.core.run.state import RunState
-from app.engine.calls.step_request import task_of
+from app.core.run.state import CALLER, FALLBACK, RunState, StepState
+from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.lost_calls import given_up
+from app.engine.commit.tickets import due_ticket
 from app.engine.commit.transition import ending, projection, tentative
 from app.engine.context import Means
-from app.engine.delivery.audience import Audience
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
-from app.engine.runs.request import Owner
-from app.engine.steps.claim import rung_again
-from app.errors import NotFound, QueueUnavailable, StoreUnavailable
-from app.stepqueue.protocol import DISPATCHERS, Listen
-from app.store.protocol import Entry, Lapsed, Ledger, Projection, RunRow
+from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
+from app.stepqueue.protocol import WHOLE_RUN, Ticket
+from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow
 
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
-GIVEN_UP = 0.5
-"""Seconds for which a lease that is given up has lapsed already: more than the clocks of two processes differ."""
+GIVEN_UP_SECONDS = 0.5
+"""For so long a lease that is given up has lapsed already: more than the clocks of two processes differ."""
 COUNTED = 10_000
 """Waiting runs that are counted at most."""
 FORGET = 500
-"""Claims deleted in one sweep: some ten milliseconds, and more a day than any gateway makes."""
+"""Claims of requests deleted in one sweep: some ten milliseconds, and more a day than any gateway makes."""
+
+Take = Callable[[RunState, bytes, int], Awaitable[None]]
+"""Takes a run by its state, salt and epoch. Raises `NotFound` if its content was erased."""
+MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]], Driver]
 
 
-class Orphans:
-    """The sweeper of one process."""
+@record(frozen=True, slots=True)
+class Held:
+    """A run that waits for its caller, as the engine holds it that drove it."""
 
-    def __init__(
-        self, means: Means, *, home: str, drive: Callable[[Driver], None], audience: Callable[[str], Audience]
-    ) -> None:
-        """`home` is this process's address on the queue; `drive` begins to drive a run that was taken over, and
-        `audience` gives up who has heard it here until then."""
+    salt: bytes
+    state: RunState
+    epoch: int
+    """The epoch of its row."""
+
+
+class Recovery:
+    """The sweeps of one engine."""
+
+    def __init__(self, means: Means, *, home: str, take: Take) -> None:
+        """`home` is this process's address on the queue; `take` drives a run that was taken over."""
         self._means = means
         self._home = home
-        self._drive = drive
-        self._audience = audience
+        self._take = take
         self._stranded = 0
+        self._kept_house = 0.0
 
-    async def sweep(self, room: int, patience: float = 0.0) -> bool:
-        """Take over at most `room` runs, forget some claims that have run out, then ring again for tickets: the bell is
-        needed for the last alone. Returns whether there may be more to take over.
+    async def sweep(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
+        """Take over at most `room` runs; returns whether there may be more.
 
-        Runs are left to others for `patience` seconds after their lease has lapsed. After an outage of the database
-        every lease has; those who hold them get the length of one to come back.
+        `renew` prolongs this engine's own leases, since one that stood still must not take over what it drives itself.
+        After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
         """
         more = False
         if room > 0 and self._means.store.seconds_since_recovery >= self._means.lease:
-            more = await self._take_over(room, self._means.now() - patience)
+            more = await self._take_over(room, renew)
+        if self._means.tick() - self._kept_house >= self._means.lease:
+            self._kept_house = self._means.tick()
+            await self._keep_house()
+        return more
+
+    async def _keep_house(self) -> None:
+        """Once a lease: forget claims of requests that have run out, count what waits, notify of overdue tickets."""
         await self._means.store.forget_request_claims(self._means.now(), FORGET)
         self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
-        if not self._means.queue.sound:  # what is looked up counts as rung, so it is left to dispatchers, who look too
-            return more
+        if not self._means.queue.sound:  # what is looked up is left to dispatchers, who look too
+            return
         overdue = await self._means.store.overdue(self._means.now(), SWEEP)
         if overdue:
             self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
-            await self._means.queue.ring([rung_again(due) for due in overdue])
-        return more
+            await self._means.queue.ring([due_ticket(due) for due in overdue])
 
-    async def _take_over(self, room: int, now: float) -> bool:
+    async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
+        now = self._means.now()
         lapsed = await self._means.store.lapsed(now)
         ours = [(kind.tier, kind.code) for kind in lapsed if self._can_drive(kind)]
         self._report([kind for kind in lapsed if not self._can_drive(kind) and kind.runs > kind.expired])
         if not ours and not any(kind.expired for kind in lapsed):
             return False
+        await renew()
         until, most = self._means.now() + self._means.lease, min(room, SWEEP)
         rows = await self._means.store.take_over(self._home, now, until, most, ours)
         for row in rows:
             try:
-                await self._adopt(row)
+                await self._go_on(row)
             except Exception as error:  # one that cannot be read must not keep the others waiting
-                self._means.telemetry.log(logging.ERROR, "an orphan could not be taken over", run=row.id)
-                logging.getLogger("baton").debug("orphan", exc_info=error)
+                self._means.telemetry.log(
+                    logging.ERROR, "A run whose engine is gone could not be taken over.", run=row.id
+                )
+                logging.getLogger("baton").debug("recovery", exc_info=error)
         wanted = min(room, sum(kind.runs for kind in lapsed if self._can_drive(kind)))
         return len(rows) < wanted  # a run is passed over while anybody writes to it
 
@@ -102,14 +127,15 @@ class Orphans:
             for kind in kinds:
                 self._means.telemetry.log(
                     logging.ERROR,
-                    "orphans wait for a process that knows their tier and is as new as the one that admitted them",
+                    "Runs wait for an engine that knows their tier and is as new as the process that admitted them; "
+                    "start one, or correct the pool file.",
                     tier=kind.tier,
                     count=kind.runs - kind.expired,
                 )
         self._stranded = stranded
 
-    async def _adopt(self, row: RunRow) -> None:
-        """Fold an orphan's journal and go on where its driver stopped."""
+    async def _go_on(self, row: RunRow) -> None:
+        """Fold the run's journal and go on where its engine stopped."""
         late = row.deadline <= self._means.now()
         try:
             journal = await self._means.store.journal(row.id)
@@ -121,17 +147,13 @@ class Orphans:
             return await self._expire(row)
         if state.ended:  # somebody went on with it while it was read, and is done
             return
-        self._means.telemetry.count("baton_swept_total", "handed" if _is_handed(state) else "run")
+        self._means.telemetry.count("baton_swept_total", "run" if _is_begun(state) else "handed")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
-            driver = await driver_for(
-                self._means, self._home, Owner(row.tenant, row.key), state, journal.salt, row.epoch
-            )
+            await self._take(state, journal.salt, row.epoch)
         except NotFound:
-            return await self._end(state, row, _without_content(late))
-        driver.audience = self._audience(row.id)
-        self._drive(driver)
+            await self._end(state, row, _without_content(late))
 
     async def _end(self, state: RunState, row: RunRow, command: Finish) -> None:
         """End a run that can be read but not driven; its planning calls are `unknown`, those of steps have tickets."""
@@ -165,40 +187,67 @@ class Orphans:
         entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
         await self._means.store.append(entry)
         self._means.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
-        self._means.telemetry.log(logging.WARNING, "an orphan was ended", run=row.id, error=shown.error)
+        self._means.telemetry.log(
+            logging.WARNING, "A run that nobody could drive was ended.", run=row.id, error=shown.error
+        )
 
 
-async def driver_for(means: Means, home: str, owner: Owner, state: RunState, salt: bytes, epoch: int) -> Driver:
-    """A driver for a run that exists already; `NotFound` if its content was erased."""
+async def take_over(
+    means: Means, make: MakeDriver, state: RunState, salt: bytes, epoch: int, contents: Mapping[str, bytes] = NOTHING
+) -> Driver:
+    """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
     tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
     if tier is None:
         raise KeyError(state.admitted.tier)
-    return Driver(
-        means,
-        home=home,
-        owner=owner,
-        state=state,
-        task=await task_of(means.store, state.run, state.admitted.task),
-        salt=salt,
-        conductor=means.conductor(tier),
-        audience=Audience(state.run),
-        epoch=epoch,
-    )
+    task = await task_of(means.store, state.run, state.admitted.task, contents)
+    policy = await _policy(means, state, contents)
+    return make(state, salt, task, policy or means.conductor(tier), epoch, contents)
 
 
-async def hand_back(means: Means, home: str, epochs: Mapping[str, int]) -> None:
-    """Give up the leases of these runs of ours, which nobody drives any more, and call those who can drive them on.
+async def _policy(means: Means, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
+    """The policy of a run that the tier's conductor does not plan; None if it does."""
+    names = [name for name in state.admitted.pool if name in means.catalog().workers]
+    if state.admitted.conductor == FALLBACK:
+        tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
+        worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
+        return Given((Step(worker, answers=True),))
+    if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
+        return None
+    body = (await bodies_of(means.store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
+        return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
+    return Given(())
 
-    Whoever is not reached finds them with the next sweep, and, while the database is away, when they have lapsed."""
+
+def resumed_steps(state: RunState, home: str) -> tuple[Outbox, ...]:
+    """The tickets of steps that go on with what their caller has brought, and have not been begun in this turn."""
+    turn = state.turn.number
+    begun = {call.step for call in state.calls.values() if call.turn == turn}
+    waiting = [step for step in state.live if _has_results(step, turn - 1) and step.n not in begun]
+    return tuple(Outbox(step.n, state.admitted.tier, home, turn) for step in waiting)
+
+
+def _has_results(step: StepState, turn: int) -> bool:
+    last = step.exchanges[-1] if step.exchanges else None
+    return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
+
+
+async def hand_back(means: Means, home: str, drivers: Mapping[str, Driver]) -> None:
+    """Give up the leases of these runs, which are not driven here any more, and offer the runs to other engines.
+
+    An engine that is not reached finds them with its next sweep, and, while the database is away, when they have
+    lapsed.
+    """
+    epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
     with suppress(StoreUnavailable, QueueUnavailable):
-        given = await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP) if epochs else ()
-        await means.queue.tell(DISPATCHERS, [Listen(run, "") for run in given], at_once=True)
+        given = await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP_SECONDS) if epochs else ()
+        states = [drivers[run].state for run in given]
+        await means.queue.ring([Ticket(one.run, WHOLE_RUN, one.admitted.tier, "", one.seq) for one in states])
 
 
-def _is_handed(state: RunState) -> bool:
-    """Whether it is a background run of which nothing was done yet in this turn: no loss, but the way they go."""
-    begun = any(call.turn == state.turn.number for call in state.calls.values())
-    return bool(state.turn.wire.get("background")) and not begun
+def _is_begun(state: RunState) -> bool:
+    """Something was done of the run in this turn, so that an engine was lost; else it was merely not taken yet."""
+    return any(call.turn == state.turn.number for call in state.calls.values())
 
 
 def _without_content(late: bool) -> Finish:
@@ -213,3 +262,8 @@ def is_newer(code: str, than: str) -> bool:
         return False
     numbers = [[int(part) for part in re.findall(r"\d+", text)[:3]] for text in (code, than)]
     return not numbers[0] or numbers[0] > numbers[1]
+
+
+def overtaken_steps(state: RunState) -> Sequence[int]:
+    """The steps that somebody was executing, or was to execute, when the run's engine was lost."""
+    return [step.n for step in state.live if step.state in ("queued", "running") and not step.opens]

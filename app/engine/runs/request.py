@@ -59,21 +59,9 @@ class Order:
         """Whose run it is to be, or must be."""
         return Owner(self.tenant, self.key)
 
-    @property
-    def background(self) -> bool:
-        """Whether it is for dispatchers to drive, where there are any: its caller need not hear it."""
-        return bool(self.wire.get("background"))
-
 
 @record(frozen=True, slots=True)
 class Moved:
     """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
 
     seq: int
-
-
-@record(frozen=True, slots=True)
-class CancelAsked:
-    """Somebody wants the run to stop; `by` says who: `client`, `caller` or `operator`."""
-
-    by: str

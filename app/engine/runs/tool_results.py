@@ -21,6 +21,7 @@ from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import Means
+from app.engine.runs.admission import untaken
 from app.engine.runs.request import Order, Owner
 from app.errors import InvalidRequest, NotFound
 from app.store.protocol import Entry, Lease
@@ -36,7 +37,9 @@ class Known:
     """Empty where its content was erased."""
     state: RunState
     epoch: int
-    """That of its row then."""
+    """The epoch of its row then."""
+    engine: str = ""
+    """The address of the engine that drove it, and may still hold its state; empty where that is not known."""
 
 
 @record(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Beginning:
     """How a turn of that number begins: its first entry, and the steps that go on."""
 
     turn: int
+    deadline: float
     entry: Entry
     steps: tuple[int, ...]
 
@@ -133,8 +137,11 @@ def _check_authority(means: Means, order: Order, state: RunState, portions: Mapp
             )
 
 
-def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
-    """The turn that the request begins, and that `home` drives. How to decode, and the tools, are as it says now."""
+def begin(means: Means, order: Order, found: Found, gateway: str) -> Beginning:
+    """The turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as it says now.
+
+    Nobody drives the run yet.
+    """
     state, now = found.state, means.now()
     asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
     request = (address(found.known.salt, asked), asked)
@@ -146,6 +153,7 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
         at=now,
         on_disconnect=order.on_disconnect or ("finish" if order.once is not None else "cancel"),
         wire=order.wire,
+        gateway=gateway,
     )
     resumed = drafts.resumed(turn, order.once.id if order.once is not None else "")
     came = tuple(StepToolResults(n, ref, state.steps[n].exchanges[-1].ids) for n, (ref, _) in found.shares.items())
@@ -157,10 +165,10 @@ def begin(means: Means, order: Order, found: Found, home: str) -> Beginning:
         contents=(request, *found.shares.values()),
         once=order.once,
         notify=means.notifies and notices.wanted(order.wire),
-        lease=Lease(home, now + means.lease, turn.deadline),
+        lease=Lease("", now + untaken(means), turn.deadline),
         seq=state.seq,
     )
-    return Beginning(turn.number, entry, tuple(found.shares))
+    return Beginning(turn.number, turn.deadline, entry, tuple(found.shares))
 
 
 def turn_of(events: tuple[Event, ...], once: str) -> int:

@@ -1,10 +1,10 @@
-"""A ticket in hand: what its dispatcher has claimed, who hears of it, and how it is interrupted."""
+"""A ticket that a dispatcher is working on: its claim, who is sent its results, and how it is interrupted."""
 
 import asyncio
 from dataclasses import dataclass
 
-from app.stepqueue.protocol import AGAIN, Ticket
-from app.store.protocol import Due
+from app.engine.steps.delta_relay import Relay
+from app.stepqueue.protocol import Ticket
 
 
 @dataclass(slots=True)
@@ -16,13 +16,15 @@ class Work:
     claim: int = 0
     interrupted: bool = False
     stopped: bool = False
-    """Whether the run's driver asked for the end, as opposed to this process shutting down."""
+    """The run's driver asked for the end, as opposed to this process shutting down."""
     interruptible: bool = False
-    """Whether it waits for a worker. It is never interrupted while it writes to the journal."""
-    hearer: str = ""
-    """The address of the run's new driver, if it has changed since the ticket was written."""
-    behind: bool = False
-    """Whether that driver has yet to be told what the worker has said so far."""
+    """It waits for a worker. It is never interrupted while it writes to the journal."""
+    engine: str = ""
+    """The address of the run's new engine, if it has changed since the ticket was written."""
+    listening: tuple[str, ...] = ()
+    """Further gateways that asked for the answer, of a run that is driven elsewhere."""
+    relay: Relay | None = None
+    """The answer on its way to the followers, while it streams."""
 
     def interrupt(self, *, stopped: bool) -> None:
         """End the wait for the worker, now or as soon as there is one; its outcome is written all the same."""
@@ -32,17 +34,8 @@ class Work:
             self.interruptible = False
             self.task.cancel()
 
-    def tell_from_now_on(self, hearer: str) -> None:
-        """Another process drives the run."""
-        self.hearer, self.behind = hearer, True
-
     def waits(self) -> None:
         """From here on it may be interrupted; raises `CancelledError` if it was to be already."""
         if self.interrupted:
             raise asyncio.CancelledError
         self.interruptible = True
-
-
-def rung_again(due: Due) -> Ticket:
-    """The ticket for a row that was found by looking."""
-    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)

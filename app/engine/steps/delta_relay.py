@@ -1,4 +1,4 @@
-"""An answer on its way from the worker to the run's driver: what one read gave becomes one message.
+"""An answer on its way from the worker to the run's followers: what one read gave becomes one message.
 
 Tool calls get the ids under which the caller knows them as they begin; the worker's own stay inside.
 """
@@ -24,18 +24,23 @@ class Relay:
         self._sent = 0
         self._held = False
 
-    def delta(self, pieces: Sequence[Piece], *, behind: bool = False) -> Delta | None:
-        """What is to be told of these pieces, if anything; with `behind`, everything from the beginning.
+    def so_far(self) -> Delta | None:
+        """All that was sent of the answer, for a follower that begins to listen; None if that is nothing."""
+        if not self._chars and not self._sent:
+            return None
+        text, calls = self._reply.text[: self._chars], tuple(self._calls[: self._sent])
+        return Delta(*self._place, 0, text, self._reply.decoded(0)[: self._tokens], 0, calls)
 
-        A refusal is told with the end, when it is known to be one.
+    def delta(self, pieces: Sequence[Piece]) -> Delta | None:
+        """The message that these pieces make; None if there is nothing to send of them.
+
+        A refusal is sent with the end, when it is known to be one.
         """
-        if behind:
-            self._chars = self._tokens = self._sent = 0
         text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
         self._calls += [self._named(piece) for piece in pieces if isinstance(piece, ToolDelta) and self._counts(piece)]
         if self._reply.refuses:
             text, self._held = "", True
-        elif behind or self._held:
+        elif self._held:
             text, self._held = self._reply.text[self._chars :], False
         decoded = self._reply.decoded(self._tokens) if text else ()
         calls = tuple(self._calls[self._sent :])

@@ -10,23 +10,25 @@ or so, and several times a second while the queue is known not to be sound. What
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from app.core.records import changed
 from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
-from app.engine.commit.colocation import Begun, Known
-from app.engine.commit.speculative import Aheads
+from app.engine.commit.colocation import BegunStep, LocalRuns
+from app.engine.commit.tickets import due_ticket
 from app.engine.context import Means
-from app.engine.steps.claim import Work, rung_again
+from app.engine.steps.claim import Work
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import BatonError, LeaseLost, QueueUnavailable, RunEnded, StoreUnavailable
-from app.stepqueue.protocol import AGAIN, DISPATCHERS, Listen, Live, Stop, Ticket
+from app.stepqueue.protocol import AGAIN, DISPATCHERS, WHOLE_RUN, Adopted, Delta, Listen, Live, Stop, Ticket
 from app.store.protocol import Held, Outbox
 
+TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
+"""Takes the run of a ticket, and calls back when the ticket can be forgotten."""
 IDLE_WAIT = 1.0
 POLL = 0.2
 """Seconds between two looks into the outbox while the queue is not sound, on the average."""
@@ -44,16 +46,18 @@ class Dispatcher:
         name: str,
         slots: int,
         grace: float,
-        known: Known = lambda _run: None,
-        undriven: Callable[[], None] = lambda: None,
+        local: LocalRuns = lambda _run: None,
+        take_run: TakeRun | None = None,
+        taking: Callable[[], int] = lambda: 0,
     ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
-        `known` spares it folding the journals of runs that are driven beside it; `undriven` is called when there is
-        a run that nobody drives.
+        `local` finds the runs that are driven in this process. `take_run` is given the tickets of runs that nobody
+        drives; while `taking` of them are being taken, each keeps a slot.
         """
-        self._aheads = Aheads(means, known, self)
-        self._undriven = undriven
+        self._local = local
+        self._take_run = take_run
+        self._taking = taking
         self._means = means
         self._name = name
         self._slots = slots
@@ -75,7 +79,7 @@ class Dispatcher:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
-        async with self._means.queue.hear(DISPATCHERS, self._hear), asyncio.TaskGroup() as group:
+        async with self._means.queue.hear(DISPATCHERS, self._receive), asyncio.TaskGroup() as group:
             self._group = group
             taking = group.create_task(self._take_until(stopping, group))
             renewing = group.create_task(self._renew_until(self._drained))
@@ -94,20 +98,32 @@ class Dispatcher:
         """The event ends it, not the cancellation: a client library may lose that to a time-out of its own."""
         while not stopping.is_set():
             for ticket in await self._take():
-                if (ticket.run, ticket.step) not in self._works:
+                if ticket.step == WHOLE_RUN:
+                    self._offer(ticket)
+                elif (ticket.run, ticket.step) not in self._works:
                     work = Work(ticket)
                     self._start(group, work, self._execution(work))
             await asyncio.sleep(0)  # what was taken goes first, then the next read
 
+    def _offer(self, ticket: Ticket) -> None:
+        """Let this process drive a run."""
+        if self._take_run is not None:
+            self._take_run(ticket, self._forget)
+
+    @property
+    def free_slots(self) -> int:
+        """How many more steps can be begun now."""
+        return self._free() - self._taking() if self._group is not None else 0
+
     def _execution(self, work: Work) -> Execution:
-        return Execution(self._means, self._name, work, self._aheads, self._outcomes)
+        return Execution(self._means, self._name, work, self._local, self._outcomes)
 
     def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
         self._works[work.ticket.run, work.ticket.step] = work
         work.task = group.create_task(self._execute(work, execution))
 
     async def _take(self) -> list[Ticket]:
-        while (free := self._free()) <= 0:
+        while (free := self._free() - self._taking()) <= 0:
             self._freed.clear()
             await self._freed.wait()
         queue, pause = self._means.queue, POLL * (0.5 + self._means.chance())
@@ -134,18 +150,48 @@ class Dispatcher:
             return []
         if dues:
             self._means.telemetry.count("baton_swept_total", "outbox", by=len(dues))
-        return [rung_again(due) for due in dues]
+        return [due_ticket(due) for due in dues]
 
-    def _hear(self, message: Live) -> None:
-        if not isinstance(message, Stop | Listen):
-            return
-        if isinstance(message, Listen) and not message.address:
-            return self._undriven() if self._group is not None else None
-        for work in [work for work in self._works.values() if work.ticket.run == message.run]:
-            if isinstance(message, Listen):
-                work.tell_from_now_on(message.address)
-            elif message.step in (None, work.ticket.step):
-                work.interrupt(stopped=True)
+    def _receive(self, message: Live) -> None:
+        """A message to all dispatchers about the steps of a run."""
+        if isinstance(message, Stop):
+            self.stop(message.run, message.step)
+        elif isinstance(message, Adopted):
+            for work in self._works_of(message.run):
+                work.engine = message.address
+        elif isinstance(message, Listen):
+            self.listen(message)
+
+    def _works_of(self, run: str) -> list[Work]:
+        return [work for work in self._works.values() if work.ticket.run == run]
+
+    # -- for the drivers of this process: see commit/colocation.py
+
+    def stop(self, run: str, step: int | None) -> bool:
+        """Interrupt steps of a run; False if others may execute some of them."""
+        works = [work for work in self._works_of(run) if step in (None, work.ticket.step)]
+        for work in works:
+            work.interrupt(stopped=True)
+        return step is not None and bool(works)
+
+    def slot_freed(self) -> None:
+        """A run was taken, and the slot that was kept for it is free."""
+        self._freed.set()
+
+    def listen(self, message: Listen) -> bool:
+        """Send a gateway the answer of a run from its beginning; False if others may execute the answering step."""
+        works = self._works_of(message.run)
+        for work in works:
+            if message.address not in work.listening:
+                work.listening = (*work.listening, message.address)
+            so_far = work.relay.so_far() if work.relay is not None else None
+            if so_far is not None and self._group is not None:
+                self._group.create_task(self._send(message.address, so_far))
+        return any(work.relay is not None for work in works)
+
+    async def _send(self, address: str, delta: Delta) -> None:
+        with suppress(QueueUnavailable):
+            await self._means.queue.tell(address, [delta])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()
@@ -212,13 +258,11 @@ class Dispatcher:
         except QueueUnavailable:
             self._means.telemetry.log(logging.WARNING, "a delivery could not be forgotten", run=ticket.run)
 
-    # -- for the drivers of this process: see colocation.py
-
     async def begin(
         self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
-    ) -> list[Begun]:
+    ) -> list[BegunStep]:
         """Compose the first calls of these steps, as far as there are slots, before their entry is committed."""
-        begun: list[Begun] = []
+        begun: list[BegunStep] = []
         try:
             for row in rows:
                 if self._group is None or self._free() <= 0:
@@ -233,7 +277,7 @@ class Dispatcher:
 
     async def _begin(
         self, group: asyncio.TaskGroup, state: RunState, salt: bytes, fresh: Mapping[str, bytes], row: Outbox
-    ) -> Begun | None:
+    ) -> BegunStep | None:
         work = Work(Ticket(state.run, row.step, row.tier, row.driver, state.seq, AGAIN))
         execution, attempt = self._execution(work), None
         self._begun += 1
@@ -249,7 +293,7 @@ class Dispatcher:
         taken = changed(row, holder=self._name, until=self._means.now() + self._means.lease)
         forgo = partial(self._forgo, attempt)
         go = partial(self._go, group, work, execution, forgo)
-        return Begun(taken, attempt.intended(), attempt.hold, go, forgo)
+        return BegunStep(taken, attempt.intended(), attempt.hold, go, forgo)
 
     def _go(
         self, group: asyncio.TaskGroup, work: Work, execution: Execution, forgo: Callable[[], None], claim: int

@@ -16,7 +16,7 @@ is not tried again.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -42,15 +42,15 @@ from app.core.run.state import RunState, StepState
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look
+from app.engine.commit.colocation import LocalRuns
 from app.engine.commit.lost_calls import lost
-from app.engine.commit.speculative import Aheads, told
 from app.engine.context import Means
 from app.engine.steps.claim import Work
 from app.engine.steps.delta_relay import Relay
 from app.engine.steps.pending_outcomes import Outcomes
 from app.engine.worker_health import Choice
 from app.errors import BatonError, LeaseLost, NotFound, QueueUnavailable, RunEnded, RunOverBudget, StoreUnavailable
-from app.stepqueue.protocol import AGAIN, Live
+from app.stepqueue.protocol import AGAIN, Committed, Live
 from app.store.protocol import Due, Entry, Ledger, Move
 from app.store.rows.content import address
 
@@ -79,13 +79,12 @@ class Course:
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, work: Work, aheads: Aheads, outcomes: Outcomes) -> None:
+    def __init__(self, means: Means, name: str, work: Work, local: LocalRuns, outcomes: Outcomes) -> None:
+        """`name` is the dispatcher's; `local` finds the runs that are driven in this process."""
         self._means = means
         self._kept = outcomes
         self._name = name
-        self._aheads = aheads
-        self._kept_alive = aheads.met(work.ticket.run)
-        """Whoever writes ahead of the run's driver is there for as long as a step of it is."""
+        self._local = local
         self._ticket = work.ticket
         self._work = work
         self._version = work.ticket.version
@@ -99,6 +98,8 @@ class Execution:
         """At most one attempt whose outcome travels in the next entry."""
         self._number = 0
         """Of the latest attempt."""
+        self._gateway: tuple[str, ...] = ()
+        """The address of the gateway that follows the run, of one that is driven elsewhere."""
         self._begun: tuple[Course, Attempt] | None = None
 
     async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
@@ -107,6 +108,7 @@ class Execution:
         Whoever asks commits the intent together with the claim, and then has it performed; see `colocation.py`.
         """
         self._salt = salt
+        self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
         course = await self._course(state, fresh)
         if (left := self._left(state)) <= 0 or course.candidates.pause(left):
             return None
@@ -171,18 +173,14 @@ class Execution:
 
     async def _fold(self, upto: int | None) -> RunState:
         """The run's state up to `upto` at least; None for all of it, as the database has it now."""
-        known = self._aheads.of(self._ticket.run) if upto is not None else None
+        known = self._local(self._ticket.run) if upto is not None else None
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
-        kept = self._aheads.met(self._ticket.run)
-        before, along = (kept.state, kept.contents) if kept is not None else (None, NOTHING)
-        read = await self._means.store.step_input(self._ticket.run, before.seq if before is not None else 0)
-        if read.salt:  # else it was erased, and so is what is kept
-            read = changed(read, contents={**along, **read.contents})
+        read = await self._means.store.step_input(self._ticket.run)
         self._salt, self._along = read.salt, read.contents
-        state = fold(read.events, before)
-        self._kept_alive = self._aheads.meet(state, read, self._work.hearer or self._ticket.driver)
+        state = fold(read.events)
+        self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
         return state
 
     def _unripe(self, state: RunState) -> bool:
@@ -369,18 +367,16 @@ class Execution:
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
         """Whether the call succeeded; its end is noted in the attempt. A cancellation is journaled, then goes on."""
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
+        self._work.relay = relay if attempt.live else None
         if attempt.may_call:  # then there is an id when it calls; it is made while the worker works
             asyncio.get_running_loop().call_later(0.0, self._id, 0)
         try:
             self._work.waits()
             async for pieces in attempt.stream():
-                behind, self._work.behind = self._work.behind, False
-                if not attempt.live or attempt.reply.end is not None:  # what comes with the end is told with it
+                if not attempt.live or attempt.reply.end is not None:  # what comes with the end is sent with it
                     continue
-                if (delta := relay.delta(pieces, behind=behind)) is not None:
-                    beside = self._aheads.of(state.run)
-                    if beside is None or not beside.relay(delta):
-                        await self._tell(delta)
+                if (delta := relay.delta(pieces)) is not None:
+                    await self._send(self._followers(state), delta)
         except asyncio.CancelledError:
             self._settled = (attempt,)
             await self._withdraw()
@@ -389,6 +385,7 @@ class Execution:
             return False
         finally:
             self._work.interruptible = False
+            self._work.relay = None
         return True
 
     async def _settle_and_release(self) -> None:
@@ -422,8 +419,6 @@ class Execution:
         follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
         await self._write(changed(entry, contents=(*entry.contents, *follows[1])))
-        if attempt.reply.calls:
-            self._aheads.keep(entry.run)
 
     def _done(self, step: StepState, attempt: Attempt) -> StepDone:
         return StepDone(
@@ -453,33 +448,52 @@ class Execution:
             raise
 
     async def _append(self, entry: Entry) -> None:
-        """Commit, and tell the driver. If the run has ended meanwhile only outcomes are kept, with the texts that they
-        name, and `RunEnded` is raised."""
-        beside = self._aheads.of(entry.run)
-        joins = beside is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
+        """Commit, and send what was committed to whoever has to know it.
+
+        If the run has ended meanwhile only outcomes are kept, with the texts that they name, and `RunEnded` is raised.
+        """
+        run = self._local(entry.run)
+        joins = run is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
-            appended = await (beside.join if beside and joins else self._means.store.append)(entry)
+            appended = await (run.join(entry) if run is not None and joins else self._means.store.append(entry))
         except RunOverBudget:  # an end to come: the step's own is written first, under this claim
             raise
         except RunEnded:
-            outcomes = tuple(event for event in entry.events if event.kind in AFTER_THE_END)
-            if self._work.claim:
-                move = Move(self._ticket.step, "finish", claim=self._work.claim)
-                named = orjson.dumps([fact.to_json() for fact in outcomes])
-                texts = tuple(one for one in entry.contents if one[0].encode() in named)
-                await self._means.store.append(
-                    changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move)
-                )
+            await self._keep_outcomes(entry)
             raise
         self._work.claim = appended.claim or self._work.claim
-        if beside is not None and appended.events and not joins:
-            beside.heard(appended.events)
-        if appended.events and (beside is None or beside.far):
-            await self._tell(told(entry, appended, self._means.store.known_rows(entry.run)))
+        if not appended.events or joins:
+            return
+        if run is not None:
+            await run.receive(appended.events)
+        else:
+            await self._send(self._engine_and_gateway(), Committed(entry.run, appended.events))
 
-    async def _tell(self, message: Live) -> None:
-        with suppress(QueueUnavailable):
-            await self._means.queue.tell(self._work.hearer or self._ticket.driver, [message])
+    async def _keep_outcomes(self, entry: Entry) -> None:
+        outcomes = tuple(fact for fact in entry.events if fact.kind in AFTER_THE_END)
+        if not self._work.claim:
+            return
+        move = Move(self._ticket.step, "finish", claim=self._work.claim)
+        named = orjson.dumps([fact.to_json() for fact in outcomes])
+        texts = tuple(one for one in entry.contents if one[0].encode() in named)
+        await self._means.store.append(changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
+
+    def _followers(self, state: RunState) -> Sequence[str]:
+        """The gateways that follow the run, as far as this process knows."""
+        run = self._local(state.run)
+        if run is not None:
+            return run.followers()
+        gateway = state.turn.gateway
+        return (gateway, *self._work.listening) if gateway else self._work.listening
+
+    def _engine_and_gateway(self) -> Sequence[str]:
+        """Who has to know what was committed to a run that is driven elsewhere; gateways get it in order only thus."""
+        return (self._work.engine or self._ticket.driver, *self._gateway)
+
+    async def _send(self, addresses: Sequence[str], message: Live) -> None:
+        for receiver in addresses:
+            with suppress(QueueUnavailable):
+                await self._means.queue.tell(receiver, [message])
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:

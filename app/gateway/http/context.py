@@ -5,7 +5,7 @@ from dataclasses import field
 
 from app.core.pool.catalog import Catalog
 from app.core.records import record
-from app.engine.runs.registry import Drivers
+from app.engine.runs.client import RunClient
 from app.gateway.http.ingress import Bounds
 from app.stepqueue.protocol import StepQueue
 from app.store.protocol import Store
@@ -33,7 +33,7 @@ class GatewayContext:
 
     store: Store
     queue: StepQueue
-    drivers: Drivers
+    runs: RunClient
     catalog: Callable[[], Catalog]
     telemetry: Telemetry
     pepper: bytes = field(repr=False)

@@ -53,7 +53,7 @@ class Begun:
 
 
 class Idempotency:
-    """The two verbs, over one gateway's store, drivers and admission."""
+    """The two verbs, over one gateway's store, runs and admission."""
 
     def __init__(self, context: GatewayContext, admission: Admission) -> None:
         self._context = context
@@ -110,7 +110,7 @@ class Idempotency:
         permit = self._admission.enter(caller.key, headers)
         try:
             place = at(after) if after is not None else Position()
-            driven = await self._context.drivers.attach(run, place, turn=turn, once=once)
+            driven = await self._context.runs.attach(run, place, turn=turn, once=once)
         except BaseException:
             permit.release()
             raise
@@ -149,7 +149,7 @@ class Idempotency:
             order = replace(order, once=replace(once, until=until))
         permit = self._admission.enter(caller.key, headers, order.task)
         try:
-            driven = await self._context.drivers.start(order)
+            driven = await self._context.runs.start(order)
         except PlanRejected as error:
             permit.release()
             raise fault.of_plan(error) from None

@@ -56,7 +56,7 @@ async def _end(context: GatewayContext, driven: Driven, receive: Receive, second
         return ended
     finally:
         if ended is None:
-            context.drivers.leave(driven)
+            context.runs.leave(driven)
 
 
 async def _until_end(driven: Driven, seconds: float) -> Ended | None:
@@ -91,7 +91,7 @@ async def _watching(
 async def _watch(context: GatewayContext, driven: Driven, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    context.drivers.leave(driven)
+    context.runs.leave(driven)
 
 
 class Frames(Protocol):
@@ -151,7 +151,7 @@ class EventStream(Response):
             last = self._wire.failed(error, without(self._driven.state, error))
         finally:
             if self._ended is None:
-                self._context.drivers.leave(self._driven)
+                self._context.runs.leave(self._driven)
             self._permit.release()
         if not self._complete:
             with suppress(TimeoutError):  # a client that does not read holds nothing but its own connection

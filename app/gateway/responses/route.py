@@ -219,12 +219,12 @@ async def _begun(context: GatewayContext, request: Request, begun: Begun, asked:
         try:
             _check(begun.driven.state, begun.after)
         except CallerError:
-            context.drivers.leave(begun.driven)
+            context.runs.leave(begun.driven)
             begun.permit.release()
             raise
         return EventStream(context, begun.driven, reply.Events(of, begun.after), begun.permit, begun.seconds)
     if asked.background:
-        context.drivers.leave(begun.driven)
+        context.runs.leave(begun.driven)
         begun.permit.release()
         return _json(reply.whole(of, None))
     ended = await collect(context, begun, request.receive)

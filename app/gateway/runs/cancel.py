@@ -36,8 +36,6 @@ async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, 
 async def stop(context: GatewayContext, row: RunRow) -> RunRow:
     """Ask for a run's end in its caller's name, and wait for it a little; the row as it is then."""
     await ask(context.store, context.queue, row, "caller", context.now())
-    if not row.driver or row.lease_until <= context.now():
-        context.drivers.sweep_soon()
     return await settled(context.store, row, PATIENCE)
 
 

@@ -76,10 +76,17 @@ class Settings(BaseModel):
         default=8 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
     )
     concurrent_runs: int = Field(
-        default=512, ge=1, le=100_000, description="Runs that one gateway drives at once; more get a 503."
+        default=512,
+        ge=1,
+        le=100_000,
+        description="Runs that one gateway follows, and one engine drives, at once; more get a 503.",
     )
-    concurrent_steps: int = Field(
-        default=64, ge=1, le=10_000, description="Steps that one dispatcher works on at once."
+    concurrent_steps: int = Field(default=64, ge=1, le=10_000, description="Steps that one engine executes at once.")
+    waiting_runs: int = Field(
+        default=1_024, ge=1, le=1_000_000, description="Runs that may wait for an engine; more get a 429."
+    )
+    steps: Literal["local", "spread"] = Field(
+        default="local", description="Where steps are executed: beside their run while there is room, or anywhere."
     )
     idempotency_hours: float = Field(
         default=24, ge=24, le=8_784, description="How long an Idempotency-Key is remembered after its run's time limit."

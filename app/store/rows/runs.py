@@ -142,7 +142,9 @@ def take_over(
     names = conn.execute(query.with_for_update(skip_locked=True)).scalars().all()
     if not names:
         return ()
-    conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver))
+    former = select(RUNS.c.driver).where(RUNS.c.id == TICKETS.c.run).scalar_subquery()
+    until_then = case((TICKETS.c.holder == former, now), else_=TICKETS.c.until)
+    conn.execute(update(TICKETS).where(TICKETS.c.run.in_(names)).values(driver=driver, until=until_then))
     theirs = RUNS.c.id.in_(names)
     changed = {"epoch": RUNS.c.epoch + 1, "revision": RUNS.c.revision + 1}
     conn.execute(update(RUNS).where(theirs).values(driver=driver, lease_until=until, **changed))

@@ -1,4 +1,4 @@
-"""F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: a dispatcher is
+"""F-01 to F-06 where a step's end, what follows from it and the next step's intent are one entry: an engine is
 killed around that entry, and in the call that it began with it."""
 
 from collections.abc import Callable, Iterator
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import pytest
 
 from tests.faults.accounts import account, settle
-from tests.faults.points import at, case
+from tests.faults.points import case
 from tests.faults.scene import CHAIN, WORKERS, Scene, ask, scene
 from tests.faults.test_dispatcher_killed import RESUMED, resumed
-from tests.harness.waiting import wait_until
 
 PLANNED = {"baton": {"plan": CHAIN}}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("ahead"), dispatchers=2) as made:
+    with scene(tmp_path_factory.mktemp("engines"), dispatchers=2) as made:
         yield made
 
 
@@ -41,12 +40,12 @@ BOUNDARIES = (
 
 
 def cut(boundary: Boundary) -> object:
-    place = f"dispatcher killed ahead of the driver, {boundary.name}"
+    place = f"engine killed, {boundary.name}"
     return case(boundary, family="F-01..06", place=place, expectation="one step at most anew", ci=True, name=place)
 
 
 @pytest.mark.parametrize("boundary", [cut(boundary) for boundary in BOUNDARIES])
-def test_a_dispatcher_that_writes_ahead_is_replaced(
+def test_an_engine_that_is_killed_is_replaced(
     house: Scene, boundary: Boundary, record_property: Callable[[str, object], None]
 ) -> None:
     house.orders.lay(boundary.order)
@@ -64,14 +63,3 @@ def test_a_dispatcher_that_writes_ahead_is_replaced(
         record_property("measured", f"resumed after {went_on:.1f} s")
         assert went_on < RESUMED
     assert run.outcomes() == expected
-
-
-@at("F-07", "gateway killed while a dispatcher writes ahead", "the run ends all the same, before anybody drives it")
-def test_a_run_needs_no_driver_while_everything_is_plain(house: Scene) -> None:
-    house.orders.lay("ring.after[step=0]")
-    house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
-    house.struck()
-    run = house.latest()
-    wait_until(lambda: house.ended(run), within=RESUMED, what="somebody else ends the run")
-    assert settle(house) == []
-    assert account(house, run).outcomes() == [["ok"] for _ in WORKERS]

@@ -1,0 +1,410 @@
+"""The one place where an engine commits to a run: the folded state, its lock, and the loop "decide until nothing
+follows".
+
+Everything that an engine writes under a run's lease passes through the run's `RunWriter`: the entry that takes the run,
+its plans, the ends of its steps, and its own end. Each entry carries all that follows from it, so that a step's end,
+the next steps with their tickets, and the intents of those that this process begins at once are one commit. The writer
+
+* folds what it has committed, and what others have committed, in the order of the event numbers; a gap is read from the
+  journal, which is never stale in a prefix;
+* fences each entry by the run's epoch, and each one that decides something by the number of the event that it follows,
+  so that nothing is decided upon a state from which others have moved on;
+* waits for the database while it is away, for as long as the run is worth it.
+
+Work on steps is claimed by their dispatcher, and written here only to travel in one entry with what follows.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, Protocol
+
+from app.core.records import changed
+from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
+from app.core.run.events import AFTER_THE_END, CallFinished, Draft, Event, Kind
+from app.core.run.progress import advance, decide
+from app.core.run.state import Call, RunState
+from app.engine.commit.colocation import StepStarter, commit_with_intents, held
+from app.engine.commit.retry import Patient
+from app.engine.commit.tickets import ring
+from app.engine.commit.transition import Consequences, at_hand, ending, possible, tentative, whole
+from app.engine.context import Means
+from app.errors import Conflict, LeaseLost, RunEnded, RunOverBudget, StoreUnavailable
+from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
+from app.store.protocol.step_input import BRIEF
+
+LATE_SECONDS = 15.0
+"""How long beyond its deadline a run is still worth waiting for the database, so that its end can be written."""
+
+KNOWN = 64
+"""Contents of a run that are kept in memory while it is driven, each of at most `BRIEF` bytes."""
+
+Contents = tuple[tuple[str, bytes], ...]
+"""(ref, body) pairs to be stored beside events."""
+
+
+class Append(Protocol):
+    """The way in which a planner writes: see `RunWriter.append`."""
+
+    def __call__(
+        self,
+        events: tuple[Draft, ...],
+        /,
+        *,
+        contents: Contents = (),
+        hold: Ledger = Ledger(),
+        release: Ledger = Ledger(),
+        spent: Ledger = Ledger(),
+        within: float = inf,
+    ) -> Coroutine[Any, Any, None]:
+        """Commit and fold."""
+        ...
+
+
+OnFolded = Callable[[Sequence[Event]], Awaitable[None]]
+OpenPlan = Callable[[RunState, Propose, Append], Awaitable[tuple[list[Draft], list[tuple[str, bytes]]]]]
+"""Opens a proposal: its events, and contents. One event if a conductor has yet to be asked, none if even that has to
+wait."""
+
+
+class RunWriter:
+    """The writer of one run, under one lease of this process."""
+
+    def __init__(
+        self,
+        means: Means,
+        *,
+        home: str,
+        state: RunState,
+        salt: bytes,
+        epoch: int,
+        open_plan: OpenPlan,
+        steps: StepStarter | None,
+        contents: Mapping[str, bytes],
+    ) -> None:
+        """`home` is this process's address, to which tickets of the run report; `epoch` is the row's.
+
+        `steps` is the dispatcher of this process, which begins steps in the entry that queues them; without it all
+        steps are left to their tickets. `contents` are some of the run's, by ref, which need not be read again.
+        """
+        self._means = means
+        self._home = home
+        self._open_plan = open_plan
+        self._store = Patient(means.store)
+        self._lock = asyncio.Lock()
+        self._early: dict[int, Event] = {}
+        """Events that came before those which precede them."""
+        self.state = state
+        self.salt = salt
+        self.epoch = epoch
+        """The epoch under which this writer writes: that of its lease, once it has been taken."""
+        self._steps = steps
+        self.released = False
+        """The run waits for its caller, and nobody drives it."""
+        self.settled: RunState | None = None
+        """A state that was committed with all that follows from it, so that there is nothing to do but to wait."""
+        self._known = dict(contents)
+        """Brief contents, by ref, from which the next steps are composed."""
+        self.answer: Mapping[str, bytes] = {}
+        """Contents, by ref, of the latest end of a step that was committed here: the reply is among them."""
+        self.on_folded: OnFolded = _ignore
+        """Is called with events in the order of their numbers, as soon as they are folded."""
+
+    def worth_waiting(self) -> float:
+        """Seconds for which it is still worth waiting for the database."""
+        return self.state.deadline + LATE_SECONDS - self._means.now()
+
+    @property
+    def over(self) -> bool:
+        """There is nothing left to write for this lease: the run has ended, or waits for its caller."""
+        return self.state.ended or self.released
+
+    # -- committing
+
+    async def admit(self, entry: Entry) -> Consequences:
+        """Commit a run's admission with all that follows from it."""
+        return await self._first(entry, changed(self.state, seq=1))
+
+    async def take(self, entry: Entry) -> Consequences:
+        """Commit the entry that takes the run's lease, or begins its next turn, with all that follows from it.
+
+        The entry's outbox has the tickets of steps that go on. Raises `LeaseLost` or `Conflict` if others have taken
+        the run or written to it, `RunEnded`, `NotFound`, `StoreUnavailable`.
+        """
+        return await self._first(entry, tentative(self.state, entry.events))
+
+    async def _first(self, entry: Entry, state: RunState) -> Consequences:
+        follows = await self._consequences(state)
+        if isinstance(follows.pending, Finish):  # it was asked for before anything could begin
+            entry = changed(entry, outbox=())
+        follows.outbox = [*entry.outbox, *follows.outbox]
+        async with self._lock:
+            await self._with_intents(changed(entry, outbox=()), follows)
+        await self._ring(follows.outbox)
+        return follows
+
+    async def commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
+        """Commit `first` and all that follows from it, in one entry; nothing if nothing follows.
+
+        The state in what is returned is the writer's own unless others have written meanwhile.
+        """
+        async with self._lock:
+            while (follows := await self._try_commit(first, contents)) is None:
+                await self.catch_up()
+        await self._ring(follows.outbox)
+        return follows
+
+    async def _try_commit(self, first: tuple[Draft, ...], contents: Contents) -> Consequences | None:
+        """None if nothing was written, because others have written what may forbid it."""
+        if self.state.ended:  # the end of a step has brought the run's with it: see `join`
+            return Consequences(self.state)
+        upon = self.state
+        follows = await self._consequences(tentative(upon, first), plans=not first)
+        if first or follows.events:
+            entry = Entry(upon.run, self._means.now(), events=first, epoch=self.epoch, contents=contents)
+            try:
+                appended = await self._with_intents(entry, follows)
+            except Conflict:
+                return None
+            alone = self.state.seq == upon.seq + len(appended.events)
+            follows.state = self.state if alone else follows.state
+        return follows
+
+    async def join(self, entry: Entry) -> Appended:
+        """Commit the entry with which a step of this process ends, together with what follows from it.
+
+        The entry keeps its ticket's fence and gets the run's beside it. Where the run's does not hold any more, or
+        something is not known that came before, the entry is committed alone: a call that was paid for is never lost
+        with the lease.
+        """
+        if not self._means.store.healthy:  # whoever brings this has more patience than there is under the lock
+            raise StoreUnavailable
+        async with self._lock:
+            after = possible(self.state, entry.events)
+            if after is None or self.over:
+                return await self._alone(entry)
+            follows = self._with_end(entry, await self._consequences(after, plans=False))
+            try:
+                # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
+                appended = await self._with_intents(changed(entry, at=self._means.now(), epoch=self.epoch), follows)
+            except (LeaseLost, RunEnded):
+                return await self._means.store.append(entry)
+            except Conflict:
+                return await self._alone(entry)
+        await self._ring(follows.outbox)
+        return appended
+
+    async def _alone(self, entry: Entry) -> Appended:
+        appended = await self._means.store.append(entry)
+        await self.receive(appended.events)
+        return appended
+
+    async def append(
+        self,
+        events: tuple[Draft, ...],
+        *,
+        contents: Contents = (),
+        hold: Ledger = Ledger(),
+        release: Ledger = Ledger(),
+        spent: Ledger = Ledger(),
+        within: float = inf,
+    ) -> None:
+        """Commit events from which nothing else is to follow yet; they are folded when this returns.
+
+        `within` is how many seconds it may wait for the database. Nothing is written if the run has ended meanwhile,
+        nor an outcome that was given up for lost already.
+        """
+        async with self._lock:
+            if self.state.ended and not all(draft.kind in AFTER_THE_END for draft in events):
+                return
+            if any(call.outcome is not None for draft in events if (call := self._finished(draft)) is not None):
+                return
+            entry = Entry(
+                run=self.state.run,
+                at=self._means.now(),
+                events=events,
+                epoch=self.epoch,
+                contents=tuple(contents),
+                hold=hold,
+                release=release,
+                spent=spent,
+            )
+            await self._write(entry, Consequences(tentative(self.state, events)), within)
+
+    async def end(self, upon: RunState, events: tuple[Draft, ...], lost: Ledger) -> None:
+        """Commit the run's end as it was decided upon that state; nothing if others have written meanwhile.
+
+        `lost` was held for calls that `events` give up for lost. Raises `Conflict` if there are events which have not
+        been folded here.
+        """
+        async with self._lock:
+            if self.state is upon:
+                entry = Entry(upon.run, self._means.now(), events, epoch=self.epoch, release=lost, spent=lost)
+                await self._write(entry, Consequences(tentative(upon, events)))
+
+    async def release(self) -> None:
+        """Give the lease up for as long as the run waits for its caller: it was taken over in the middle of that."""
+        until = self.state.turn.until
+        entry = Entry(
+            self.state.run, self._means.now(), epoch=self.epoch, lease=Lease("", until, until), seq=self.state.seq
+        )
+        try:
+            await self._means.store.append(entry)
+            self.released = True
+        except Conflict:
+            await self.catch_up()
+
+    @property
+    def row_epoch(self) -> int:
+        """The epoch of the run's row, which is one more once the lease was given up."""
+        return self.epoch + (1 if self.state.state == "awaiting_tool" else 0)
+
+    def close(self) -> None:
+        """Nobody is interested in what is folded any more, so that the driver can be freed without the collector."""
+        self.on_folded = _ignore
+
+    def look_again(self) -> None:
+        """Let whoever drives the run decide once more, although nothing was written."""
+        self.state = changed(self.state)
+
+    async def read_answer(self, refs: Sequence[str]) -> None:
+        """Read what the run's answer consists of."""
+        self.answer = await self._store.contents(self.state.run, refs, self.worth_waiting)
+
+    def _finished(self, draft: Draft) -> Call | None:
+        return self.state.calls.get(draft.call) if isinstance(draft, CallFinished) else None
+
+    async def _ring(self, outbox: Iterable[Outbox]) -> None:
+        await ring(self._means, self.state, outbox)
+
+    # -- deciding
+
+    async def _consequences(self, state: RunState, *, plans: bool = True) -> Consequences:
+        """Decide on tentative states until nothing follows any more.
+
+        Without `plans` nothing follows where a conductor is to be asked: that is for the driver's own turn.
+        """
+        follows = Consequences(state)
+        while follows.pending is None and (commands := decide(follows.state, self._means.now())):
+            fresh: list[Draft] = []
+            for command in commands:
+                if isinstance(command, Propose):
+                    opened, contents = await self._open_plan(follows.state, command, self.append)
+                    if len(opened) < 2 and not plans:
+                        return Consequences(state)
+                    fresh += opened
+                    follows.contents += contents
+                    follows.pending = command if len(opened) < 2 else None
+                elif isinstance(command, Queue | Skip | Conclude):
+                    fresh += follows.plain(command, self._home, rings=self._means.queue.sound)
+                elif isinstance(command, Await):
+                    fresh.append(follows.let_go(command, self._means.now()))
+                else:  # nobody is to begin what is about to be stopped
+                    follows.pending, follows.outbox = command, []
+            follows.add(fresh)
+        follows.whole = follows.pending is None
+        return follows
+
+    def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
+        """The run's success too, where nothing needs to be waited for and the answer is in the entry."""
+        command, state = follows.pending, follows.state
+        self.answer = fresh = dict(entry.contents)
+        if isinstance(command, Finish) and at_hand(state, command, fresh) and state.unmade is None:
+            follows.add(ending(state, command))
+        return follows
+
+    # -- writing
+
+    async def _with_intents(self, entry: Entry, follows: Consequences) -> Appended:
+        """Commit an entry with what follows from it and with the intents of those steps that are begun here at once.
+
+        What is left in `follows.outbox` is to be rung. Where a step cannot be paid for, its own dispatcher says so.
+        """
+        if self._steps is not None and follows.outbox:
+            fresh = self._known | dict((*entry.contents, *follows.contents))
+            begun = await self._steps.begin(follows.state, self.salt, fresh, follows.outbox)
+            if begun:
+                hold = changed(entry, hold=held(begun))
+                appended = await commit_with_intents(begun, self._write(hold, follows.begin(begun)))
+                if appended is not None:
+                    taken = {one.row.step for one in begun}
+                    follows.outbox = [row for row in follows.outbox if row.step not in taken]
+                    return appended
+        return await self._write(entry, follows)
+
+    async def _write(self, entry: Entry, follows: Consequences, within: float = inf) -> Appended:
+        """Commit an entry with what follows from it, and fold it. The caller holds the lock.
+
+        Raises `Conflict` if the entry decides something and there are events that have not been folded here.
+        """
+        ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
+        decides = ends or (bool(follows.events) and entry.lease is None)  # who takes a run names the number itself
+        all_of_it = changed(whole(entry, follows), seq=self.state.seq if decides and entry.new is None else entry.seq)
+        if entry.move is None and entry.new is None and entry.lease is None:
+            try:
+                appended = await self._store.append(all_of_it, self.state.seq, self.worth_waiting, within)
+            except RunOverBudget:  # which is an end to come
+                raise
+            except RunEnded:  # by others: what there was to write concerns nobody any more
+                await self.catch_up()
+                return Appended(())
+        else:  # who begins a run or a turn does not wait, and a step's end waits by itself, under its own fence
+            appended = await self._means.store.append(all_of_it)
+        if entry.lease is not None:
+            self.epoch += 1
+        self._remember(all_of_it.contents)
+        await self._committed(appended.events, follows.state)
+        self.released = self.released or follows.lease is not None
+        self.settled = follows.state if follows.whole else None
+        return appended
+
+    def _remember(self, contents: Contents) -> None:
+        """Keep brief contents for the run's next steps, up to a bound; what is not kept is read."""
+        for ref, body in contents:
+            if len(body) <= BRIEF and len(self._known) < KNOWN:
+                self._known[ref] = body
+
+    # -- folding
+
+    async def _committed(self, events: tuple[Event, ...], after: RunState) -> None:
+        """Fold events of our own: `after` is the state then, unless others wrote in between."""
+        known = self.state.seq
+        if not events or events[-1].seq <= known:
+            return
+        if events[0].seq == known + 1 and events[-1].seq == after.seq:
+            replied = after.replied and not self.state.replied
+            self.state = changed(after, replied_at=events[-1].at) if replied else after
+            await self.on_folded(events)
+        else:
+            await self.receive(events)
+
+    async def receive(self, events: Iterable[Event]) -> None:
+        """Fold what others have committed, in the order of the numbers; an event that is missing is read."""
+        for event in events:
+            if event.seq > self.state.seq:
+                self._early[event.seq] = event
+        folded = []
+        while (following := self._early.pop(self.state.seq + 1, None)) is not None:
+            folded.append(self._advance(following))
+        if folded:
+            await self.on_folded(folded)
+        if self._early:
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Fold what the journal has beyond the state."""
+        self._early.clear()
+        journal = await self._store.journal(self.state.run, self.state.seq, self.worth_waiting)
+        folded = [self._advance(event) for event in journal.events if event.seq == self.state.seq + 1]
+        if folded:
+            await self.on_folded(folded)
+
+    def _advance(self, event: Event) -> Event:
+        if not self.over:  # what is journaled after a turn belongs to the audit and not to its reply
+            self.state = advance(self.state, event)
+            self.released = event.kind is Kind.AWAITING
+        return event
+
+
+async def _ignore(_events: Sequence[Event]) -> None:
+    return

@@ -1,0 +1,38 @@
+"""Tickets: how engines are notified of steps that are queued, and of runs that nobody drives."""
+
+import logging
+from collections.abc import Iterable
+
+from app.core.run.state import RunState
+from app.engine.context import Means
+from app.errors import QueueUnavailable
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
+from app.store.protocol import Due, Outbox
+
+
+async def ring(means: Means, state: RunState, outbox: Iterable[Outbox]) -> None:
+    """Queue the tickets of committed outbox rows; while the queue is away, dispatchers look into the outbox."""
+    tier, seq = state.admitted.tier, state.seq
+    await _queue(means, [Ticket(state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung])
+
+
+async def offer_run(means: Means, state: RunState) -> None:
+    """Queue a ticket for a run that nobody drives; while the queue is away, engines look for such runs."""
+    await _queue(means, [Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq)])
+
+
+async def _queue(means: Means, tickets: list[Ticket]) -> None:
+    try:
+        if tickets:
+            await means.queue.ring(tickets)
+    except QueueUnavailable:
+        means.telemetry.log(
+            logging.WARNING,
+            "The step queue is unavailable; engines find the ticket in the database.",
+            run=tickets[0].run,
+        )
+
+
+def due_ticket(due: Due) -> Ticket:
+    """The ticket of an outbox row that was found by looking: whoever takes it claims the row first."""
+    return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)

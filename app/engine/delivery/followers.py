@@ -1,0 +1,253 @@
+"""The runs that the callers of this process follow, whichever engine drives them.
+
+An engine sends a run's events, and the words of its answer, to the gateway that its admission names, from the first
+event on. A `Follower` folds them in the order of their numbers, through the same `advance` as the writer, and fills the
+run's audience. The journal is what counts: a gap, or words of a call that is not known yet, sends the follower there;
+and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query tells for all followers of
+the process whose journal has moved without their having received it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from app.core.run.events import Event
+from app.core.run.progress import advance
+from app.core.run.state import RunState
+from app.engine.context import Means
+from app.engine.delivery import turn_result
+from app.engine.delivery.audience import Audience
+from app.errors import BatonError, LeaseLost, NotFound, Overloaded, QueueUnavailable, StoreUnavailable
+from app.stepqueue.protocol import Committed, Delta, Listen, Live
+from app.store.rows.content import address
+
+POLL_SECONDS = 1.0
+"""Time between two looks whether journals have moved, while the step queue is healthy."""
+UNHEALTHY_POLL_SECONDS = 0.25
+"""The same while the step queue is unavailable, and no event is sent."""
+LISTEN_SECONDS = 6.0
+"""For so long an engine sends a run to a gateway that asked for it; the gateway asks again before that."""
+PENDING = 256
+"""Deltas that a follower keeps until it knows their call; what does not fit comes with the end."""
+LET_GO = (
+    "This process had to let go of the run, which goes on elsewhere. Send the request again with the same "
+    "Idempotency-Key, or ask GET /v1/runs/{id}/stream; the last event's number as Last-Event-ID continues the stream."
+)
+
+
+class Follower:
+    """One run, as the callers of this process follow it until its turn is over."""
+
+    def __init__(self, means: Means, *, state: RunState, salt: bytes, audience: Audience) -> None:
+        """`salt` is the run's: contents that are sent are believed if they have the addresses that it gives them."""
+        self._means = means
+        self.state = state
+        self.salt = salt
+        self.audience = audience
+        self.engine = ""
+        """The address of the engine that drives the run, as far as is known."""
+        self.epoch = 0
+        """The epoch of the run's row, as that engine knows it; 0 if it has not sent anything yet."""
+        self._early: dict[int, Event] = {}
+        self._pending: list[Delta] = []
+        self._contents: dict[str, bytes] = {}
+        self._since = means.tick()
+
+    def receive(self, message: Committed | Delta) -> bool:
+        """Take what an engine has sent; False if the journal has to be read before anything can be made of it."""
+        if isinstance(message, Committed):
+            if message.engine:
+                self.engine, self.epoch = message.engine, message.epoch
+            self._accept(message.contents)
+            self._fold(message.events)
+            return not self._early and not self._pending
+        if message.call not in self.state.calls:
+            if len(self._pending) < PENDING:
+                self._pending.append(message)
+            return False
+        self._pass_on(message)
+        return True
+
+    def _accept(self, contents: Sequence[tuple[str, str]]) -> None:
+        for ref, text in contents:
+            body = text.encode()
+            if address(self.salt, body) == ref:
+                self._contents[ref] = body
+
+    def _fold(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.seq > self.state.seq:
+                self._early[event.seq] = event
+        while not self.state.replied and (event_now := self._early.pop(self.state.seq + 1, None)) is not None:
+            self.state = advance(self.state, event_now)
+            self.audience.note(event_now)
+        if self.state.replied:
+            self._early.clear()
+        if self._pending:
+            known, self._pending = self._pending, []
+            for delta in known:
+                self.receive(delta)
+
+    def _pass_on(self, delta: Delta) -> None:
+        first = not self.audience.chars
+        if self.audience.hear(self.state, delta) and first:
+            since = self._means.tick() - self._since
+            self._means.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
+
+    def finish(self) -> bool:
+        """End the audience's turn with what has been received; False if the reply has to be read first."""
+        try:
+            self.audience.end(turn_result.told(self.state, self._contents))
+        except NotFound:
+            return False
+        return True
+
+    async def catch_up(self) -> None:
+        """Fold what the journal has beyond the state, and read the reply if the turn is over. Raises `NotFound` if the
+        answer was erased, `StoreUnavailable`."""
+        if not self.state.replied:
+            journal = await self._means.store.journal(self.state.run, after=self.state.seq)
+            self._fold(journal.events)
+        if self.state.replied and not self.finish():
+            self.audience.end(await turn_result.read(self._means.store, self.state))
+
+
+class Followers:
+    """All followers of one process."""
+
+    def __init__(self, means: Means, *, home: str, ended: Callable[[Follower], None]) -> None:
+        """`home` is the address of this process; `ended` is called with each follower whose turn is over."""
+        self._means = means
+        self._home = home
+        self._ended = ended
+        self._followers: dict[str, Follower] = {}
+        self._catching_up: set[str] = set()
+        """Runs whose journal is being read, and those that are to be read once more after that."""
+        self._again: set[str] = set()
+        self._behind: dict[str, int] = {}
+        """By run, how far those followers had come that were behind their journal at the latest look."""
+        self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    def open(self, group: asyncio.TaskGroup) -> None:
+        """From now on runs can be followed; journals are read in tasks of the group."""
+        self._group = group
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Keep all followers up to date until `stopping` is set; then tell their callers where to go on."""
+        while not stopping.is_set():
+            healthy = self._means.queue.sound
+            self._means.telemetry.gauge("baton_queue_sound", healthy)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_SECONDS if healthy else UNHEALTHY_POLL_SECONDS):
+                    await stopping.wait()
+                    break
+            await self._look(healthy=healthy)
+        self._group = None
+        for follower in list(self._followers.values()):
+            self._drop(follower, LeaseLost(LET_GO))
+
+    def of(self, run: str) -> Follower | None:
+        """The follower of a run."""
+        return self._followers.get(run)
+
+    def follow(self, state: RunState, salt: bytes, audience: Audience) -> Follower:
+        """Follow a run from this state on; raises `Overloaded` while the process is stopping."""
+        if self._group is None:
+            raise Overloaded(retry_after=1.0)
+        follower = Follower(self._means, state=state, salt=salt, audience=audience)
+        self._followers[state.run] = follower
+        return follower
+
+    def forget(self, follower: Follower) -> None:
+        """Nobody of this process follows the run any more."""
+        if self._followers.get(follower.state.run) is follower:
+            del self._followers[follower.state.run]
+
+    def receive(self, message: Live) -> None:
+        """A message of an engine to this process."""
+        follower = self._followers.get(message.run)
+        if follower is None or not isinstance(message, Committed | Delta):
+            return
+        understood = follower.receive(message)
+        if follower.state.replied:
+            self._end(follower)
+        elif not understood:
+            self.catch_up(message.run)
+
+    async def ask(self, follower: Follower) -> None:
+        """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names."""
+        run = follower.state.run
+        with suppress(QueueUnavailable, StoreUnavailable, NotFound):
+            engine = follower.engine or (await self._means.store.run(run)).driver
+            if engine:
+                await self._means.queue.tell(engine, [Listen(run, self._home)])
+
+    def catch_up(self, run: str) -> None:
+        """Read the run's journal soon."""
+        if run in self._catching_up:
+            self._again.add(run)
+        elif self._group is not None and run in self._followers:
+            self._catching_up.add(run)
+            self._group.create_task(self._catch_up(self._followers[run]))
+
+    def _end(self, follower: Follower) -> None:
+        """The turn is over: at once if the reply was sent, else as soon as it is read."""
+        if follower.finish():
+            self.forget(follower)
+            self._ended(follower)
+        else:
+            self.catch_up(follower.state.run)
+
+    async def _catch_up(self, follower: Follower) -> None:
+        run = follower.state.run
+        try:
+            await follower.catch_up()
+        except StoreUnavailable:
+            self._means.telemetry.log(
+                logging.WARNING, "The database is unavailable while a run is followed; it is read again.", run=run
+            )
+        except BatonError as error:
+            self._drop(follower, error)
+        except Exception as bug:
+            self._means.telemetry.log(logging.ERROR, "A follower failed by a bug.", run=run)
+            logging.getLogger("baton").error("follower", exc_info=bug)
+            self._drop(follower, BatonError())
+        finally:
+            self._catching_up.discard(run)
+        if follower.state.replied and follower.audience.ended:
+            self.forget(follower)
+            self._ended(follower)
+        elif run in self._again:
+            self._again.discard(run)
+            self.catch_up(run)
+
+    def _drop(self, follower: Follower, error: BatonError) -> None:
+        self.forget(follower)
+        follower.audience.end(turn_result.without(follower.state, error))
+
+    async def _look(self, *, healthy: bool) -> None:
+        """Find out in one query which journals have moved, and ask engines again for what was not sent here."""
+        if not self._followers:
+            return
+        try:
+            moved = await self._means.store.last_seqs(list(self._followers))
+        except StoreUnavailable:
+            return
+        self._read(moved, healthy=healthy)
+        if healthy:
+            for follower in list(self._followers.values()):
+                if follower.state.turn.gateway != self._home:
+                    await self.ask(follower)
+
+    def _read(self, moved: Mapping[str, int], *, healthy: bool) -> None:
+        """Read those journals that have moved; while events are sent, those that had moved at the look before too."""
+        known = {run: self._followers[run].state for run in moved if run in self._followers}
+        behind = {run: state.seq for run, state in known.items() if moved[run] > state.seq or state.replied}
+        for run, seq in behind.items():
+            if not healthy or self._behind.get(run) == seq:  # else its events may just be on their way
+                self.catch_up(run)
+        self._behind = behind

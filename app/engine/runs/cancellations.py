@@ -1,0 +1,89 @@
+"""Wishes to cancel runs, journaled by whoever has them and carried out by the run's engine.
+
+A wish is an event that anybody may write. It is written at once where the database is there, else as soon as it has
+returned; the engine is sent it, and would find it at the latest when it renews its leases. Two kinds of runs are
+cancelled this way: those whose caller has left, and those of which nobody knows whether they were admitted, because the
+database went away between a COMMIT and its answer (their callers were told so, with the run's id).
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from app.core.run.events import RunCancelAsked
+from app.core.run.state import Turn
+from app.engine.context import Means
+from app.errors import NotFound, QueueUnavailable, RunEnded, RunUndecided, StoreUnavailable
+from app.stepqueue.protocol import Committed
+from app.store.protocol import UNDECIDED, Entry
+
+BOUND = 4_096
+"""Wishes that wait for the database; of any beyond them, the runs are finished instead of cancelled."""
+RETRY_SECONDS = 1.0
+"""Time between two tries while the database is unavailable."""
+
+
+class Cancellations:
+    """The wishes of one process."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._wishes: dict[str, str] = {}
+        """By the run, in whose name: `client`, `caller` or `operator`."""
+        self._added = asyncio.Event()
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Write wishes until `stopping` is set and those that are known have been tried once more."""
+        while not stopping.is_set():
+            await self._wait(stopping)
+            await self._write_all()
+        await self._write_all()
+
+    def ask(self, run: str, by: str) -> None:
+        """Cancel a run soon."""
+        if len(self._wishes) < BOUND:
+            self._wishes.setdefault(run, by)
+            self._added.set()
+
+    @contextmanager
+    def undecided(self, run: str, turn: Turn | None = None) -> Iterator[None]:
+        """Around the commit that admits a run, or that begins a later turn of it (then without `turn`).
+
+        Raises `RunUndecided` if the commit went unanswered. A run that was to stop when its caller leaves is then
+        cancelled, should it exist.
+        """
+        try:
+            yield
+        except StoreUnavailable as error:
+            if error.public_code != UNDECIDED:
+                raise
+            if turn is not None and turn.on_disconnect == "cancel":
+                self.ask(run, "client")
+            raise RunUndecided(run) from error
+
+    async def _wait(self, stopping: asyncio.Event) -> None:
+        """Until there is something to write that can be written, or `stopping` is set."""
+        if self._wishes:
+            await self._means.store.wait_until_healthy(RETRY_SECONDS)
+            if self._means.store.healthy:
+                return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await self._added.wait()
+        self._added.clear()
+
+    async def _write_all(self) -> None:
+        for run, by in list(self._wishes.items()):
+            try:
+                await self._write(run, by)
+            except StoreUnavailable:
+                return
+            self._wishes.pop(run, None)
+
+    async def _write(self, run: str, by: str) -> None:
+        with suppress(NotFound, RunEnded):
+            row = await self._means.store.run(run)
+            wish = Entry(run, self._means.now(), (RunCancelAsked(by),))
+            appended = await self._means.store.append(wish)
+            with suppress(QueueUnavailable):
+                await self._means.queue.tell(row.driver, [Committed(run, appended.events)])

@@ -1,0 +1,281 @@
+"""The gateway's side of runs: it admits them, begins their next turns, follows them, and asks for their end.
+
+A gateway writes four things, each fenced: an admission, a next turn, a wish to cancel, and feedback. It holds nothing
+that a run needs: whichever engine takes the run sends its events and the words of its answer to the gateway that the
+admission names, and the journal has all of it. Where an engine is in the same process and has a free slot, it commits
+the admission itself, together with the plan and the first intents.
+"""
+
+import asyncio
+from math import inf
+from weakref import WeakValueDictionary
+
+from app.core.run import position
+from app.core.run.position import Position
+from app.core.run.progress import admit, advanced
+from app.core.run.state import RunState
+from app.core.run.tool_results import Returned, returned
+from app.engine.commit.tickets import offer_run
+from app.engine.commit.waiting_runs import Waiting
+from app.engine.context import Means
+from app.engine.delivery import turn_result
+from app.engine.delivery.audience import Audience, public
+from app.engine.delivery.followers import Follower, Followers
+from app.engine.delivery.mailbox import Mailbox
+from app.engine.delivery.messages import Driven, Told
+from app.engine.runs import admission, tool_results
+from app.engine.runs.cancellations import Cancellations
+from app.engine.runs.registry import Drivers
+from app.engine.runs.request import Order, Owner
+from app.engine.runs.tool_results import Beginning, Found, Known
+from app.errors import (
+    Conflict,
+    LeaseLost,
+    NotFound,
+    Overloaded,
+    OverQuota,
+    QueueUnavailable,
+    RunEnded,
+    StoreUnavailable,
+)
+from app.stepqueue.protocol import Committed
+from app.store.protocol import MOVED
+
+COUNT_SECONDS = 1.0
+"""Time for which a count of the runs that nobody has taken is believed."""
+RACES = 3
+"""Tries to go on with a run that others go on with at the same time."""
+LOOP_YIELDS_BEFORE_REPLY = 2
+"""Turns of the event loop that a step takes from its committed intent to the wire: the worker's time is the
+caller's."""
+LINE = 1_024
+"""Messages that a slow reader may be behind; what does not fit comes at the end in one piece."""
+
+
+class RunClient:
+    """The runs of one gateway's callers."""
+
+    def __init__(self, means: Means, *, home: str, bound: int, untaken: int, engine: Drivers | None = None) -> None:
+        """`home` is the address of this process; at most `bound` runs are followed at once, and none is admitted while
+        more than `untaken` runs wait for an engine. `engine` is that of this process, if it has one."""
+        self._means = means
+        self._home = home
+        self._bound = bound
+        self._untaken_bound = untaken
+        self.engine = engine
+        self.cancellations = Cancellations(means)
+        self._followers = Followers(means, home=home, ended=self._turn_over)
+        self._waiting: Waiting[Known] = Waiting()
+        """Runs that wait for tool results of callers of this process."""
+        self._owners: dict[str, Owner] = {}
+        """Of the runs that were begun here and are followed."""
+        self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Runs whose next turn is just being begun here."""
+        self._untaken = -inf, 0
+        """When the runs that nobody has taken were counted, and how many there were."""
+        self._open = False
+
+    def __len__(self) -> int:
+        return len(self._followers)
+
+    @property
+    def is_open(self) -> bool:
+        """Runs can be begun and followed."""
+        return self._open
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Follow runs until `stopping` is set."""
+        async with self._means.queue.hear(self._home, self._followers.receive), asyncio.TaskGroup() as group:
+            self._followers.open(group)
+            group.create_task(self._followers.run(stopping))
+            group.create_task(self.cancellations.run(stopping))
+            self._open = True
+            await stopping.wait()
+            self._open = False
+
+    async def start(self, order: Order) -> Driven:
+        """Admit a run, or begin the next turn of the one whose tool calls the conversation's end answers.
+
+        Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
+        `OverQuota`, `StoreUnavailable`: then nothing was started. `RunUndecided`: nobody knows. When it returns,
+        `run.admitted` (or `run.resumed`) is committed and the run will reach exactly one terminal state.
+        """
+        if not self._open or len(self._followers) >= self._bound:
+            raise Overloaded(retry_after=1.0)
+        if not self._means.timed():  # which nobody knows before the database has been there
+            raise StoreUnavailable(retry_after=1.0)
+        came = returned(order.task.messages)
+        driven = await self._go_on(order, came) if came is not None else None
+        driven = driven or await self._begin(order)
+        try:
+            for _ in range(LOOP_YIELDS_BEFORE_REPLY):
+                await asyncio.sleep(0)
+        except BaseException:
+            self.leave(driven)
+            raise
+        return driven
+
+    # -- a new run
+
+    async def _begin(self, order: Order) -> Driven:
+        await self._check_untaken()
+        catalog, choice = self._means.catalog(), admission.choose(self._means, order)
+        conductor, kind = admission.conducted(self._means, order, choice)
+        await self._means.pin(catalog)
+        entry, salt = admission.entry(self._means, catalog, order, choice, kind, self._home)
+        (admitted,) = entry.events
+        state = admit(entry.run, admitted, entry.at, 1)
+        line, follower = self._follow(order, state, salt)
+        try:
+            with self.cancellations.undecided(entry.run, state.turn):
+                if self.engine is not None and self.engine.has_room:
+                    await self.engine.admit(entry, state, salt, order.task, conductor)
+                else:
+                    await self._means.store.append(entry)
+                    await offer_run(self._means, state)
+        except BaseException:
+            self._forget(follower)
+            raise
+        return Driven(entry.run, line, follower.state)
+
+    async def _check_untaken(self) -> None:
+        """Raise `OverQuota` while more runs wait for an engine than engines can be expected to take soon."""
+        if self.engine is not None and self.engine.has_room:
+            return
+        counted, waiting = self._untaken
+        if not 0.0 <= self._means.tick() - counted < COUNT_SECONDS:
+            waiting = sum(kind.runs for kind in await self._means.store.lapsed(self._means.now()))
+            counted = self._means.tick()
+        self._untaken = counted, waiting
+        if waiting >= self._untaken_bound:
+            raise OverQuota(
+                "More runs wait for an engine than can be begun soon. Send the request again.", retry_after=1.0
+            )
+
+    # -- the next turn
+
+    async def _go_on(self, order: Order, came: Returned) -> Driven | None:
+        """The turn that begins with these results; None if they are but the history of a new run."""
+        alone = self._turning.setdefault(came.run, asyncio.Lock())
+        for _ in range(RACES):
+            async with alone:  # who brings the same at the same time follows the turn that the first one has begun
+                found = await tool_results.find(self._means, order, came, self._waiting)
+                if found is not None and found.standing == "go_on":
+                    try:
+                        return await self._resume(order, found)
+                    except NotFound:  # erased since
+                        return None
+                    except LeaseLost:  # somebody else brought the same to another process, or its wait is over
+                        continue
+                    except Conflict as conflict:
+                        if conflict.public_code != MOVED:
+                            raise
+                        continue  # somebody wants it to end
+            return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
+        raise Overloaded(retry_after=1.0)
+
+    async def _resume(self, order: Order, found: Found) -> Driven:
+        """Begin the run's next turn, with what its caller brought, in one entry."""
+        run, known = found.state.run, found.known
+        begun = tool_results.begin(self._means, order, found, self._home)
+        state = found.state
+        for fact in begun.entry.events:
+            state = advanced(state, fact, begun.entry.at)
+        line, follower = self._follow(order, state, known.salt)
+        try:
+            await self._means.pin(self._means.catalog())
+            with self.cancellations.undecided(run):
+                if self.engine is not None and self.engine.has_room:
+                    await self.engine.resume(begun, found)
+                else:
+                    await self._commit_turn(begun, found, follower)
+        except BaseException:
+            self._forget(follower)
+            raise
+        return Driven(run, line, follower.state)
+
+    async def _commit_turn(self, begun: Beginning, found: Found, follower: Follower) -> None:
+        """Write the turn, and offer it first to the engine that still holds the run's state."""
+        appended = await self._means.store.append(begun.entry)
+        if found.known.engine:
+            try:
+                message = Committed(found.state.run, appended.events)
+                return await self._means.queue.tell(found.known.engine, [message])
+            except QueueUnavailable:
+                pass
+        await offer_run(self._means, follower.state)
+
+    # -- following
+
+    async def attach(
+        self, run: str, at: Position = Position(), *, turn: int | None = None, once: str | None = None
+    ) -> Driven:
+        """Follow a run's turn from `at` on, whoever drives it and whether or not it is over.
+
+        It is the latest turn, unless `turn` or the claim `once` that began it says which.
+
+        Raises `NotFound` (no such run, or its answer was erased), `InvalidRequest` and `Conflict` (see
+        `position.check`), `Overloaded`, `StoreUnavailable`.
+        """
+        journal = await self._means.store.journal(run)
+        wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
+        state = turn_result.until_end(journal.events, wanted)
+        present = self._followers.of(run)
+        if present is not None and (state.replied or present.state.turn.number != state.turn.number):
+            present = None  # the reply is known, or the follower is of another turn
+        state = present.state if present is not None else state
+        position.check(state, at)
+        line: Mailbox[Told] = Mailbox(LINE)
+        notes = bool(state.turn.wire.get("steps"))
+        for event in turn_result.of_turn(journal.events, state.turn.number) if notes and not at.chars else ():
+            if event.seq <= state.seq and (noted := public(event)) is not None:
+                line.push(noted)
+        audience = present.audience if present is not None else Audience(run)
+        audience.admit(line, at, notes=notes)
+        if present is None and state.replied:
+            audience.end(await turn_result.read(self._means.store, state))
+        elif present is None:
+            if len(self._followers) >= self._bound:
+                raise Overloaded(retry_after=1.0)
+            await self._followers.ask(self._followers.follow(state, journal.salt, audience))
+        return Driven(run, line, state, replayed=True)
+
+    def leave(self, driven: Driven) -> None:
+        """A caller is gone. If it was the last one, the run goes on or stops as its admission says."""
+        follower = self._followers.of(driven.run)
+        if driven.replayed:  # it holds no place that is to be kept until the run has ended
+            driven.line.push(turn_result.without(driven.state, RunEnded()))
+        if follower is None:
+            return
+        follower.audience.leave(driven.line)
+        if driven.replayed:
+            follower.audience.remove(driven.line)
+        if not len(follower.audience) and follower.state.turn.on_disconnect == "cancel":
+            self.cancellations.ask(driven.run, "client")
+        if follower.audience.empty:
+            self._forget(follower)
+
+    def cancel(self, run: str, by: str) -> None:
+        """Ask for a run's end; it reaches its terminal state within about two seconds."""
+        self.cancellations.ask(run, by)
+
+    def _follow(self, order: Order, state: RunState, salt: bytes) -> tuple[Mailbox[Told], Follower]:
+        """Follow a turn that is about to be begun: an engine may be done with it before its commit has returned."""
+        line: Mailbox[Told] = Mailbox(LINE)
+        audience = Audience(state.run)
+        audience.admit(line, notes=order.stream_steps)
+        follower = self._followers.follow(state, salt, audience)
+        self._owners[state.run] = order.owner
+        return line, follower
+
+    def _forget(self, follower: Follower) -> None:
+        self._followers.forget(follower)
+        self._owners.pop(follower.state.run, None)
+
+    def _turn_over(self, follower: Follower) -> None:
+        """Keep what a run has come to that waits for its caller, who is likely to come back to this process."""
+        state = follower.state
+        owner = self._owners.pop(state.run, None)
+        if state.state == "awaiting_tool" and owner is not None and follower.epoch:
+            known = Known(owner, follower.salt, state, follower.epoch, follower.engine)
+            self._waiting.keep(state.run, known, state.seq)

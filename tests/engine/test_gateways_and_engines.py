@@ -1,0 +1,238 @@
+"""Gateways admit and follow, engines drive: what each writes, what an engine takes, and what happens without the queue.
+
+Houses over one database stand for processes: one that is a gateway alone, and one that is an engine as well.
+"""
+
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from app.core.run.events import Kind, fact_from_json
+from app.engine.delivery.messages import Driven
+from app.errors import OverQuota, QueueUnavailable
+from app.process.wiring import House
+from app.stepqueue.protocol import Live
+from app.stepqueue.redis import RedisQueue
+from app.store.protocol import Appended, Entry, Ledger, Move
+from tests.harness.conversations import Talk, calling, look
+from tests.harness.in_process import Outcome, events, finish, kinds, open_house, order, plan, pool_text
+from tests.harness.waiting import until
+from tests.stubs import Hang, ProviderStub, Reply
+
+ONE_TWO_ONE = plan(
+    ("alpha", "one", ["user"]), ("beta", "two", ["user", 0]), ("gamma", "three", ["user", 0]), ("alpha", "all", [1, 2])
+)
+LEASE = 1.0
+
+
+@dataclass
+class Two:
+    """A gateway and an engine; which kinds of events each has asked its store to write, entry by entry."""
+
+    gateway: House
+    engine: House
+    written: dict[str, list[list[Kind]]] = field(default_factory=lambda: {"gateway": [], "engine": []})
+
+    def watch(self, name: str, house: House) -> None:
+        append = house.means.store.append
+
+        async def noted(entry: Entry) -> Appended:
+            self.written[name].append([draft.kind for draft in entry.events])
+            return await append(entry)
+
+        house.means.store.append = noted  # type: ignore[method-assign]
+
+    async def run(self, tier: str = "baton-mini", **changes: object) -> Driven:
+        return await self.gateway.runs.start(order(self.gateway, tier, **changes))
+
+
+@asynccontextmanager
+async def two(folder: Path, stub: ProviderStub, redis: str, **settings: str) -> AsyncIterator[Two]:
+    environ = {"BATON_LEASE_SECONDS": str(LEASE), "BATON_REDIS_URL": redis} | settings
+    async with (
+        open_house(folder, pool_text(stub), environ) as engine,
+        open_house(folder, pool_text(stub), environ, drives=False) as gateway,
+    ):
+        both = Two(gateway, engine)
+        await until(lambda: engine.drivers.has_room and gateway.means.queue.sound)
+        both.watch("gateway", gateway)
+        both.watch("engine", engine)
+        yield both
+
+
+@pytest.mark.integration
+async def test_a_gateway_writes_the_admission_and_nothing_else(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    async with two(tmp_path, stub, redis_url) as both:
+        outcome = await finish(await both.run("baton-ultra", plan=ONE_TWO_ONE))
+    assert outcome.ended.error is None
+    assert both.written["gateway"] == [[Kind.ADMITTED]]
+    assert both.written["engine"][0][-2:] == [Kind.STEP_QUEUED, Kind.CALL_INTENDED]
+    assert len(both.written["engine"]) == 1 + 4, "the entry that takes the run, and one for each step's end"
+
+
+@pytest.mark.integration
+async def test_the_words_of_an_answer_are_sent_to_the_gateway_as_they_come(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.always("alpha", Reply(chunks=("One ", "two ", "three."), gap=0.05))
+    async with two(tmp_path, stub, redis_url) as both:
+        outcome = await finish(await both.run(streams=True, stream_steps=True))
+    assert "".join(outcome.said) == "One two three."
+    assert len(outcome.said) >= 3
+    assert [noted.kind for noted in outcome.noted][:2] == ["plan.step", "plan.accepted"]
+
+
+@pytest.mark.integration
+async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.script("alpha", calling(look("a")), Reply(chunks=("It is 42.",)))
+    async with two(tmp_path, stub, redis_url) as both:
+        talk = Talk(both.gateway)
+        talk.answer(await talk.say(), "A")
+        await until(lambda: not len(both.engine.drivers))
+        both.written["gateway"].clear()
+        reads: list[str] = []
+        step_input, journal = both.engine.means.store.step_input, both.engine.means.store.journal
+
+        async def noted(run: str, after: int = 0) -> object:
+            reads.append(run)
+            return await step_input(run, after)
+
+        async def also(run: str, upto: int | None = None, after: int = 0) -> object:
+            reads.append(run)
+            return await journal(run, upto, after)
+
+        both.engine.means.store.step_input = noted  # type: ignore[method-assign, assignment]
+        both.engine.means.store.journal = also  # type: ignore[method-assign, assignment]
+        outcome = await talk.say()
+    assert outcome.ended.answer == "It is 42."
+    assert both.written["gateway"] == [[Kind.RESUMED, Kind.STEP_RESULTS]]
+    assert reads == [], "the engine has folded the run's former turns already"
+
+
+@pytest.mark.integration
+async def test_an_engine_takes_no_run_without_a_free_slot(stub: ProviderStub, tmp_path: Path, redis_url: str) -> None:
+    stub.script("alpha", Hang())
+    async with two(tmp_path, stub, redis_url, BATON_CONCURRENT_STEPS="1") as both:
+        first = await both.run()
+        await stub.wait_for(1, "alpha")
+        second = await both.run()
+        await until(lambda: len(both.written["gateway"]) == 2)
+        for _ in range(2 * both.engine.pool.loaded.settings.concurrent_steps):
+            await both.engine.drivers._recovery.sweep(both.engine.drivers.room, both.engine.drivers._renew)
+        assert kinds(await events(both.gateway, second.run)) == [Kind.ADMITTED]
+        both.gateway.runs.cancel(first.run, "caller")
+        assert (await finish(first)).ended.state.state == "cancelled"
+        assert (await finish(second)).ended.error is None, "it is taken as soon as there is a slot"
+
+
+@pytest.mark.integration
+async def test_a_gateway_refuses_runs_while_too_many_wait_for_an_engine(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    settings = {"BATON_REDIS_URL": redis_url, "BATON_WAITING_RUNS": "2"}
+    async with open_house(tmp_path, pool_text(stub), settings, drives=False, audits=False) as gateway:
+        for _ in range(2):
+            await gateway.runs.start(order(gateway, "baton-mini"))
+        refusals: list[OverQuota] = []
+
+        async def refused() -> bool:
+            try:
+                await gateway.runs.start(order(gateway, "baton-mini"))
+            except OverQuota as error:
+                refusals.append(error)
+            return bool(refusals)
+
+        await until(refused)
+    (refusal,) = refusals
+    assert (refusal.status, refusal.code) == (429, "rate_limit_exceeded")
+    assert refusal.retry_after is not None
+    assert refusal.retry_after > 0
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("queue", [True, False])
+async def test_a_run_stops_whose_caller_has_left_its_gateway(
+    stub: ProviderStub, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, queue: bool
+) -> None:
+    """A disconnect is a wish in the journal, so that it needs no queue."""
+    stub.always("alpha", Hang())
+    async with two(tmp_path, stub, redis_url) as both:
+        driven = await both.run()
+        await stub.wait_for(1, "alpha")
+        if not queue:
+
+            async def away(
+                _self: RedisQueue, _address: str, _messages: Sequence[Live], *, at_once: bool = False
+            ) -> None:
+                raise QueueUnavailable
+
+            monkeypatch.setattr(RedisQueue, "tell", away)
+        both.gateway.runs.leave(driven)
+
+        async def ended() -> bool:
+            return (await both.engine.means.store.run(driven.run)).ended_at is not None
+
+        await until(ended)
+        assert (await both.engine.means.store.run(driven.run)).state == "cancelled"
+        journal = await events(both.engine, driven.run)
+    (wish,) = [event for event in journal if event.kind is Kind.CANCEL_ASKED]
+    assert wish.body == {"by": "client"}
+    assert journal[-1].at - wish.at < 2.0
+
+
+@pytest.mark.integration
+async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_ticket(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    stub.always("alpha", Reply(chunks=("One ", "two ", "three."), gap=0.05))
+    settings = {"BATON_LEASE_SECONDS": str(LEASE), "BATON_REDIS_URL": redis_url, "BATON_STEPS": "spread"}
+    async with (
+        open_house(tmp_path, pool_text(stub), settings) as one,
+        open_house(tmp_path, pool_text(stub), settings) as other,
+        open_house(tmp_path, pool_text(stub), settings, drives=False) as gateway,
+    ):
+        await until(lambda: one.drivers.has_room and other.drivers.has_room and gateway.means.queue.sound)
+        outcomes: list[Outcome] = []
+        for _ in range(4):
+            steps = plan(("beta", "one", ["user"]), ("alpha", "two", ["user", 0]))
+            started = await gateway.runs.start(order(gateway, "baton-ultra", plan=steps, streams=True))
+            outcomes.append(await finish(started))
+    assert [outcome.ended.answer for outcome in outcomes] == ["One two three."] * 4
+    assert all(len(outcome.said) >= 3 for outcome in outcomes), "whoever executes a step sends its words itself"
+
+
+@pytest.mark.integration
+async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_gone(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    """Although those claims would have lasted for a long time."""
+    settings = {"BATON_LEASE_SECONDS": "60", "BATON_REDIS_URL": redis_url}
+    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
+        driven = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
+        store, now = engine.means.store, engine.means.now()
+        due = await store.due(driven.run, 0)
+        assert due is not None
+        body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
+        move = Move(0, "take", version=due.version, holder="dead", until=now + 3600.0)
+        intent = (fact_from_json(Kind.CALL_INTENDED, body),)
+        await store.append(Entry(driven.run, now, intent, move=move, hold=Ledger(5, 7)))
+    with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # its engine has died
+        database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (driven.run,))
+    database.close()
+    async with open_house(tmp_path, pool_text(stub), settings, audits=False) as heir:
+
+        async def ended() -> bool:
+            return (await heir.means.store.run(driven.run)).ended_at is not None
+
+        await until(ended)
+        journal = await events(heir, driven.run)
+    outcomes = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED]
+    assert outcomes == ["unknown", "ok"]
