@@ -162,8 +162,11 @@ async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub
     run = (await Talk(opened).say()).ended.state.run
     append, store = opened.means.store.append, opened.means.store
 
+    wishes: list[Entry] = []
+
     async def overtaken(entry: Entry) -> Appended:
-        if entry.lease is not None and not entry.events:
+        if entry.lease is not None and not entry.events and not wishes:
+            wishes.append(entry)
             await append(Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)))
         return await append(entry)
 

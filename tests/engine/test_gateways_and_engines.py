@@ -209,12 +209,11 @@ async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_tic
     assert all(len(outcome.said) >= 3 for outcome in outcomes), "whoever executes a step sends its words itself"
 
 
-@pytest.mark.integration
 async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_gone(
-    stub: ProviderStub, tmp_path: Path, redis_url: str
+    stub: ProviderStub, tmp_path: Path
 ) -> None:
     """Although those claims would have lasted for a long time."""
-    settings = {"BATON_LEASE_SECONDS": "60", "BATON_REDIS_URL": redis_url}
+    settings = {"BATON_LEASE_SECONDS": "60"}
     async with open_house(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
         driven = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
         store, now = engine.means.store, engine.means.now()

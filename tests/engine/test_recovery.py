@@ -17,6 +17,7 @@ from app.process.wiring import House
 from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
 from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
 LEASE = 0.6
@@ -191,7 +192,7 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
         driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None
         assert (await opened.means.store.run(driven.run)).epoch > 1
-        assert len(opened.drivers) == 0
+        await until(lambda: len(opened.drivers) == 0)
 
 
 async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_taken_it_over(
@@ -228,7 +229,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
         row = await opened.means.store.run(driven.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
         assert first is not opened.drivers.known(driven.run)
-        assert len(opened.drivers) == 0
+        await until(lambda: len(opened.drivers) == 0)
 
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ class DoomedQueue:
         labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
         await self._queue.tell(address, self._stuttered(messages), at_once=at_once)
-        await self._queue._voice.silent.wait()  # type: ignore[attr-defined] # until then it is only said, not told
+        voice = getattr(self._queue, "_voice", None)  # the queue within a process delivers at once
+        if voice is not None:
+            await voice.silent.wait()  # until then it is only said, not told
         self._fate.pass_by("tell.after", *labels)
 
     def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:

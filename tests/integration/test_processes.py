@@ -179,8 +179,8 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(house: House, asid
     assert all(attempts.count("ok") == 1 for attempts in outcomes(run))
     if stage == "planning":
         first, again = run["proposals"]
-        assert [call["outcome"] for call in first["attempts"]] == ["unknown"]
-        assert (first["outage"], again["mode"], again["state"]) == (True, "first", "accepted")
+        assert [call["outcome"] for call in first["attempts"]] == ["error"], "its engine has waited for it to the end"
+        assert (first["outage"], again["mode"], again["state"]) == (True, "fallback", "accepted")
 
 
 @pytest.mark.parametrize(("tier", "model"), [("baton-mini", "alpha"), ("baton-ultra", "planner")])

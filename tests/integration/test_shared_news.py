@@ -1,4 +1,4 @@
-"""A gateway without a dispatcher of its own learns from the journals of its runs whom the dispatchers have given up."""
+"""An engine leaves out a worker that calls have shown to fail, and the journal says so."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.core.pool.breaker import IN_A_ROW
+from app.core.run.events import Kind
 from app.process.config import configure
 from app.process.wiring import House, house
 from app.store.sqlkit.migrate import migrate
@@ -28,7 +29,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 async def pair(
     stub: ProviderStub, tmp_path: Path, postgres_url: str, redis_url: str
 ) -> AsyncIterator[tuple[House, House]]:
-    """A gateway's drivers and a dispatcher, each with a house of its own."""
+    """A gateway that drives nothing, and an engine, each with a house of its own."""
     await asyncio.to_thread(migrate, postgres_url)
     (tmp_path / "pool.toml").write_text(pool_text(stub))
     loaded = configure(
@@ -39,28 +40,30 @@ async def pair(
             "BATON_PEPPER": "p" * 32,
         }
     )
-    async with house(loaded) as gateway, house(loaded) as dispatcher, asyncio.TaskGroup() as group:
-        drivers_end, steps_end = asyncio.Event(), asyncio.Event()
-        await asyncio.gather(gateway.clock.look(), dispatcher.clock.look())
-        group.create_task(gateway.drivers.run(drivers_end))
-        group.create_task(dispatcher.dispatcher.run(steps_end))
-        await until(lambda: gateway.drivers._group is not None)
+    async with house(loaded) as gateway, house(loaded) as engine, asyncio.TaskGroup() as group:
+        ending = asyncio.Event()
+        gateway.runs.engine = None
+        await asyncio.gather(gateway.clock.look(), engine.clock.look())
+        group.create_task(gateway.runs.run(ending))
+        group.create_task(engine.drivers.run(ending))
+        group.create_task(engine.dispatcher.run(ending))
+        await until(lambda: gateway.runs.is_open and engine.drivers.has_room)
         try:
-            yield gateway, dispatcher
+            yield gateway, engine
         finally:
-            drivers_end.set()
-            steps_end.set()
+            ending.set()
 
 
-async def test_a_gateway_plans_without_whom_its_dispatchers_have_given_up(
+async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
     stub: ProviderStub, pair: tuple[House, House]
 ) -> None:
-    gateway, dispatcher = pair
+    gateway, engine = pair
     stub.always("alpha", Fail(status=503))
     outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
-    for one in (gateway, dispatcher):
-        assert one.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"}) == 2
+    breaker = engine.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"})
+    assert breaker == 2
     last = await finish(await gateway.runs.start(order(gateway, "baton-mini")))
-    admitted = (await events(gateway, last.ended.state.run))[0].body
-    assert admitted["excluded"] == {"alpha": "ejected: failing"}
+    journal = await events(gateway, last.ended.state.run)
+    opened = next(event.body for event in journal if event.kind is Kind.PLAN_OPENED)
+    assert opened["ejected"] == {"alpha": "failing"}

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, update
 from app.core.plan.workflow import Access
 from app.core.pool.catalog import Deadlines
 from app.core.run import drafts, notices
-from app.core.run.events import Event
+from app.core.run.events import Event, StepFailed
 from app.core.run.state import RunState
 from app.engine.calls import step_request
 from app.engine.calls.attempt import Attempt
@@ -267,9 +267,9 @@ def lose_an_outcome_in_an_outage(patch: Patch) -> None:
 def bury_a_dead_letter_in_silence(patch: Patch) -> None:
     fail = Execution._fail
 
-    async def silent(self: Execution, code: str, openers: Any, **facts: object) -> None:
-        if code != "dead_letter":
-            return await fail(self, code, openers, **facts)
+    async def silent(self: Execution, failed: StepFailed, openers: Any) -> None:
+        if failed.error != "dead_letter":
+            return await fail(self, failed, openers)
         await self._append(self._entry(openers, move=Move(self._ticket.step, "finish", claim=self._work.claim)))
 
     patch.setattr(Execution, "_fail", silent)
