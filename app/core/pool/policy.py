@@ -67,7 +67,7 @@ def healthy(choice: Eligible, ejected: Mapping[str, str]) -> Eligible:
 
 
 def spared(workers: Sequence[Worker], ejected: Mapping[str, str]) -> Mapping[str, str]:
-    """Those of the ejected workers, the worst first, that can be left out so that `ENOUGH` remain."""
+    """Return those of the ejected workers, the worst first, that can be left out so that `ENOUGH` remain."""
     names = list(ejected)[: max(len(workers) - ENOUGH, 0)]
     return {name: ejected[name] for name in names}
 
