@@ -223,6 +223,7 @@ def test_words_of_a_lost_attempt_are_never_continued(house: House, other: Proces
     house.stub.script("alpha", Reply(chunks=("Fünf ", "mal"), fault=Stall(after=1)))
     key = uuid.uuid4().hex
     heard = aside(stream, house.gateway, key)
+    wait_until(lambda: house.stub.requests("alpha"), what="it is called")  # before the other follows its run
     half = stream(other, key, until=lambda part: part.text == "Fünf ")
     victim = house.holding()
     victim.kill()
