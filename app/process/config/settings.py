@@ -70,7 +70,10 @@ class Settings(BaseModel):
         default="info", description="Least severe log line to write."
     )
     lease_seconds: float = Field(
-        default=4.0, ge=0.5, le=300, description="How long a process that is not heard from keeps its work."
+        default=4.0,
+        ge=0.5,
+        le=300,
+        description="How long a process that has stopped renewing its leases keeps its work.",
     )
     max_body_bytes: int = Field(
         default=8 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request body that is read."
@@ -86,7 +89,8 @@ class Settings(BaseModel):
         default=1_024, ge=1, le=1_000_000, description="Runs that may wait for an engine; more get a 429."
     )
     steps: Literal["local", "spread"] = Field(
-        default="local", description="Where steps are executed: beside their run while there is room, or anywhere."
+        default="local",
+        description="Where steps are executed: by the engine of their run while it has free slots, or by any engine.",
     )
     idempotency_hours: float = Field(
         default=24, ge=24, le=8_784, description="How long an Idempotency-Key is remembered after its run's time limit."
