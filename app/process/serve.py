@@ -1,8 +1,8 @@
 """Running one process of the service: which roles it has, how it starts, and in which order it stops.
 
-    start   house open -> engine and followers -> first key -> listening -> announced
+    start   parts opened -> engine and followers -> first key -> listening -> announced
     stop    SIGTERM or SIGINT: no new connections, requests finish within the drain time
-            -> dispatcher drains (outcomes written, tickets handed back) -> runs are handed back -> house closed
+            -> dispatcher drains (outcomes written, tickets handed back) -> runs are handed back -> parts closed
 
 SIGHUP reads the pool file again; a faulty one changes nothing and is reported.
 """
@@ -37,20 +37,20 @@ CALIBRATION_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What this process does. `alone` means that no other process shares its work, so embedded parts are enough."""
+    """The roles of this process. `alone` means that no other process shares its work, so embedded parts are enough."""
 
     gateway: bool
     dispatcher: bool
 
     @property
     def alone(self) -> bool:
-        """Whether this one process is the whole service."""
+        """True if this one process is the whole service."""
         return self.gateway and self.dispatcher
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What there is to announce: where it listens (None: nowhere), where its pool came from, and a key just made."""
+    """The announcement: where it listens (None: nowhere), where its pool came from, and a key that was just made."""
 
     url: str | None
     origin: str
@@ -59,7 +59,7 @@ class Started:
 
 
 async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announce: Callable[[Started], None]) -> None:
-    """Run the process until it is told to stop."""
+    """Run the process until it gets a SIGTERM or SIGINT."""
     check_roles(loaded, alone=roles.alone)
     stopping = asyncio.Event()
     steps_end, runs_end = asyncio.Event(), asyncio.Event()
@@ -94,7 +94,7 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
 
 
 async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:
-    """What `baton calibrate` has measured meanwhile gets onto the cards; while the store is away they stay."""
+    """Put new results of `baton calibrate` on the workers' cards; while the database is away the cards stay."""
     while not stopping.is_set():
         with suppress(OursError):
             opened.pool.calibrated(await opened.means.store.trials())
@@ -142,7 +142,7 @@ async def _announce(
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with the signals left to us and with a word when it listens."""
+    """uvicorn, with signals left to `serve` and an event that is set when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Bind, then say where."""
+        """Bind, then set the address and `listening`."""
         await super().startup(None)
         if self.started:
             await self._accept_more()
@@ -192,10 +192,14 @@ def _reload(opened: House, environ: Mapping[str, str]) -> None:
     loaded, faults = reload(opened.pool.loaded, environ)
     log = opened.means.telemetry.log
     if faults:
-        log(logging.ERROR, "the pool file is not valid; the last good one stays in force", faults=list(faults))
+        log(
+            logging.ERROR,
+            "The pool file is not valid; the last valid one stays in force. Correct it and send SIGHUP.",
+            faults=list(faults),
+        )
         return
     opened.pool.install(loaded)
-    log(logging.INFO, "the pool was read again", origin=loaded.origin)
+    log(logging.INFO, "The pool file was read again and is in force.", origin=loaded.origin)
 
 
 async def _first_key(opened: House, roles: Roles) -> str | None:
@@ -219,7 +223,9 @@ async def _first_key(opened: House, roles: Roles) -> str | None:
 
     def log_failure(error: BaseException) -> None:
         code = error.public_code if isinstance(error, OursError) else ""
-        opened.means.telemetry.log(logging.WARNING, "no key yet: the store is away", error=code)
+        opened.means.telemetry.log(
+            logging.WARNING, "The first API key waits for the database, which is unavailable.", error=code
+        )
 
     made: str | None = await retries.startup(faults=(OursError,), log=log_failure)(once)
     return made

@@ -1,8 +1,8 @@
 """The composition root: the only file that names implementations.
 
 `house(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them in the
-opposite order. What a process then runs is a choice of roles over the same house: a gateway, which
-admits and follows runs, an engine, which drives them and executes their steps, or both. Clock, randomness and names
+opposite order. A process then runs one or both of two roles over the same parts: a gateway, which admits and follows
+runs, and an engine, which drives them and executes their steps. Clock, randomness and names
 enter here and travel as arguments.
 """
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from app.stepqueue.redis import RedisQueue
 
 DRAIN_SECONDS = 25.0
-"""What running requests and steps get after a SIGTERM; orchestrators usually kill after 30."""
+"""Time that running requests and steps get after a SIGTERM; orchestrators usually kill after 30 seconds."""
 REDIS = "app.stepqueue.redis:RedisQueue"
 SPANS = "app.process.otlp:tracer"
 WORLD = "app.lab.provider:WorldProvider"
@@ -69,7 +69,7 @@ class Pool:
     """The configuration in force, and the adapters and conductors made for it. Replaced as a whole by `install`."""
 
     def __init__(self, loaded: Loaded, health: Health, standings: Standings) -> None:
-        """`health` follows the pool that is in force; `standings` are what its selectors choose by."""
+        """`health` follows the pool that is in force; its selectors choose by `standings`."""
         self._standings = standings
         self.health = health
         self._retired: list[ClosableProvider] = []
@@ -91,7 +91,7 @@ class Pool:
         self._follow(loaded)
 
     def calibrated(self, trials: tuple[Trial, ...]) -> None:
-        """Put what was measured on the workers' cards; adapters and conductors stay."""
+        """Put measured results on the workers' cards; adapters and conductors stay."""
         if trials != self._trials:
             self._trials = trials
             self._follow(self.loaded)
@@ -124,7 +124,7 @@ class Pool:
         return known
 
     def conducts(self) -> bool | None:
-        """Whether every model that conducts is fit to, as far as is known; None if no tier has one."""
+        """True if every model that conducts is healthy, as far as is known; None if no tier has one."""
         names = {tier.conductor.worker for tier in self.catalog().tiers.values() if tier.conductor.kind == "model"}
         found = [worker for worker in self.catalog().workers.values() if worker.name in names]
         return not self.health.ejected(found) if found else None
@@ -147,7 +147,7 @@ class Pool:
         )
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         for opened in (*self._retired, *self._adapters.values()):
             await opened.close()
 
@@ -245,7 +245,7 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
 
 
 def _engine(means: Means, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
-    """The two halves of an engine: what drives runs, and what executes their steps beside them."""
+    """The two halves of an engine: the drivers of its runs, and the dispatcher that executes steps."""
     drivers = Drivers(means, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
     drivers.dispatcher = dispatcher = Dispatcher(
         means,
@@ -281,15 +281,13 @@ def _target(settings: Settings) -> Target | None:
 
 
 def check_roles(loaded: Loaded, *, alone: bool) -> None:
-    """Refuse a set-up in which processes could not hear each other. `alone`: everything is in this one process."""
+    """Refuse a set-up in which processes could not reach each other. `alone`: everything is in this one process."""
     settings = loaded.settings
     faults = []
     if not alone and settings.redis_url is None:
-        faults.append("BATON_REDIS_URL: separate gateways and dispatchers need Redis; set it, or use `baton serve`")
+        faults.append("BATON_REDIS_URL: separate gateways and engines need Redis; set it, or use `baton serve`")
     if not alone and settings.database_url.startswith("sqlite"):
-        faults.append(
-            "BATON_DATABASE_URL: separate gateways and dispatchers need Postgres; set it, or use `baton serve`"
-        )
+        faults.append("BATON_DATABASE_URL: separate gateways and engines need Postgres; set it, or use `baton serve`")
     if faults:
         raise ConfigInvalid(faults)
 
