@@ -1,8 +1,8 @@
-"""What this process knows of its workers: one breaker for each (provider, model), fed by the end of every call.
+"""The health of workers as this process knows it: one breaker for each (provider, model), fed by the end of each call.
 
 The policy is `pool/breaker.py`; here are the clock, the counters and the log lines. Nothing of it is stored: a process
-that starts believes in everybody, and learns. Calls that other processes made are overheard from the journals of the
-runs that this one drives, so that a gateway knows whom its dispatchers have given up.
+that starts takes every worker for healthy, and learns. Calls that other processes made count too: their outcomes are in
+the journals of the runs that this process drives.
 """
 
 import logging
@@ -18,20 +18,20 @@ from app.telemetry import Telemetry
 
 LEVELS: Mapping[str, int] = {"closed": 0, "half_open": 1, "open": 2}
 REMEMBERED = 4_096
-"""Calls of our own that we may hear of once more."""
+"""Calls of our own whose outcome may be received once more, from a journal."""
 NEW: Final = Breaker()
 Key = tuple[str, str]
 
 
 @record(frozen=True, slots=True)
 class Choice:
-    """Whom to call (None: nobody) and why not those before it, or why it is called although it is ejected."""
+    """The worker to call (None: nobody), why those before it are passed over, and why it is called although ejected."""
 
     worker: Worker | None
     passed_over: tuple[tuple[str, str], ...] = ()
     despite: str = ""
     extra: bool = False
-    """Whether it is not the step's first call."""
+    """True if it is not the step's first call."""
 
     @property
     def called(self) -> Worker:
@@ -41,7 +41,7 @@ class Choice:
 
     @property
     def hopeless(self) -> bool:
-        """Whether nobody is called because nobody could answer in time."""
+        """True if nobody is called because nobody could answer in time."""
         return bool(self.passed_over) and all(reason == NO_TIME for _, reason in self.passed_over)
 
 
@@ -58,7 +58,7 @@ class Health:
         self._workers: Mapping[str, Worker] = {}
         self._ours: dict[str, None] = {}
         self._signs: dict[Key, float] = {}
-        """When we last heard anything of a worker."""
+        """The time of the last sign of life of each worker, in ticks."""
 
     def follow(self, catalog: Catalog) -> None:
         """Another pool is in force: what is known of workers whose provider has changed, or that are gone, is
@@ -75,7 +75,7 @@ class Health:
     def _level(self, key: Key) -> Callable[[], float]:
         return lambda: LEVELS[self._of(key).state(self._tick())]
 
-    # -- beside the calls
+    # -- apart from calls
 
     def sign(self, worker: Worker) -> None:
         """The worker has just said something."""
@@ -86,12 +86,12 @@ class Health:
         return self._tick() - self._signs.get(_key(worker), float("-inf"))
 
     def suspects(self, worker: Worker) -> bool:
-        """Whether the latest call of it failed."""
+        """True if the latest call of it failed."""
         known = self._of(_key(worker))
         return bool(known.failures or known.reason)
 
     def is_out(self, worker: Worker) -> bool:
-        """Whether probes have found nobody alive behind it."""
+        """True if probes have found that it does not generate."""
         return self._of(_key(worker)).reason == breaker.OUT
 
     def sounded(self, worker: Worker, *, alive: bool) -> None:
@@ -104,7 +104,7 @@ class Health:
     # -- before a call
 
     def ejected(self, workers: Sequence[Worker]) -> dict[str, str]:
-        """Those of the workers that are ejected now, with the reason, the worst first."""
+        """The workers among these that are ejected now, with the reason, the worst first."""
         now = self._tick()
         out = [(breaker.badness(known), worker.name, known.reason) for worker, known in self._known(workers, now)]
         return {name: reason for _, name, reason in sorted(out, reverse=True)}
@@ -114,9 +114,9 @@ class Health:
         return [(worker, known) for worker, known in pairs if known.state(now) == "open"]
 
     def choose(self, offers: Sequence[tuple[Worker, Place]], left: float) -> Choice:
-        """Whom of the offers to call, in the order of preference, with `left` seconds to go.
+        """Choose which of the offers to call, in the order of preference, with `left` seconds to go.
 
-        Whoever is chosen is about to be called: either `settle` follows, or `forgo`.
+        The chosen worker is about to be called: either `settle` follows, or `forgo`.
         """
         now = self._tick()
         picked = breaker.pick(self._offers(offers), now=now, left=left)
@@ -130,15 +130,18 @@ class Health:
         return Choice(None, picked.passed_over)
 
     def worth_waiting(self, offers: Sequence[tuple[Worker, Place]], left: float) -> bool:
-        """Whether good news of one of the offers may come soon."""
+        """True if one of the offers may be healthy again soon."""
         return breaker.worth_waiting(self._offers(offers), now=self._tick(), left=left)
 
     def affords(self, worker: Worker, place: Place) -> bool:
-        """Whether the worker's retry budget has room."""
+        """True if the worker's retry budget has room."""
         return self._of(_key(worker)).affords(place, self._tick())
 
     def refusal(self, worker: Worker, left: float) -> str:
-        """Why a call that has an alternative should not be made; empty: it is about to be made, as after `choose`."""
+        """The reason why a call that has an alternative should not be made.
+
+        Empty: it is about to be made, as after `choose`.
+        """
         now, known = self._tick(), self._of(_key(worker))
         objection = NO_TIME if left < known.hopeless else known.objection(now)
         if not objection:
@@ -192,16 +195,19 @@ class Health:
         if after.reason and after.since != before.since:
             self._report(worker, after, now)
         elif before.reason and not after.reason:
-            self._telemetry.log(logging.INFO, "a worker is back", worker=worker.name)
+            self._telemetry.log(logging.INFO, "A worker answers again and is called as before.", worker=worker.name)
 
     def _report(self, worker: Worker, after: Breaker, now: float) -> None:
         self._telemetry.count("baton_ejections_total", worker.name, after.reason)
-        level, words = logging.WARNING, "a worker is ejected"
+        level, words = logging.WARNING, "A worker keeps failing and is ejected; others are called instead."
         if after.reason == "misconfigured":
             level = logging.ERROR
-            words = "a worker is misconfigured: its provider refuses our key or does not know the model; see the pool"
+            words = (
+                "A worker is misconfigured: its provider refuses our key or does not know the model; correct the pool "
+                "file or the key."
+            )
         elif after.reason == breaker.OUT:
-            level, words = logging.ERROR, "a conductor does not generate; the fallback serves until it does"
+            level, words = logging.ERROR, "A conductor does not generate; the fallback worker answers until it does."
         seconds = round(after.until - now, 3)
         self._telemetry.log(level, words, worker=worker.name, reason=after.reason, seconds=seconds)
 

@@ -15,7 +15,7 @@ from app.providers.protocol import Deadlines, Request
 from tests.harness.in_process import Outcome, events, finish, order
 
 Reading = AsyncIterator[list[Piece]]
-BROKE = "a provider's adapter broke"
+BROKE = "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on."
 
 
 @pytest.fixture

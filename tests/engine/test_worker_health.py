@@ -142,8 +142,8 @@ def test_ejections_and_returns_are_counted_shown_and_logged(
     counted = telemetry.registry.get_sample_value("baton_ejections_total", {"worker": "ada", "reason": "failing"})
     assert counted == 1
     assert [(one.levelname, one.message) for one in caplog.records] == [
-        ("WARNING", "a worker is ejected"),
-        ("INFO", "a worker is back"),
+        ("WARNING", "A worker keeps failing and is ejected; others are called instead."),
+        ("INFO", "A worker answers again and is called as before."),
     ]
     fields = caplog.records[0].__dict__["fields"]
     assert (fields["worker"], fields["reason"]) == ("ada", "failing")

@@ -49,7 +49,7 @@ VERDICTS: Mapping[type, Verdict] = {
     WorkerRateLimited: "rate_limited",
     WorkerMisconfigured: "misconfigured",
 }
-"""What an error says of the worker; others, such as a request that it refused, say nothing of it."""
+"""The verdict that each error gives on the worker; others, such as a request that it refused, say nothing of it."""
 
 ADAPTER_BROKE = "adapter_broke"
 """The code of a call that ended with a bug of ours."""
@@ -57,7 +57,10 @@ ADAPTER_BROKE = "adapter_broke"
 
 @record(frozen=True, slots=True)
 class Purpose:
-    """What it takes to compose a call's request again, and why this worker; `CallIntended` explains the fields."""
+    """The facts from which a call's request can be composed again, and why this worker was called.
+
+    `CallIntended` explains the fields.
+    """
 
     template: str = ""
     usd_left: int | None = None
@@ -113,17 +116,17 @@ class Attempt:
         self._max_output = request.sampling.max_tokens or worker.card.max_output
         self.hold = Ledger(*budget.worst_case(worker, self._input_bound, self._max_output))
         decodes = request.logprobs is not None and step is not None
-        # A plan has a reader of its own, which tells every fault, so that the conductor can mend them.
+        # A plan has a reader of its own, which reports every fault, so that the conductor can correct them.
         judged = request if step is not None else replace(request, form=None)
         self.reply = Reply(judged, self._max_output, decodes=decodes)
         self._began = self._first = 0.0
         self._heard = 0.0
         self._seconds = 0.0
         self.verdict: Verdict = "silent"
-        """What the call says of its worker."""
+        """The verdict of the call on its worker."""
         self.told = False
-        """Whether anything that the worker said may have been told: what comes with its end is told when that is
-        written."""
+        """True once text of the worker may have been sent to the caller; what comes with its end is sent when that is
+        committed."""
         self.outcome = "cancelled"
         """`unknown` is for others to say: it is what `lost` writes."""
         self.error: BatonError | None = None
@@ -131,12 +134,12 @@ class Attempt:
 
     @property
     def live(self) -> bool:
-        """Whether its text is told as it comes."""
+        """True if its text is streamed to the caller as it comes."""
         return self._request.live
 
     @property
     def may_call(self) -> bool:
-        """Whether the worker has tools to call."""
+        """True if the worker has tools to call."""
         return bool(self._request.toolbox.tools)
 
     def intended(self) -> CallIntended:
@@ -214,8 +217,13 @@ class Attempt:
     def _broken(self, bug: Exception) -> None:
         """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation
         is no more than that."""
-        told = self._means.telemetry.log
-        told(logging.ERROR, "a provider's adapter broke", bug, call=self.call, worker=self.worker.name)
+        self._means.telemetry.log(
+            logging.ERROR,
+            "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on.",
+            bug,
+            call=self.call,
+            worker=self.worker.name,
+        )
         task = asyncio.current_task()
         if task is None or not task.cancelling():
             self.outcome = "error"
@@ -229,7 +237,7 @@ class Attempt:
         return self._given
 
     def _judge(self) -> None:
-        """Tell the worker's breaker what this call says of it."""
+        """Report the verdict of this call to the worker's breaker."""
         self.verdict = "good" if self.outcome == "ok" else VERDICTS.get(type(self.error), "silent")
         code = self.error.public_code if self.error is not None else None
         if code in (TOOL_FAULT, FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
@@ -254,13 +262,14 @@ class Attempt:
 
     @property
     def contents(self) -> tuple[tuple[str, bytes], ...]:
-        """What to store beside the outcome."""
+        """The (ref, body) pairs to store with the outcome."""
         found = ((self.output, self.reply.text.encode()), (self.logprobs, self.reply.logprobs))
         return tuple((ref, body) for ref, body in found if ref)
 
     @property
     def usage(self) -> Usage:
-        """As reported; else estimated: the likely figure for a complete call, an upper bound for a broken one.
+        """The usage as reported; else estimated: the likely figure for a complete call, an upper bound for a broken
+        one.
 
         A call that failed before it said anything is not billed, but one that was given up may well be, and one whose
         adapter broke for words that we never saw.
@@ -279,7 +288,7 @@ class Attempt:
 
     @property
     def spent(self) -> Ledger:
-        """What the call cost, for settling."""
+        """The cost of the call, for settling."""
         usage = self.usage
         return Ledger(self.worker.price.cost(usage), usage.total)
 

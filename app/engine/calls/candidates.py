@@ -1,4 +1,5 @@
-"""Whom a step calls next: the planned worker, once more after a passing fault, then the others in order.
+"""The choice of the worker that a step calls next: the planned worker, once more after a passing fault, then the others
+in order.
 
 Workers that are ejected, or have no retry budget left, are passed over (`health.py`); the journal says why. After a
 failure the same worker is waited for, with full-jitter backoff or as long as Retry-After says, but never beyond the
@@ -33,7 +34,7 @@ class Candidates:
 
     @property
     def spare(self) -> bool:
-        """Whether another worker could take over from the current one."""
+        """True if another worker could take over from the current one."""
         return len(self._workers) > 1 and self._left > 1
 
     def pause(self, left: float) -> float:
@@ -46,15 +47,16 @@ class Candidates:
         return wait
 
     def choose(self, left: float) -> Choice:
-        """Whom to call now; nobody when all means are exhausted."""
+        """Choose the worker to call now; none when all means are exhausted."""
         return self._health.choose(self._offers() if self._left > 0 else [], left)
 
     def error(self, choice: Choice) -> str:
-        """Why the step fails when that choice is nobody."""
+        """The code of the error with which the step fails when that choice is none."""
         return NO_TIME if choice.hopeless else self._last_error or "run_failed"
 
     def failed(self, worker: Worker, error: BatonError | None, *, told: bool, chance: float, left: float) -> None:
-        """Note a failed attempt; `told`: the answer has begun to reach the caller, so that nobody may give another."""
+        """Note a failed attempt; `told` says that the answer has begun to reach the caller, so that no other may
+        follow."""
         self._left -= 1
         self._tries[worker.name] = self._tries.get(worker.name, 0) + 1
         self._last_error = (error.public_code if error else None) or "worker_failed"
@@ -67,7 +69,7 @@ class Candidates:
             self._wait = wait
 
     def _patience(self, worker: Worker, error: BatonError | None, chance: float, left: float) -> float | None:
-        """How long to wait for the worker that has just failed; None: it is not called again."""
+        """Seconds to wait for the worker that has just failed; None if it is not called again."""
         alone = len(self._workers) == 1
         if error is None or not error.retryable or self._tries[worker.name] > 1:
             return None

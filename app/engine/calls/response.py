@@ -1,4 +1,4 @@
-"""What a worker says in one call: gathered piece by piece, bounded, and judged where it calls tools.
+"""The reply of a worker in one call: gathered piece by piece, bounded, and judged where it calls tools.
 
 An outcome is made of it, a step's answer, or the worker's part of an exchange with the caller's tools.
 """
@@ -18,7 +18,7 @@ from app.providers.faults import malformed
 from app.providers.protocol import Request
 
 SPARE_TOKENS, DECODED_CHARS = 256, 2_048
-"""The same of tokens with log-probabilities: so many more than were asked for, and so many characters each."""
+"""Bounds of tokens with log-probabilities: so many more than were asked for, and so many characters each."""
 TOKEN_CHARS, SPARE_CHARS = 64, 65_536
 """No honest answer has more characters a token than the one, give or take the other: what goes on beyond is cut off."""
 TOOL_FAULT, FORM_FAULT = "tool_call_malformed", "answer_off_form"
@@ -33,13 +33,13 @@ class Reply:
         self._toolbox = request.toolbox
         self._form = request.form
         self.flaw: Flaw | None = None
-        """What is wrong with the answer's form, once it was judged."""
+        """The fault of the answer's form, once it was judged."""
         self._who = f"{request.worker.name} at {request.worker.provider}"
         self._texts: list[str] = []
         self._answers = False
         self._gathering = Gathering()
         self._calls: tuple[ToolCall, ...] | None = None
-        """Those that it ended with, once somebody has asked since it last said anything."""
+        """The tool calls that it ended with, computed when they are first asked for after the latest piece."""
         self._keepsake: Keepsake | None = None
         self._decodes = decodes
         self._decoded: list[Decoded] = []
@@ -50,7 +50,7 @@ class Reply:
 
     def take(self, pieces: list[Piece]) -> None:
         """Note what one read gave. Raises `WorkerMalformed` for more than the call's tokens can hold, and for a call of
-        a tool that is not offered, before anybody is told of it."""
+        a tool that is not offered, before it is sent to anybody."""
         self._calls, fault = None, ""
         for piece in pieces:
             if isinstance(piece, Words):
@@ -71,7 +71,8 @@ class Reply:
             raise malformed(self._who, "more text than its tokens can hold")
 
     def _take_call(self, piece: ToolDelta) -> str:
-        """What is wrong with it. It is noted all the same, as what comes after it: it was written, and is billed."""
+        """Note a tool call; returns what is wrong with it, or "". A faulty one is noted too: it was written, and is
+        billed."""
         self._gathering.take(piece)
         self._room -= len(piece.name) + len(piece.arguments)
         return tools.fault([ToolCall("", piece.name)], self._toolbox) if piece.name else ""
@@ -86,7 +87,7 @@ class Reply:
             if found:
                 self.flaw = Flaw(self.text, found)
                 raise WorkerMalformed(
-                    f"What {self._who} answered has not the form that was asked for.", code=FORM_FAULT
+                    f"What {self._who} answered does not have the form that was asked for.", code=FORM_FAULT
                 )
 
     @property
@@ -99,22 +100,22 @@ class Reply:
 
     @property
     def parallel(self) -> bool:
-        """Whether more than its first tool call counts."""
+        """True if more than its first tool call counts."""
         return self._toolbox.parallel
 
     @property
     def began(self) -> bool:
-        """Whether anything has come that a caller could be told."""
+        """True once anything has come that could be sent to a caller."""
         return bool(self._texts) or len(self._gathering) > 0
 
     @property
     def text(self) -> str:
-        """What the worker has said so far."""
+        """The text that has come so far."""
         return "".join(self._texts)
 
     @property
     def refuses(self) -> bool:
-        """Whether all of the text is what the model says instead of an answer."""
+        """True if all of the text is a refusal, given instead of an answer."""
         return bool(self._texts) and not self._answers
 
     @property

@@ -1,4 +1,4 @@
-"""What a step is shown and how it is asked: the only way from the store into a provider request.
+"""The request of a step, composed from what it may see: the only way from the store into a provider request.
 
 `look` reads what the step's access list grants, and its own transcript with the caller's tools; `View.request` composes
 it for one worker. How to decode and which tools there are is what the caller said last: in its first request, or in the
@@ -37,10 +37,10 @@ class View:
     seen: tuple[Seen, ...]
     used: tuple[ToolUse, ...]
     last: bool
-    """Whether its round is the run's last one, so that its answer is told as it comes; else another one may take its
-    place. The answer of a nested workflow is told with its end."""
+    """True if its round is the run's last one, so that its answer is streamed as it comes; else another answer may take
+    its place. The answer of a nested workflow is sent with its end."""
     speaks: bool
-    """Whether its output is the round's answer."""
+    """True if its output is the round's answer."""
 
     @property
     def template(self) -> str:
@@ -54,11 +54,13 @@ class View:
 
     @property
     def toolbox(self) -> Toolbox:
-        """The tools that the step may call. What the caller demands of the answer is demanded of no other step."""
+        """The tools that the step may call. A choice that the caller demands binds the answering step alone."""
         box = self.asked.toolbox
         if self.speaks:
             return box
-        return changed(box, choice="none" if box.choice == "none" else "auto") if self.step.tools else NO_TOOLS
+        if not self.step.tools:
+            return NO_TOOLS
+        return changed(box, choice="none" if box.choice == "none" else "auto")
 
     def request(
         self, worker: Worker, limits: Limits, *, streams: bool, provider: ProviderSpec, flaw: Flaw | None = None
@@ -96,7 +98,7 @@ async def see(store: Contents, state: RunState, n: int) -> tuple[Message, ...]:
 
 
 async def look(store: Contents, state: RunState, n: int, fresh: Mapping[str, bytes] = NOTHING) -> View:
-    """What step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
+    """Read what step `n` may see; `fresh` is content that is yet to be stored. `NotFound` if content was erased.
 
     Of what a nested step inherits, its task is made: the messages of the step that it is nested in.
     """
@@ -157,7 +159,8 @@ def _messages(body: bytes) -> tuple[Message, ...]:
 async def _records(
     store: Contents, run: str, wanted: set[tuple[str, Reader]], fresh: Mapping[str, bytes] = NOTHING
 ) -> Mapping[tuple[str, Reader], Any]:
-    """What is read of contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was erased."""
+    """Records that are read from contents, stored or fresh; the empty ref is the empty text. `NotFound` if one was
+    erased."""
     found: dict[tuple[str, Reader], Any] = {("", _text): ""}
     found |= {(ref, read): read(fresh[ref]) for ref, read in wanted if ref in fresh}
     if stored := wanted - found.keys():

@@ -1,1 +1,1 @@
-"""What the engine knows of conductors: ratings, versions, and whether each is alive."""
+"""The engine's knowledge of conductors: ratings, versions, and whether each is alive."""

@@ -1,9 +1,9 @@
-"""Whether conductors are alive, known without a run: a server's `/health` may answer 200 over a dead engine.
+"""Probes of conductors, apart from runs: a server's `/health` may answer 200 although it cannot generate.
 
-A conductor from which nothing was heard for a moment is asked for one token. If that does not come in time, twice, its
-breaker opens with the reason `out`: tiers that it conducts go to the fallback at once, and plans that wait for it are
-given up. The next token closes the breaker. Nothing of this is journaled, and next to nothing of it costs money: one
-that has a price is asked only after a real call has failed.
+A conductor that has not answered anything for two seconds is asked for one token. If that does not come in time, twice,
+its breaker opens with the reason `out`: tiers that it conducts go to the fallback at once, and plans that wait for it
+are given up. The next token closes the breaker. Nothing of this is journaled, and next to nothing of it costs money:
+one that has a price is asked only after a real call has failed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Pulse:
     """Takes the pulse of all conductors in force, for the process that conducts."""
 
     def __init__(self, means: Means, *, out: Callable[[str], None]) -> None:
-        """`out` is told of a conductor, by its worker's name, that has just been found dead."""
+        """`out` is called with the worker's name of a conductor that has just been found dead."""
         self._means = means
         self._out = out
         self._asking: set[str] = set()
@@ -55,13 +55,17 @@ class Pulse:
             if not alive and not was_out:
                 self._out(worker.name)
         except Exception as bug:  # it must not end the watch over the others
-            self._means.telemetry.log(logging.ERROR, "a conductor could not be probed", worker=worker.name)
+            self._means.telemetry.log(
+                logging.ERROR,
+                "A conductor could not be probed because of a bug; it is probed again.",
+                worker=worker.name,
+            )
             logging.getLogger("baton").debug("probe", exc_info=bug)
         finally:
             self._asking.discard(worker.name)
 
     async def _answers(self, worker: Worker, seconds: float) -> bool:
-        """Whether it generates a token; a refusal in good form is a sign of life as well."""
+        """Ask for one token; True if it comes. A refusal in good form is a sign of life as well."""
         try:
             async with asyncio.timeout(seconds):
                 await self._generate(worker, seconds)

@@ -1,10 +1,10 @@
 """Learning from ratings: what selectors believe is kept in the database, and every process follows it there.
 
-Each process looks every `EVERY` seconds. Whoever finds ratings that were not learned yet works them in and writes the
-posterior under the next number; of two who try it at the same time one succeeds, and the other reads what that one has
-written. So all processes choose by the same posterior, a restart loses nothing, and the number and hash that a decision
-names stand for one posterior only. Ratings are taken in the order of their times; one that comes `LATE` after another
-that was learned is still taken, a later one is not.
+Each process looks every `EVERY` seconds. A process that finds ratings that were not learned yet works them in and
+writes the posterior under the next number; of two who try it at the same time one succeeds, and the other reads what
+that one has written. So all processes choose by the same posterior, a restart loses nothing, and the number and hash
+that a decision names stand for one posterior only. Ratings are taken in the order of their times; one that comes `LATE`
+after another that was learned is still taken, a later one is not.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Notes:
     recent: frozenset[tuple[float, str]] = field(default_factory=frozenset)
 
     def to_json(self) -> bytes:
-        """As it is stored."""
+        """The notes as they are stored."""
         kept = {"mark": self.mark, "tried": self.tried, "recent": sorted(self.recent)}
         return orjson.dumps(kept | {"posterior": self.posterior.to_json().decode()})
 
@@ -63,7 +63,7 @@ def read(body: bytes) -> Notes:
 
 
 class Standings:
-    """What each selector of this process chooses by; changed by the learner alone."""
+    """The posteriors by which the selectors of this process choose; only the learner changes them."""
 
     def __init__(self) -> None:
         self._standing: dict[str, Standing] = {}
@@ -73,7 +73,7 @@ class Standings:
         return self._standing.get(tier, Standing())
 
     def put(self, tier: str, standing: Standing) -> None:
-        """From now on this one."""
+        """Set the posterior of a tier."""
         self._standing[tier] = standing
 
 
@@ -86,7 +86,7 @@ class Learner:
         self._notes: dict[str, Notes] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Look until `stopping` is set. What goes wrong with one tier is told and tried again."""
+        """Look until `stopping` is set. A failure with one tier is logged and tried again."""
         while not stopping.is_set():
             for tier, spec in selectors(list(self._means.catalog().tiers.values())):
                 try:
@@ -94,7 +94,11 @@ class Learner:
                 except StoreUnavailable:
                     break
                 except Exception as bug:  # a rating that cannot be read must not stop the service
-                    self._means.telemetry.log(logging.ERROR, "ratings could not be learned", tier=tier.name)
+                    self._means.telemetry.log(
+                        logging.ERROR,
+                        "Ratings could not be learned because of a bug; they are tried again.",
+                        tier=tier.name,
+                    )
                     logging.getLogger("baton").error("learner", exc_info=bug)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
@@ -116,7 +120,7 @@ class Learner:
                 self._stand(tier.name, after, number + 1)
 
     async def _follow(self, tier: str) -> Notes:
-        """What was learned for a tier, by whomever."""
+        """Follow what any process has learned for a tier."""
         found = await self._means.store.learned(policy(tier), self._standings.of(tier).number)
         if found is not None:
             self._stand(tier, read(found.body), found.number)
@@ -154,7 +158,7 @@ class Learner:
         return [known[name] for name in tier.pool]
 
     def _trials(self, tier: Tier, notes: Notes, trials: Sequence[Trial]) -> list[Trial]:
-        """Those of the tier's workers that were not worked in yet, in the order of their times."""
+        """The trials of the tier's workers that were not worked in yet, in the order of their times."""
         own = [one for worker in self._workers(tier) for one in of_worker(trials, worker) if one.at > notes.tried]
         return sorted(own, key=lambda one: (one.at, one.worker, one.task))
 

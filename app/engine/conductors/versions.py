@@ -46,7 +46,9 @@ class Succession:
             if known != self._known:
                 self._known = known
                 live = {name: one.canary or one.live for name, one in known.items()}
-                self._telemetry.log(logging.INFO, "conductors' versions have changed", versions=live)
+                self._telemetry.log(
+                    logging.INFO, "The versions of conductors have changed; new runs use these.", versions=live
+                )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set."""
