@@ -1,4 +1,4 @@
-"""What every part of the engine works with: one record, made in `wiring.py` and handed to each of them."""
+"""The dependencies that every part of the engine works with: one record, made in `wiring.py` and passed to each."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,7 +20,7 @@ async def _unversioned(_conductor: str, _run: str) -> str:
 
 @record(frozen=True, slots=True)
 class Means:
-    """What drivers and dispatchers work with; made in `wiring.py`, changed never.
+    """The dependencies of drivers, dispatchers and gateways; made in `wiring.py`, never changed.
 
     `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with a prefix, `chance` a number in
     [0, 1).
@@ -42,13 +42,13 @@ class Means:
     code: str
     """Version of this code, kept with each run."""
     timed: Callable[[], bool] = lambda: True
-    """Whether `now` is the time that all processes agree on. Until then nothing is begun, and nothing that others left
-    is judged by it."""
+    """True once `now` is the time that all processes agree on. Until then nothing is begun, and no lease or claim of
+    others is judged by it."""
     version: Callable[[str, str], Awaitable[str]] = _unversioned
     """The model that conducts a run in a conductor's name; empty for the one that the pool file names."""
     notifies: bool = False
-    """Whether the operator's webhook is told of the ends of background responses."""
+    """True if the operator's webhook is notified of the ends of background responses."""
 
     async def pin(self, catalog: Catalog) -> None:
-        """See to it that a pool is on record before anything that names its digest is."""
+        """Store a pool before anything that names its digest is stored."""
         await self.store.keep_catalog(catalog.digest, partial(snapshot, catalog))

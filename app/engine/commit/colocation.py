@@ -1,4 +1,4 @@
-"""How a run's writer and the dispatcher of the same process work together.
+"""The protocols between a run's writer and the dispatcher of the same process.
 
 A step that is queued may be begun in the very entry that queues it: the dispatcher composes its first call before the
 entry is committed, the entry carries the intent and the ticket as taken, and after the commit the call is made. The end
@@ -69,7 +69,7 @@ class StepStarter(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """How many more steps it can begin now, beyond one for each run that is being taken."""
+        """The number of steps that it can begin now, beyond one for each run that is being taken."""
         ...
 
     def slot_freed(self) -> None:
@@ -112,6 +112,6 @@ async def commit_with_intents(begun: Sequence[BegunStep], commit: Awaitable[Appe
             return None
         raise
     for one, claim in zip_longest(begun, appended.taken):
-        # Found again after an outage, an entry does not tell its claims: those tickets lapse and are taken anew.
+        # An entry that is found again after an outage has no claims: those tickets lapse and are taken anew.
         one.go(claim) if claim is not None else one.forgo()
     return appended

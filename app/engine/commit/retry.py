@@ -1,4 +1,4 @@
-"""The store while the database is away: its calls return when that has returned, or give up when they are told to.
+"""The store while the database is away: its calls return when it has returned, or give up when their time is over.
 
 An entry is committed once, although a commit that went unanswered may have been one.
 """
@@ -66,11 +66,11 @@ class Patient:
         return None
 
     async def journal(self, run: str, after: int, left: Left) -> Journal:
-        """Its events from there on."""
+        """The journal of a run, from the event after `after` on."""
         return await patiently(self._store, partial(self._store.journal, run, after=after), left)
 
     async def contents(self, run: str, refs: Sequence[str], left: Left) -> dict[str, bytes]:
-        """Those of the bodies that are still stored."""
+        """The bodies, by ref, that are still stored."""
         return dict(await patiently(self._store, partial(self._store.contents, run, refs), left))
 
 

@@ -40,7 +40,7 @@ KNOWN = 64
 """Contents of a run that are kept in memory while it is driven, each of at most `BRIEF` bytes."""
 
 Contents = tuple[tuple[str, bytes], ...]
-"""(ref, body) pairs to be stored beside events."""
+"""(ref, body) pairs to be stored with events."""
 
 
 class Append(Protocol):
@@ -63,8 +63,8 @@ class Append(Protocol):
 
 OnFolded = Callable[[Sequence[Event]], Awaitable[None]]
 OpenPlan = Callable[[RunState, Propose, Append], Awaitable[tuple[list[Draft], list[tuple[str, bytes]]]]]
-"""Opens a proposal: its events, and contents. One event if a conductor has yet to be asked, none if even that has to
-wait."""
+"""Opens a proposal; returns its events and contents: one event if a conductor has yet to be asked, none if even that
+has to wait."""
 
 
 class RunWriter:
@@ -93,7 +93,7 @@ class RunWriter:
         self._store = Patient(means.store)
         self._lock = asyncio.Lock()
         self._early: dict[int, Event] = {}
-        """Events that came before those which precede them."""
+        """Events that were received before those which precede them, by number."""
         self.state = state
         self.salt = salt
         self.epoch = epoch
@@ -116,7 +116,7 @@ class RunWriter:
 
     @property
     def over(self) -> bool:
-        """There is nothing left to write for this lease: the run has ended, or waits for its caller."""
+        """True if nothing is left to write under this lease: the run has ended, or waits for its caller."""
         return self.state.ended or self.released
 
     # -- committing
@@ -155,7 +155,7 @@ class RunWriter:
         return follows
 
     async def _try_commit(self, first: tuple[Draft, ...], contents: Contents) -> Consequences | None:
-        """None if nothing was written, because others have written what may forbid it."""
+        """Commit once; None if nothing was written, because others have written what may forbid it."""
         if self.state.ended:  # the end of a step has brought the run's with it: see `join`
             return Consequences(self.state)
         upon = self.state
@@ -173,11 +173,11 @@ class RunWriter:
     async def join(self, entry: Entry) -> Appended:
         """Commit the entry with which a step of this process ends, together with what follows from it.
 
-        The entry keeps its ticket's fence and gets the run's beside it. Where the run's does not hold any more, or
-        something is not known that came before, the entry is committed alone: a call that was paid for is never lost
-        with the lease.
+        The entry keeps its ticket's fence and gets the run's in addition. Where the run's does not hold any more, or
+        an event that came before is not known here, the entry is committed alone: a call that was paid for is never
+        lost with the lease.
         """
-        if not self._means.store.healthy:  # whoever brings this has more patience than there is under the lock
+        if not self._means.store.healthy:  # the step waits for the database longer than the lock may be held
             raise StoreUnavailable
         async with self._lock:
             after = possible(self.state, entry.events)
@@ -260,15 +260,15 @@ class RunWriter:
         return self.epoch + (1 if self.state.state == "awaiting_tool" else 0)
 
     def close(self) -> None:
-        """Nobody is interested in what is folded any more, so that the driver can be freed without the collector."""
+        """Stop calling `on_folded`, so that the driver can be freed without the garbage collector."""
         self.on_folded = _ignore
 
     def look_again(self) -> None:
-        """Let whoever drives the run decide once more, although nothing was written."""
+        """Make the driver decide once more, although nothing was written."""
         self.state = changed(self.state)
 
     async def read_answer(self, refs: Sequence[str]) -> None:
-        """Read what the run's answer consists of."""
+        """Read the contents of which the run's answer consists."""
         self.answer = await self._store.contents(self.state.run, refs, self.worth_waiting)
 
     def _finished(self, draft: Draft) -> Call | None:
@@ -299,14 +299,14 @@ class RunWriter:
                     fresh += follows.plain(command, self._home, rings=self._means.queue.sound)
                 elif isinstance(command, Await):
                     fresh.append(follows.let_go(command, self._means.now()))
-                else:  # nobody is to begin what is about to be stopped
+                else:  # a proposal or the end: no step is to begin that is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)
         follows.whole = follows.pending is None
         return follows
 
     def _with_end(self, entry: Entry, follows: Consequences) -> Consequences:
-        """The run's success too, where nothing needs to be waited for and the answer is in the entry."""
+        """Add the run's success, where nothing needs to be waited for and the answer is in the entry."""
         command, state = follows.pending, follows.state
         self.answer = fresh = dict(entry.contents)
         if isinstance(command, Finish) and at_hand(state, command, fresh) and state.unmade is None:
@@ -318,7 +318,8 @@ class RunWriter:
     async def _with_intents(self, entry: Entry, follows: Consequences) -> Appended:
         """Commit an entry with what follows from it and with the intents of those steps that are begun here at once.
 
-        What is left in `follows.outbox` is to be rung. Where a step cannot be paid for, its own dispatcher says so.
+        The tickets that are left in `follows.outbox` are to be queued. Where a step cannot be paid for, the dispatcher
+        that takes its ticket fails it.
         """
         if self._steps is not None and follows.outbox:
             fresh = self._known | dict((*entry.contents, *follows.contents))
@@ -338,17 +339,17 @@ class RunWriter:
         Raises `Conflict` if the entry decides something and there are events that have not been folded here.
         """
         ends = follows.lease is not None or (follows.state.ended and not self.state.ended)
-        decides = ends or (bool(follows.events) and entry.lease is None)  # who takes a run names the number itself
+        decides = ends or (bool(follows.events) and entry.lease is None)  # an entry that takes a run has the number
         all_of_it = changed(whole(entry, follows), seq=self.state.seq if decides and entry.new is None else entry.seq)
         if entry.move is None and entry.new is None and entry.lease is None:
             try:
                 appended = await self._store.append(all_of_it, self.state.seq, self.worth_waiting, within)
-            except RunOverBudget:  # which is an end to come
+            except RunOverBudget:  # the run ends with it later
                 raise
-            except RunEnded:  # by others: what there was to write concerns nobody any more
+            except RunEnded:  # by others: nothing of this entry is needed any more
                 await self.catch_up()
                 return Appended(())
-        else:  # who begins a run or a turn does not wait, and a step's end waits by itself, under its own fence
+        else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
             appended = await self._means.store.append(all_of_it)
         if entry.lease is not None:
             self.epoch += 1

@@ -11,13 +11,13 @@ from app.store.protocol import Due, Outbox
 
 
 async def ring(means: Means, state: RunState, outbox: Iterable[Outbox]) -> None:
-    """Queue the tickets of committed outbox rows; while the queue is away, dispatchers look into the outbox."""
+    """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox."""
     tier, seq = state.admitted.tier, state.seq
     await _queue(means, [Ticket(state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung])
 
 
 async def offer_run(means: Means, state: RunState) -> None:
-    """Queue a ticket for a run that nobody drives; while the queue is away, engines look for such runs."""
+    """Queue a ticket for a run that nobody drives; while the queue is unavailable, engines poll for such runs."""
     await _queue(means, [Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq)])
 
 
@@ -34,5 +34,5 @@ async def _queue(means: Means, tickets: list[Ticket]) -> None:
 
 
 def due_ticket(due: Due) -> Ticket:
-    """The ticket of an outbox row that was found by looking: whoever takes it claims the row first."""
+    """The ticket of an outbox row that was found by polling: the engine that takes it claims the row first."""
     return Ticket(due.run, due.step, due.tier, due.driver, due.seq, AGAIN)

@@ -19,7 +19,7 @@ from app.store.protocol import Entry, Lease, Outbox, Projection
 
 @dataclass(slots=True)
 class Consequences:
-    """What follows from a state, ready to be committed; `pending` is a command that needs waiting first."""
+    """The consequences of a state, ready to be committed; `pending` is a command that needs waiting first."""
 
     state: RunState
     events: list[Draft] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Consequences:
     lease: Lease | None = None
     """Set where the run is let go of."""
     whole: bool = False
-    """Whether nothing more follows from `state` until it is late, or somebody does something."""
+    """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
     def plain(self, command: Queue | Skip | Conclude, home: str, *, rings: bool) -> list[Draft]:
         """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `rings` nobody
@@ -52,14 +52,14 @@ class Consequences:
         self.state = tentative(self.state, fresh)
 
     def begin(self, begun: Sequence[BegunStep]) -> "Consequences":
-        """The same, with the intents of these steps, whose tickets are taken."""
+        """These consequences with the intents of some steps, whose tickets are taken."""
         rows, intents = {one.row.step: one.row for one in begun}, [one.intent for one in begun]
         outbox = [rows.get(row.step, row) for row in self.outbox]
         return replace(self, state=tentative(self.state, intents), events=[*self.events, *intents], outbox=outbox)
 
 
 def at_hand(state: RunState, command: Finish, contents: Mapping[str, bytes]) -> bool:
-    """Whether a run ends well with nothing to wait for, and with an answer that is among these contents."""
+    """True if a run succeeds with nothing to wait for, and with an answer that is among these contents."""
     if command.kind is not Kind.SUCCEEDED or command.step is None or state.open_calls:
         return False
     return state.steps[command.step].output in contents
@@ -80,14 +80,14 @@ def whole(entry: Entry, follows: Consequences) -> Entry:
 
 
 def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
-    """What the state would be if these were committed next."""
+    """The state as it would be if these were committed next."""
     for draft in events:
         state = advanced(state, draft, at=0.0)
     return state
 
 
 def possible(state: RunState, events: Iterable[Draft]) -> RunState | None:
-    """The same, or None if the state does not know yet what these follow."""
+    """The tentative state, or None if `state` lacks the events that these follow."""
     try:
         return tentative(state, events)
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""What runs had come to when they began to wait for their callers, for those who take part in their next turns.
+"""A memory of the states in which runs began to wait for their callers, for those who take part in their next turns.
 
 A prefix of a journal never changes, so what is kept can be behind but not wrong.
 """
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 BYTES = 16 * 2**20
 EVENT_BYTES = 250
-"""What an event leaves in a run's state, roughly."""
+"""The size that an event leaves in a run's state, roughly, in bytes."""
 
 
 class Waiting(Generic[T]):
@@ -23,7 +23,8 @@ class Waiting(Generic[T]):
         self._runs: OrderedDict[str, tuple[T, int]] = OrderedDict()
 
     def keep(self, run: str, known: T, events: int, text: int = 0) -> None:
-        """Take note of a run that waits, after so many events; `text` is in bytes, of what is kept beside its state."""
+        """Take note of a run that waits, after so many events; `text` is in bytes, of what is kept in addition to its
+        state."""
         self.take(run)
         size = EVENT_BYTES * events + text
         self._runs[run] = known, size
@@ -32,7 +33,7 @@ class Waiting(Generic[T]):
             self.take(next(iter(self._runs)))
 
     def take(self, run: str) -> T | None:
-        """What is kept of a run; it is kept no longer."""
+        """Return what is kept of a run, if anything, and forget it."""
         known, size = self._runs.pop(run, (None, 0))
         self._bytes -= size
         return known

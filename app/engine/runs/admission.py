@@ -1,4 +1,4 @@
-"""What a run is admitted with: who may take part, who plans it, and the entry that pins both."""
+"""The admission of a run: the workers that may take part, the conductor that plans, and the entry that pins both."""
 
 from dataclasses import replace
 
@@ -21,12 +21,12 @@ from app.store.protocol import Entry, Ledger, NewRun
 from app.store.rows.content import address
 
 UNTAKEN_SECONDS = 0.5
-"""For so long a run that nobody drives is left to those who take its ticket; then engines find it by looking."""
+"""Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""
 
 
 def untaken(means: Means) -> float:
-    """Seconds for which a run that nobody drives is left to those who take its ticket: none if nobody can be given
-    it."""
+    """Seconds for which a run that nobody drives is left to those who take its ticket: 0 while tickets cannot be
+    queued."""
     return UNTAKEN_SECONDS if means.queue.sound else 0.0
 
 
@@ -46,13 +46,14 @@ def choose(means: Means, order: Order) -> Eligible:
             param=choice.blamed,
             code="no_eligible_worker",
         )
-    if order.plan is not None:  # whoever names workers gets them, or the next best when a step is executed
+    if order.plan is not None:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
     return healthy(choice, means.health.ejected(choice.workers))
 
 
 def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
-    """Who plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be executed."""
+    """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
+    executed."""
     if order.plan is None:
         return _policy(means, order, choice)
     try:
@@ -136,8 +137,8 @@ def _admitted(
 ) -> RunAdmitted:
     """`run.admitted`; `task` is the ref of what was asked, and `plan` that of the caller's own plan.
 
-    Where nobody conducts there is one round. Only a model that is told of it takes steps itself, and none where there
-    are tools of the caller's: calls of theirs belong to the steps of one workflow.
+    Where nobody conducts there is one round. Only a model whose prompt offers it takes steps itself, and none where
+    there are tools of the caller's: calls of those belong to the steps of one workflow.
     """
     limits = order.limits if conductor not in (CALLER, FALLBACK) else replace(order.limits, rounds=1)
     told = conductor == "model" and order.tier.conductor.prompt == "general"

@@ -1,5 +1,5 @@
-"""What a conductor is shown, as `step_request.py` has it for steps: the task, who may take part, what is left to spend,
-why its last proposal was rejected, and in a further round the one before.
+"""The brief of a conductor, as `step_request.py` has the request of a step: the task, the workers that may take part,
+the money that is left, why its last proposal was rejected, and in a further round the round before.
 """
 
 from collections.abc import Iterable
@@ -58,15 +58,10 @@ async def shown(store: Store, state: RunState, command: Propose, known: Brief, l
     names: dict[int, str | int] = {step.n: place for place, step in enumerate(steps)}
     if before is not None:
         names[before.step.n] = PREVIOUS
-    past = [
-        PastStep(
-            step.worker,
-            texts[step.subtask],
-            tuple("user" if one == "user" else names[int(one)] for one in step.access.as_list()),
-            step.state == "done",
-        )
-        for step in steps
-    ]
+    past = []
+    for step in steps:
+        read = tuple(["user" if one == "user" else names[int(one)] for one in step.access.as_list()])
+        past.append(PastStep(step.worker, texts[step.subtask], read, step.state == "done"))
     return replace(known, previous=Previous(tuple(past), texts[answer.step.output]))
 
 

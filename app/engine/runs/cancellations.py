@@ -1,9 +1,9 @@
-"""Wishes to cancel runs, journaled by whoever has them and carried out by the run's engine.
+"""Wishes to cancel runs, journaled by the process that has them and carried out by the run's engine.
 
-A wish is an event that anybody may write. It is written at once where the database is there, else as soon as it has
-returned; the engine is sent it, and would find it at the latest when it renews its leases. Two kinds of runs are
-cancelled this way: those whose caller has left, and those of which nobody knows whether they were admitted, because the
-database went away between a COMMIT and its answer (their callers were told so, with the run's id).
+A wish is an event that any process may write. It is written at once while the database is there, else as soon as it has
+returned; it is sent to the engine, which would find it at the latest when it renews its leases. Two kinds of runs are
+cancelled this way: those whose caller has left, and those that may or may not have been admitted, because the
+database went away between a COMMIT and its answer (their callers got an error that says so, with the run's id).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Cancellations:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._wishes: dict[str, str] = {}
-        """By the run, in whose name: `client`, `caller` or `operator`."""
+        """The name in which each run is cancelled: `client`, `caller` or `operator`; by run."""
         self._added = asyncio.Event()
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -62,7 +62,7 @@ class Cancellations:
             raise RunUndecided(run) from error
 
     async def _wait(self, stopping: asyncio.Event) -> None:
-        """Until there is something to write that can be written, or `stopping` is set."""
+        """Wait until there is something to write that can be written, or `stopping` is set."""
         if self._wishes:
             await self._means.store.wait_until_healthy(RETRY_SECONDS)
             if self._means.store.healthy:

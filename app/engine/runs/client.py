@@ -42,14 +42,14 @@ from app.stepqueue.protocol import Committed
 from app.store.protocol import MOVED
 
 COUNT_SECONDS = 1.0
-"""Time for which a count of the runs that nobody has taken is believed."""
+"""Time for which a count of the runs that nobody has taken is used."""
 RACES = 3
-"""Tries to go on with a run that others go on with at the same time."""
+"""Tries to begin the next turn of a run to which others write at the same time."""
 LOOP_YIELDS_BEFORE_REPLY = 2
-"""Turns of the event loop that a step takes from its committed intent to the wire: the worker's time is the
-caller's."""
+"""Turns of the event loop that a step takes from its committed intent to the wire; the call is sent before anything
+else is done for its caller."""
 LINE = 1_024
-"""Messages that a slow reader may be behind; what does not fit comes at the end in one piece."""
+"""Messages that a slow reader may lag behind; what does not fit comes at the end in one piece."""
 
 
 class RunClient:
@@ -68,11 +68,11 @@ class RunClient:
         self._waiting: Waiting[Known] = Waiting()
         """Runs that wait for tool results of callers of this process."""
         self._owners: dict[str, Owner] = {}
-        """Of the runs that were begun here and are followed."""
+        """The owners of runs that were begun here and are followed, by run."""
         self._turning: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Runs whose next turn is just being begun here."""
         self._untaken = -inf, 0
-        """When the runs that nobody has taken were counted, and how many there were."""
+        """The tick at which the runs that nobody has taken were counted, and their number."""
         self._open = False
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class RunClient:
 
     @property
     def is_open(self) -> bool:
-        """Runs can be begun and followed."""
+        """True while runs can be begun and followed."""
         return self._open
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -97,12 +97,13 @@ class RunClient:
         """Admit a run, or begin the next turn of the one whose tool calls the conversation's end answers.
 
         Raises `InvalidRequest` (nobody eligible, a bad plan, or tool results that belong nowhere), `Overloaded`,
-        `OverQuota`, `StoreUnavailable`: then nothing was started. `RunUndecided`: nobody knows. When it returns,
-        `run.admitted` (or `run.resumed`) is committed and the run will reach exactly one terminal state.
+        `OverQuota`, `StoreUnavailable`: then nothing was started. Raises `RunUndecided` if it is not known whether the
+        run was started. When it returns, `run.admitted` (or `run.resumed`) is committed and the run will reach exactly
+        one terminal state.
         """
         if not self._open or len(self._followers) >= self._bound:
             raise Overloaded(retry_after=1.0)
-        if not self._means.timed():  # which nobody knows before the database has been there
+        if not self._means.timed():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
         came = returned(order.task.messages)
         driven = await self._go_on(order, came) if came is not None else None
@@ -155,27 +156,27 @@ class RunClient:
     # -- the next turn
 
     async def _go_on(self, order: Order, came: Returned) -> Driven | None:
-        """The turn that begins with these results; None if they are but the history of a new run."""
+        """Begin the turn that these results begin; None if they are only the history of a new run."""
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
-            async with alone:  # who brings the same at the same time follows the turn that the first one has begun
+            async with alone:  # a request with the same results follows the turn that the first one has begun
                 found = await tool_results.find(self._means, order, came, self._waiting)
                 if found is not None and found.standing == "go_on":
                     try:
                         return await self._resume(order, found)
                     except NotFound:  # erased since
                         return None
-                    except LeaseLost:  # somebody else brought the same to another process, or its wait is over
+                    except LeaseLost:  # another process was sent the same results, or the wait is over
                         continue
                     except Conflict as conflict:
                         if conflict.public_code != MOVED:
                             raise
-                        continue  # somebody wants it to end
+                        continue  # its cancellation was asked for
             return await self.attach(came.run, turn=found.state.turn.number) if found is not None else None
         raise Overloaded(retry_after=1.0)
 
     async def _resume(self, order: Order, found: Found) -> Driven:
-        """Begin the run's next turn, with what its caller brought, in one entry."""
+        """Begin the run's next turn, with the results of its caller, in one entry."""
         run, known = found.state.run, found.known
         begun = tool_results.begin(self._means, order, found, self._home)
         state = found.state
@@ -210,7 +211,7 @@ class RunClient:
     async def attach(
         self, run: str, at: Position = Position(), *, turn: int | None = None, once: str | None = None
     ) -> Driven:
-        """Follow a run's turn from `at` on, whoever drives it and whether or not it is over.
+        """Follow a run's turn from `at` on, whichever engine drives it and whether or not it is over.
 
         It is the latest turn, unless `turn` or the claim `once` that began it says which.
 
@@ -241,7 +242,7 @@ class RunClient:
         return Driven(run, line, state, replayed=True)
 
     def leave(self, driven: Driven) -> None:
-        """A caller is gone. If it was the last one, the run goes on or stops as its admission says."""
+        """Note that a caller is gone. If it was the last one, the run goes on or stops as its admission says."""
         follower = self._followers.of(driven.run)
         if driven.replayed:  # it holds no place that is to be kept until the run has ended
             driven.line.push(turn_result.without(driven.state, RunEnded()))
@@ -273,7 +274,7 @@ class RunClient:
         self._owners.pop(follower.state.run, None)
 
     def _turn_over(self, follower: Follower) -> None:
-        """Keep what a run has come to that waits for its caller, who is likely to come back to this process."""
+        """Keep the state of a run that waits for its caller, who is likely to come back to this process."""
         state = follower.state
         owner = self._owners.pop(state.run, None)
         if state.state == "awaiting_tool" and owner is not None and follower.epoch:

@@ -1,4 +1,4 @@
-"""A run in the hands of one engine: how it is planned, executed and ended. Read this first.
+"""The driver of a run: it plans, executes and ends the run for one engine. Read this first.
 
     RunClient ── admit ──> run.admitted committed        (client.py; the run is then taken by an engine: registry.py)
                  └ drive: until the run has ended, or waits for its caller (whose next turn is taken like a new run)
@@ -9,13 +9,13 @@
                                what it has slots for in the same entry, other engines take the rest
                       Skip     nothing is left for the step to see, or its round is over without it
                       Conclude what is nested in the step has answered (core/run/nesting.py)
-                      Await    the caller has to call tools first: its turn ends, and nobody drives the run
+                      Await    the caller has to call tools first: the turn ends, and nobody drives the run
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that others have committed
 
-All writing is the `RunWriter`'s (commit/run_writer.py), under the run's lease. Whatever this process knows can be
-folded from the journal again, so an engine that dies is replaced by another one that folds and goes on. Each event is
-sent to the gateways that follow the run as soon as it is folded; what gets lost they find in the journal.
+All writing is the `RunWriter`'s (commit/run_writer.py), under the run's lease. Everything that this process knows can
+be folded from the journal again, so an engine that dies is replaced by another one that folds and goes on. Each event
+is sent to the gateways that follow the run as soon as it is folded; they find in the journal what gets lost.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from app.core.run import drafts
 from app.core.run.commands import Finish, Propose
 from app.core.run.events import CallFinished, Event, facts
 from app.core.run.progress import confirmed
-from app.core.run.state import DRIVER_LOST, RunState
+from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.lost_calls import given_up
 from app.engine.commit.run_writer import RunWriter
@@ -55,7 +55,7 @@ Message = Live | Planned | Moved
 
 
 class Driver:
-    """One run in the hands of this process."""
+    """The driver of one run in this process."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Driver:
         self.planning: Propose | None = None
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
-        """Further gateways that follow the run, and until when."""
+        """Further gateways that follow the run, with the tick until which they do."""
         self._began = means.tick()
 
     @property
@@ -185,7 +185,7 @@ class Driver:
                 await self._listen(message)
 
     async def _listen(self, message: Listen) -> None:
-        """Another gateway follows the run from now on; who executes its steps sends it the answer from the
+        """Add a gateway that follows the run; the engines that execute its steps send it the answer from the
         beginning."""
         known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (known or len(self._listening) < FOLLOWERS):
@@ -223,26 +223,26 @@ class Driver:
     # -- planning
 
     async def _planned(self, planned: Planned) -> None:
-        """One more step of the open proposal, or its end."""
+        """Journal one more step of the open proposal, or its end."""
         proposal = self.state.unmade
         if proposal is None or proposal.number != planned.proposal:
-            self.writer.look_again()  # whatever waited for an embedding goes on
+            self.writer.look_again()  # a proposal that waited for an embedding can be opened now
             return
         current = self.state.steps_of(proposal)
         if found := faults(self.state, proposal, planned):
-            await self._planner.stop()  # it may be others who say so
+            await self._planner.stop()  # it may still be running: this end need not be its own
             return await self._reject(found, outage=planned.outage)
         if planned.step is not None:
             draft, contents = self._planner.step(self.state, proposal, len(current), planned.step)
         else:
-            inputs = [[n - proposal.base for n in step.access.steps if n >= proposal.base] for step in current]
+            inputs = [_places(step, proposal) for step in current]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
             self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
     async def _reject(self, reasons: Iterable[str], *, outage: bool) -> None:
         """Journal a proposal's end without a workflow; its steps that run already are stopped, and a planning call
-        that nobody is left to account for is unknown."""
+        whose process is gone gets the outcome `unknown`."""
         if (proposal := self.state.unmade) is None:
             return
         current = self.state.steps_of(proposal)
@@ -279,7 +279,7 @@ class Driver:
             events = (*gone, *ending(tentative(upon, gone), command))
             try:
                 await self.writer.end(upon, events, held)
-            except Conflict:  # the end sums up all calls: those too of which we have not been notified
+            except Conflict:  # the end sums up all calls, also those whose events were not received yet
                 await self.writer.catch_up()
 
     async def _quiesce(self) -> None:
@@ -296,3 +296,8 @@ class Driver:
             turn_result.count(telemetry, state, self._means.tick() - self._began)
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
+
+
+def _places(step: StepState, proposal: Proposal) -> list[int]:
+    """The steps of the same proposal that a step reads, by their places in it."""
+    return [n - proposal.base for n in step.access.steps if n >= proposal.base]

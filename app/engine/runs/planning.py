@@ -1,9 +1,10 @@
-"""THE PLAN: asking a conductor for a proposal, and checking each of its steps before anybody executes it.
+"""The planner asks a conductor for a proposal, and checks each of its steps before it is executed.
 
-A conductor that needs no model proposes at once, so that its plan is committed with what led to it. Any other one
-streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`, which writes
-intent and outcome like every other call. A chooser that looks at an embedding gets it so before its proposal is opened,
-and chooses without it where it cannot be had. What comes from a conductor is untrusted until `faults` finds nothing.
+A conductor that needs no model proposes at once, so that its plan is committed with the events that led to it. Any
+other one streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`,
+which writes intent and outcome like every other call. A chooser that looks at an embedding gets it in the same way
+before its proposal is opened, and chooses without it where there is none. The output of a conductor is not trusted
+until `faults` finds nothing.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ STOP_WAIT = 2.0
 
 @record(frozen=True, slots=True)
 class Planned:
-    """What a planner tells its driver: one step, or the proposal's end with the error that ended it."""
+    """The message of a planner to its driver: one step, or the proposal's end with the error that ended it."""
 
     proposal: int
     step: Step | None = None
@@ -57,7 +58,7 @@ class Planned:
 
     @property
     def outage(self) -> bool:
-        """Whether the conductor failed, as opposed to having planned badly."""
+        """True if the conductor failed, as opposed to having planned badly."""
         return self.error is not None and not isinstance(self.error, PlanRejected)
 
 
@@ -73,32 +74,32 @@ class Planner:
         conductor: Policy,
         tell: Callable[[Planned], object],
     ) -> None:
-        """Whoever asks for a proposal brings what to journal its calls with. It is not kept: a driver that refers to
-        itself would wait for the collector when it has ended."""
+        """`tell` is called with each message. The function that journals calls comes with each proposal and is not
+        kept: a driver that refers to itself could be freed by the garbage collector only."""
         self._means = means
         self._task = task
         self._salt = salt
         self._policy = conductor
         self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
-        """Who proposes: of a chooser the one that it has chosen last, and at first whoever repairs."""
+        """The conductor that proposes: for a chooser the one that it chose last, and at first the one that repairs."""
         self._tell = tell
         self._running: asyncio.Task[None] | None = None
         self._stopped = False
         self._state: RunState | None = None
         self._until = 0.0
-        """When its plan must be made."""
+        """The time by which its plan must be made, in seconds since 1970."""
         self.call = ""
         """The latest planning call."""
         self._text = ""
         self._sights: dict[int, Sight] = {}
+        """The embedding of each proposal that waits for one, or why there is none, by proposal."""
         self._ejected: dict[int, Mapping[str, str]] = {}
-        """The workers that are left out of each proposal because they fail."""
-        """By proposal, once they are known."""
+        """The workers that are left out of each proposal because they fail, with the reasons."""
 
     async def open(
         self, state: RunState, command: Propose, append: Append
     ) -> tuple[list[Draft], list[tuple[str, bytes]]]:
-        """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store beside them.
+        """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
         Nothing at all while an embedding is to be waited for: see `start`."""
         if self._embedder(state, command) is not None:
             return [], []
@@ -140,7 +141,7 @@ class Planner:
         return _decision(chosen, ref, _told(self._policy.embedder, sight)), [(ref, body)]
 
     def _may_ask(self, state: RunState) -> bool:
-        """Whether the tier's model may plan for this run: it reads the whole task (D6), and should be there."""
+        """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
         tier, known = self._means.catalog().tiers.get(state.admitted.tier), self._means.catalog().workers
         model = known.get(tier.conductor.worker or "") if tier is not None else None
         if model is None or missing_clearance(model, state.admitted.labels):
@@ -168,8 +169,8 @@ class Planner:
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
         """Let a conductor that takes its time propose; its steps arrive through `tell`. Or get the embedding that a
-        chooser waits for; when there is nothing more to wait for, that is told as the end of a proposal that was never
-        opened."""
+        chooser waits for; when there is nothing more to wait for, the driver is sent the end of a proposal that was
+        never opened."""
         embedder = self._embedder(state, command)
         if embedder is not None and not self.idle:
             return
@@ -183,14 +184,14 @@ class Planner:
 
     @property
     def idle(self) -> bool:
-        """Whether no proposal is in progress."""
+        """True if no proposal is in progress."""
         return self._running is None or self._running.done()
 
     async def stop(self) -> None:
         """Cancel the proposal in progress, if any, and wait until its call's outcome is written."""
         if self._running is None or self._running.done():
             return
-        if not self._stopped:  # a second cancellation would strike the writing of the outcome
+        if not self._stopped:  # a second cancellation would interrupt the writing of the outcome
             self._stopped = True
             self._running.cancel()
         await asyncio.wait([self._running], timeout=STOP_WAIT)
@@ -210,8 +211,8 @@ class Planner:
         self._tell(Planned(command.number, error=error))
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
-        """Whom to ask for an embedding before a proposal is opened. It is shown the caller's words, so it must be
-        cleared for their labels, as a conductor must (D6)."""
+        """The worker to ask for an embedding before a proposal is opened. It is shown the caller's text, so it must be
+        cleared for its labels, as a conductor must (D6)."""
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
         worker = self._means.catalog().workers.get(self._policy.embedder)
@@ -266,7 +267,7 @@ class Planner:
     def _ejected_for(self, state: RunState, command: Propose, workers: Sequence[Worker]) -> Mapping[str, str]:
         """The workers that are left out because they fail, with the reasons: decided once for each proposal.
 
-        Whoever names workers gets them, or the next best when a step is executed; a fallback takes who is there.
+        A caller that names workers gets them, or the next best when a step is executed; a fallback takes any worker.
         """
         if state.admitted.conductor in (CALLER, FALLBACK) or command.mode == "fallback":
             return {}
@@ -275,7 +276,7 @@ class Planner:
         return self._ejected[command.number]
 
     def _deadline(self, state: RunState, command: Propose) -> float:
-        """Until when plans may be made: a slow conductor must leave the steps their time."""
+        """The time until which plans may be made: a slow conductor must leave the steps their time."""
         tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
         share = tier.conductor.share if tier is not None else 1.0
         if command.round > 1 or command.parent is not None:
@@ -367,15 +368,15 @@ def _served(worker: Worker, version: str, within: float) -> Worker:
 
 
 def _told(embedder: str | None, sight: Sight) -> Mapping[str, str]:
-    """What the journal keeps of an embedder."""
+    """The facts that the journal keeps of an embedder."""
     if embedder is None:
         return {}
     return {"embedder": embedder} | ({"blind": sight.blind} if sight.blind else {})
 
 
 def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[str]:
-    """Why the open proposal cannot go on, or end, with what its planner tells. A step's form was checked by the plan's
-    reader."""
+    """The reasons why the open proposal cannot go on, or end, with a message of its planner. A step's form was checked
+    by the plan's reader."""
     steps = state.steps_of(proposal)
     if planned.step is not None:
         return _misplaced(state, proposal, planned.step, steps)
@@ -391,7 +392,7 @@ def faults(state: RunState, proposal: Proposal, planned: Planned) -> Sequence[st
 
 
 def _misplaced(state: RunState, proposal: Proposal, step: Step, earlier: Sequence[StepState]) -> list[str]:
-    """Why this cannot be the next step."""
+    """The reasons why this cannot be the next step."""
     parent, place, most = proposal.parent, len(earlier), proposal.room or state.admitted.limits.steps
     found = []
     if step.worker not in state.admitted.pool and not (step.worker == CONDUCTOR and may_nest(state, parent)):

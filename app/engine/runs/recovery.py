@@ -1,11 +1,11 @@
-"""Runs that nobody drives and tickets that nobody has taken, found by looking into the database.
+"""Recovery: runs that nobody drives, and tickets that nobody has taken, are found by polling the database.
 
-The queue delivers both at once as a rule. What it has lost is found here: a run that no engine has taken; a run whose
-engine let its lease lapse, because it died, stood still, or could not reach the database; a ticket whose delivery went
-unanswered. Such a run is taken over with a higher epoch, and the claims of its former engine lapse with it, so that its
-steps go on at once. Some runs cannot be driven here: one of a tier that this process does not know, or that newer code
-has admitted, is left to a process that can and is reported; one whose content was erased fails. Once a run is past its
-deadline any engine ends it, even without understanding its journal.
+The queue delivers both at once as a rule. Those that it has lost are found here: a run that no engine has taken; a run
+whose engine let its lease lapse, because it died, stood still, or could not reach the database; a ticket whose delivery
+went unanswered. Such a run is taken over with a higher epoch, and the claims of its former engine lapse with it, so
+that its steps go on at once. Some runs cannot be driven here: one of a tier that this process does not know, or that
+newer code has admitted, is left to a process that can and is reported; one whose content was erased fails. Once a run
+is past its deadline any engine ends it, even without understanding its journal.
 """
 
 import logging
@@ -39,7 +39,7 @@ from app.store.protocol import Entry, Lapsed, Ledger, Outbox, Projection, RunRow
 SWEEP = 50
 """Runs and tickets taken in one sweep."""
 GIVEN_UP_SECONDS = 0.5
-"""For so long a lease that is given up has lapsed already: more than the clocks of two processes differ."""
+"""Seconds since which a lease that is given up has lapsed: more than the clocks of two processes differ."""
 COUNTED = 10_000
 """Waiting runs that are counted at most."""
 FORGET = 500
@@ -52,7 +52,7 @@ MakeDriver = Callable[[RunState, bytes, Task, Policy, int, Mapping[str, bytes]],
 
 @record(frozen=True, slots=True)
 class Held:
-    """A run that waits for its caller, as the engine holds it that drove it."""
+    """A run that waits for its caller, as the engine that drove it keeps it."""
 
     salt: bytes
     state: RunState
@@ -89,7 +89,7 @@ class Recovery:
         """Once a lease: forget claims of requests that have run out, count what waits, notify of overdue tickets."""
         await self._means.store.forget_request_claims(self._means.now(), FORGET)
         self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
-        if not self._means.queue.sound:  # what is looked up is left to dispatchers, who look too
+        if not self._means.queue.sound:  # dispatchers poll the outbox themselves meanwhile
             return
         overdue = await self._means.store.overdue(self._means.now(), SWEEP)
         if overdue:
@@ -109,13 +109,15 @@ class Recovery:
         for row in rows:
             try:
                 await self._go_on(row)
-            except Exception as error:  # one that cannot be read must not keep the others waiting
+            except Exception as error:  # a run that cannot be read must not keep the others waiting
                 self._means.telemetry.log(
-                    logging.ERROR, "A run whose engine is gone could not be taken over.", run=row.id
+                    logging.ERROR,
+                    "A run whose engine is gone could not be taken over; an engine tries again.",
+                    run=row.id,
                 )
                 logging.getLogger("baton").debug("recovery", exc_info=error)
         wanted = min(room, sum(kind.runs for kind in lapsed if self._can_drive(kind)))
-        return len(rows) < wanted  # a run is passed over while anybody writes to it
+        return len(rows) < wanted  # a run is passed over while another process writes to it
 
     def _can_drive(self, kind: Lapsed | RunRow) -> bool:
         return kind.tier in self._means.catalog().tiers and not is_newer(kind.code, self._means.code)
@@ -145,7 +147,7 @@ class Recovery:
             if not late:
                 raise
             return await self._expire(row)
-        if state.ended:  # somebody went on with it while it was read, and is done
+        if state.ended:  # another engine went on with it while it was read, and has finished
             return
         self._means.telemetry.count("baton_swept_total", "run" if _is_begun(state) else "handed")
         if late and not self._can_drive(row):
@@ -164,7 +166,7 @@ class Recovery:
         await self._write(row, (*outcomes, *last), shown, held, state.seq)
 
     async def _expire(self, row: RunRow) -> None:
-        """End a run whose journal is in words that this process does not know."""
+        """End a run whose journal has events that this process does not know."""
         expired = RunExpired(
             usd=row.spent.usd,
             usage=Usage(input=row.spent.tokens, estimated=True),
@@ -188,7 +190,7 @@ class Recovery:
         await self._means.store.append(entry)
         self._means.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
         self._means.telemetry.log(
-            logging.WARNING, "A run that nobody could drive was ended.", run=row.id, error=shown.error
+            logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=shown.error
         )
 
 
@@ -246,7 +248,7 @@ async def hand_back(means: Means, home: str, drivers: Mapping[str, Driver]) -> N
 
 
 def _is_begun(state: RunState) -> bool:
-    """Something was done of the run in this turn, so that an engine was lost; else it was merely not taken yet."""
+    """True if the run was begun in this turn, so that an engine was lost; else it was merely not taken yet."""
     return any(call.turn == state.turn.number for call in state.calls.values())
 
 
@@ -257,13 +259,18 @@ def _without_content(late: bool) -> Finish:
 
 
 def is_newer(code: str, than: str) -> bool:
-    """Whether a version is above another one; what is no version counts as newer unless it is the same."""
+    """True if a version is above another one; a text that is no version counts as newer unless both are the same."""
     if code == than:
         return False
-    numbers = [[int(part) for part in re.findall(r"\d+", text)[:3]] for text in (code, than)]
-    return not numbers[0] or numbers[0] > numbers[1]
+    numbers = _numbers(code)
+    return not numbers or numbers > _numbers(than)
+
+
+def _numbers(version: str) -> list[int]:
+    """The first three numbers in a version."""
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def overtaken_steps(state: RunState) -> Sequence[int]:
-    """The steps that somebody was executing, or was to execute, when the run's engine was lost."""
+    """The steps that were executed, or queued, when the run's engine was lost."""
     return [step.n for step in state.live if step.state in ("queued", "running") and not step.opens]

@@ -6,8 +6,8 @@ back with tool results, or because it found the run in the database (`recovery.p
 carries all that follows, and only one engine's entry fits the run's epoch.
 
 A lease stands in the database for `Means.lease` seconds and is renewed every third of that. A driver whose lease is
-gone is stopped; whoever finds the run takes it over with a higher epoch, folds its journal and goes on. The renewal
-also tells which journals have moved, so that a driver that missed a message looks again.
+gone is stopped; the engine that finds the run takes it over with a higher epoch, folds its journal and goes on. The
+renewal also returns which journals have moved, so that a driver that missed a message looks again.
 """
 
 import asyncio
@@ -66,7 +66,8 @@ class Drivers:
         self.dispatcher: StepStarter | None = None
         """The dispatcher of this process; None where steps are not executed."""
         self.recovers = True
-        """Runs that nobody drives are looked for, and taken; not by commands, which are there for runs of their own."""
+        """True if runs that nobody drives are looked for and taken; commands, which have runs of their own, set it to
+        False."""
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._taking: set[str] = set()
@@ -76,7 +77,7 @@ class Drivers:
         self._group: asyncio.TaskGroup | None = None
         self._recovery = Recovery(means, home=home, take=self._take_over)
         self._adopted: list[str] = []
-        """Runs whose former engine may just have been sent what is meant for this one."""
+        """Runs whose former engine may just have been sent messages that are meant for this one."""
         self._sweep_now = asyncio.Event()
         self._renewing = asyncio.Lock()
         means.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
@@ -99,17 +100,17 @@ class Drivers:
         return len(self._drivers)
 
     def known(self, run: str) -> Driver | None:
-        """The driver of a run that is driven here."""
+        """The driver of a run that is driven here, if it is."""
         return self._drivers.get(run)
 
     @property
     def is_open(self) -> bool:
-        """Runs can be driven."""
+        """True while runs can be driven."""
         return self._group is not None
 
     @property
     def room(self) -> int:
-        """How many more runs may be taken now."""
+        """The number of runs that may be taken now."""
         if self._group is None or not self._means.timed():
             return 0
         room = self._bound - len(self._drivers) - len(self._taking)
@@ -117,7 +118,7 @@ class Drivers:
 
     @property
     def has_room(self) -> bool:
-        """A run can be taken at once."""
+        """True if a run can be taken at once."""
         return self.room > 0
 
     # -- taking runs
@@ -148,11 +149,11 @@ class Drivers:
 
     @property
     def taking(self) -> int:
-        """How many runs are being taken."""
+        """The number of runs that are being taken."""
         return len(self._taking)
 
     def receive(self, message: Live) -> None:
-        """A message to this process about one of its runs, or about one whose caller has come back."""
+        """Take a message to this process about one of its runs, or about one whose caller has come back."""
         driver = self._drivers.get(message.run)
         if driver is not None:
             if not isinstance(message, Delta | Stop | Adopted):
@@ -161,25 +162,27 @@ class Drivers:
             self._take_resumed(message)
 
     def _take_resumed(self, message: Committed) -> None:
-        """Take a run whose caller has come back to a gateway that knew us for its engine."""
+        """Take a run whose caller has come back to a gateway that knew this process as its engine."""
         resumed = any(event.kind is Kind.RESUMED for event in message.events)
         if resumed and self.has_room and message.run not in self._taking and self._group is not None:
             self._taking.add(message.run)
             self._group.create_task(self._take(message.run, message.events, None))
 
     async def _take(self, run: str, events: tuple[Event, ...], taken: Callable[[], Awaitable[None]] | None) -> None:
-        """Take a run that nobody drives, if that is still so. `events` are what the journal has beyond the state that
-        is held here, if it is."""
+        """Take a run that nobody drives, if that is still so. `events` are those that follow the state that is kept
+        here, if one is."""
         try:
             await self._take_now(run, events)
         except (LeaseLost, Conflict, RunEnded, NotFound):
             pass  # another engine was faster, or the run is over: neither is a fault
         except BatonError as error:
             self._means.telemetry.log(
-                logging.WARNING, "A run could not be taken; an engine finds it again.", run=run, error=error.code
+                logging.WARNING, "A run could not be taken; an engine takes it later.", run=run, error=error.code
             )
         except Exception as bug:
-            self._means.telemetry.log(logging.ERROR, "A run could not be taken because of a bug.", run=run)
+            self._means.telemetry.log(
+                logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", run=run
+            )
             logging.getLogger("baton").error("take", exc_info=bug)
         finally:
             self._taking.discard(run)
@@ -215,7 +218,7 @@ class Drivers:
             try:
                 await self._lease(driver, epoch)
                 break
-            except Conflict:  # somebody has written meanwhile: a wish to cancel it, for one
+            except Conflict:  # another process has written meanwhile, for example a wish to cancel the run
                 journal = await self._means.store.journal(state.run, after=state.seq)
                 state = fold(journal.events, state)
         else:
@@ -249,7 +252,7 @@ class Drivers:
         )
 
     async def _begin(self, driver: Driver, entry: Entry) -> None:
-        """Commit the entry that makes the run ours, and drive it."""
+        """Commit the entry that takes the run's lease, and drive the run."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
         run = entry.run
@@ -264,7 +267,7 @@ class Drivers:
                 else:
                     del self._drivers[run]
             raise
-        # If word of the commit took longer than the lease, our own sweep may have a new driver for the run.
+        # If the commit took longer than the lease, the sweep of this process may have made a new driver for the run.
         if self._drivers.get(run) is driver:
             self._drive(driver)
 
@@ -272,24 +275,26 @@ class Drivers:
         if self._group is None:
             raise Overloaded(retry_after=1.0)
         run = driver.state.run
-        if run in self._tasks:  # it was somebody else's meanwhile and is ours again: the fresh fold goes on
+        if (
+            run in self._tasks
+        ):  # another engine had it meanwhile and this one has taken it again: the new driver goes on
             self._tasks[run].cancel()
         self._drivers[run] = driver
         self._tasks[run] = self._group.create_task(self._guard(driver))
 
     def give_up_plans(self, conductor: str) -> None:
-        """Reject plans that are being made by this worker: nobody is alive behind it."""
+        """Reject plans that are being made by this worker, which does not generate."""
         for driver in self._drivers.values():
             proposal = driver.state.unmade
             if proposal is not None and any(call.worker == conductor for call in driver.state.planning):
                 driver.inbox.push(Planned(proposal.number, error=WorkerUnavailable(code="conductor_out")))
 
     async def _guard(self, driver: Driver) -> None:
-        """Drive one run; nothing that happens to it may end the others."""
+        """Drive one run; no error of it may end the others."""
         run = driver.state.run
         telemetry = self._means.telemetry
         try:
-            await asyncio.sleep(0)  # the worker's time is the caller's: a step that was just begun goes first
+            await asyncio.sleep(0)  # a step that was just begun sends its call first
             with telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
                 await driver.drive()
             if driver.state.state == "awaiting_tool":
@@ -297,7 +302,12 @@ class Drivers:
                 self._held.keep(run, held, driver.state.seq)
         except* BatonError as group:
             error = _first(group)
-            telemetry.log(logging.WARNING, "A run is left to the engine that takes it next.", run=run, error=error.code)
+            telemetry.log(
+                logging.WARNING,
+                "This engine cannot go on with a run; it is left to the next one.",
+                run=run,
+                error=error.code,
+            )
         except* Exception as group:
             telemetry.log(logging.ERROR, "A driver failed by a bug; the run is left to the next engine.", run=run)
             logging.getLogger("baton").error("driver", exc_info=group)
@@ -319,12 +329,14 @@ class Drivers:
                 missing = await self._renew()
             except StoreUnavailable as error:
                 self._means.telemetry.log(
-                    logging.WARNING, "The leases of runs could not be renewed.", error=error.public_code
+                    logging.WARNING,
+                    "The leases of runs could not be renewed; this is tried again until they lapse.",
+                    error=error.public_code,
                 )
                 if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
-                    pause = 0.0  # whoever comes back first keeps what is theirs
+                    pause = 0.0  # after an outage the process that renews first keeps its leases
                 continue
-            # A run that has just ended is not ours to renew either; only what is missing twice was taken over.
+            # A run that has just ended is missing too; only a run that is missing twice was taken over.
             for run, epoch in missing & suspects:
                 driver = self._drivers.get(run)
                 if driver is not None and driver.writer.epoch == epoch and run in self._tasks:
@@ -332,7 +344,7 @@ class Drivers:
             suspects = missing - suspects
 
     async def _renew(self) -> set[tuple[str, int]]:
-        """Prolong every lease; returns those that are not ours, as run and epoch."""
+        """Prolong every lease; returns those that this process does not hold, as run and epoch."""
         async with self._renewing:
             epochs = {run: driver.writer.epoch for run, driver in self._drivers.items()}
             if not epochs:
@@ -343,8 +355,8 @@ class Drivers:
         return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 
     async def _watch_for_ever(self) -> None:
-        """While the queue is unavailable nobody is sent anything: one query tells for all drivers who has to look. A
-        run that was taken over is looked at once more, in case that something was sent to its former engine."""
+        """While the queue is unavailable no messages are sent: one query finds all drivers whose journal has moved. A
+        run that was taken over is looked at once more, in case that a message was sent to its former engine."""
         before: list[str] = []
         while self._group is not None:
             await asyncio.sleep(WATCH_SECONDS)
@@ -357,7 +369,7 @@ class Drivers:
                     self._wake(await self._means.store.last_seqs(watched))
 
     def _wake(self, seqs: Mapping[str, int]) -> None:
-        """Send those drivers to the journal whose run has moved on without their receiving it."""
+        """Let those drivers read the journal whose run has moved on without their receiving it."""
         for run, seq in seqs.items():
             driver = self._drivers.get(run)
             if driver is not None and seq > driver.state.seq:
@@ -366,7 +378,7 @@ class Drivers:
     # -- finding runs that nobody drives
 
     def sweep_soon(self) -> None:
-        """Look for runs that nobody drives now: a caller waits for one."""
+        """Look for runs that nobody drives without waiting for the next sweep: a caller waits for one."""
         self._sweep_now.set()
 
     def _pause(self) -> float:
@@ -385,7 +397,9 @@ class Drivers:
                     self._sweep_now.set()
             except (BatonError, QueueUnavailable) as error:
                 self._means.telemetry.log(
-                    logging.WARNING, "The search for runs that nobody drives failed.", error=error.public_code
+                    logging.WARNING,
+                    "The search for runs that nobody drives failed; it is repeated.",
+                    error=error.public_code,
                 )
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a driver and brought to its notice, and what it tells in return."""
+"""The orders that a gateway gives for runs, and the message that a run's journal has moved."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -14,7 +14,7 @@ from app.store.protocol import Once
 
 @record(frozen=True, slots=True)
 class Owner:
-    """Whose a run is."""
+    """The tenant and the API key to which a run belongs."""
 
     tenant: str
     key: str
@@ -22,7 +22,7 @@ class Owner:
 
 @record(frozen=True, slots=True)
 class Order:
-    """What a gateway asks for: a run, or the next turn of the one whose tool calls the conversation's end answers.
+    """The order of a gateway: a run, or the next turn of the one whose tool calls the conversation's end answers.
 
     `limits` are the effort level's, already narrowed by the request's and the key's budget.
 
@@ -44,9 +44,9 @@ class Order:
     preview: bool = False
     """Only plan: the run ends with its plan, and nothing of it is executed."""
     ignored: tuple[str, ...] = ()
-    """Parameters that the request named and nobody honours, for the journal."""
+    """Parameters that the request has and no worker honours, for the journal."""
     explore: bool = True
-    """Whether a selector may leave the plan to chance."""
+    """True if a selector may draw the plan at random."""
     on_disconnect: OnDisconnect | None = None
     """None: `finish` if there is a claim, by which the caller can come back, else `cancel`."""
     wire: Mapping[str, Any] = field(default_factory=dict)
@@ -56,12 +56,12 @@ class Order:
 
     @property
     def owner(self) -> Owner:
-        """Whose run it is to be, or must be."""
+        """The owner of the run that is begun, or is to go on."""
         return Owner(self.tenant, self.key)
 
 
 @record(frozen=True, slots=True)
 class Moved:
-    """The run's journal has got as far as `seq`, whether or not anybody has told of it."""
+    """The run's journal has reached the event `seq`, which may not have been received here."""
 
     seq: int

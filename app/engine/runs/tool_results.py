@@ -1,13 +1,13 @@
-"""A caller that comes back with tool results: the next turn of a run, begun in whatever process it comes to.
+"""The next turn of a run, begun in whichever process receives the tool results of its caller.
 
-the run waits for exactly these ...... run.resumed, step.tool_results and a ticket for each step that waited, in the
-                                       one entry that takes the lease
-the same once more, while it runs .... the caller hears that turn
+the run waits for exactly these ...... run.resumed and step.tool_results, in one entry; the engine that takes the
+                                       run queues the steps that waited
+the same once more, while it runs .... the caller follows that turn
 the run has ended .................... the conversation is the history of a new run
 anything else ........................ 400 (run/tool_results.py)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -49,17 +49,17 @@ class Found:
     known: Known
     standing: Standing
     shares: Mapping[int, tuple[str, bytes]]
-    """What each step gets, as content with its ref."""
+    """The results for each step, as content with its ref, by step."""
 
     @property
     def state(self) -> RunState:
-        """What the run has come to."""
+        """The state of the run."""
         return self.known.state
 
 
 @record(frozen=True, slots=True)
 class Beginning:
-    """How a turn of that number begins: its first entry, and the steps that go on."""
+    """The beginning of a turn: its number, its first entry, and the steps that go on."""
 
     turn: int
     deadline: float
@@ -73,7 +73,7 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Know
     A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
     end, is for the commit to say, which is fenced by the epoch that it waited under and by its last event.
 
-    Raises `InvalidRequest` for results that nothing can be made of. A run of somebody else is not there.
+    Raises `InvalidRequest` for results that belong to no run. A run of another owner counts as unknown.
     """
     known = waiting.take(came.run)
     if known is None or known.state.awaited.keys() != came.results.keys():
@@ -85,13 +85,17 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Know
     if standing == "history" or not known.salt or tier not in means.catalog().tiers:
         return None
     portions = tool_results.portions(state, came)
-    bodies = {n: orjson.dumps([message_to_json(message) for message in share]) for n, share in portions.items()}
+    bodies = {n: _body(share) for n, share in portions.items()}
     shares = {n: (address(known.salt, body), body) for n, body in bodies.items()}
     if standing == "repeat":
         _check_same(state, shares)
     else:
         _check_authority(means, order, state, portions)
     return Found(known, standing, shares)
+
+
+def _body(messages: Sequence[Message]) -> bytes:
+    return orjson.dumps([message_to_json(message) for message in messages])
 
 
 async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
@@ -110,14 +114,15 @@ async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
 
 
 def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> None:
-    """What was sent before cannot be taken back."""
+    """Refuse results that differ from those that were sent before."""
     for n, (ref, _) in shares.items():
         if all(exchange.results != ref for exchange in state.steps[n].exchanges):
             raise tool_results.answered()
 
 
 def _check_authority(means: Means, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]) -> None:
-    """Workers were chosen for the run's labels and for what it showed them; neither may grow behind their back."""
+    """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
+    chosen for it."""
     if not order.labels <= state.admitted.labels:
         raise InvalidRequest(
             "The run that these results belong to was begun without some of the labels of this request; send the "

@@ -1,4 +1,4 @@
-"""A ticket that a dispatcher is working on: its claim, who is sent its results, and how it is interrupted."""
+"""A ticket that a dispatcher is working on: its claim, the receivers of its results, and its interruption."""
 
 import asyncio
 from dataclasses import dataclass

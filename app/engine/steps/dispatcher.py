@@ -1,11 +1,12 @@
-"""The process that takes tickets: any number of them may run beside each other, each with its own slots.
+"""The dispatcher of an engine takes tickets; any number of engines may run at the same time, each with its own slots.
 
 It renews its claims every third of a lease, in the database and on the queue, and drops work whose claim is gone.
 Order of shut-down: no more tickets are taken; running steps get a grace period; what is left is interrupted, its
 outcome written and its ticket handed back, so that another dispatcher goes on at once.
 
-A doorbell may fail in many ways, so whoever has nothing to do looks at the door as well: into the outbox, once a second
-or so, and several times a second while the queue is known not to be sound. What one looks up the others leave alone.
+The queue may lose tickets, so a dispatcher with free slots also polls the outbox: about once a second, and several
+times a second while the queue is known to be unavailable. A ticket that one dispatcher finds there is left alone by the
+others.
 """
 
 import asyncio
@@ -31,9 +32,9 @@ TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
 """Takes the run of a ticket, and calls back when the ticket can be forgotten."""
 IDLE_WAIT = 1.0
 POLL = 0.2
-"""Seconds between two looks into the outbox while the queue is not sound, on the average."""
+"""Seconds between two polls of the outbox while the queue is unavailable, on the average."""
 MISSED = 0.5
-"""Seconds after which a ring that nobody answered was in vain, for a dispatcher that has nothing to do."""
+"""Seconds after which a ticket that nobody has taken counts as lost, for a dispatcher that has nothing to do."""
 
 
 class Dispatcher:
@@ -66,7 +67,7 @@ class Dispatcher:
         self._begun = 0
         """Steps that wait for the entry that queues them; each has a slot."""
         self._group: asyncio.TaskGroup | None = None
-        """While steps are taken."""
+        """The group of the tasks, while steps are taken."""
         self._interrupting = self._ended = False
         self._freed = asyncio.Event()
         self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
@@ -87,7 +88,7 @@ class Dispatcher:
             await stopping.wait()
             self._group = None
             taking.cancel()
-            await asyncio.wait([taking])  # what it has just been given is drained with the rest
+            await asyncio.wait([taking])  # tickets that it has just taken are drained with the rest
             await self._drain()
             self._drained.set()
             for task in (renewing, keeping):
@@ -95,7 +96,8 @@ class Dispatcher:
         self._ended = True
 
     async def _take_until(self, stopping: asyncio.Event, group: asyncio.TaskGroup) -> None:
-        """The event ends it, not the cancellation: a client library may lose that to a time-out of its own."""
+        """Take tickets until the event is set; a cancellation is not relied upon, because a client library may swallow
+        it."""
         while not stopping.is_set():
             for ticket in await self._take():
                 if ticket.step == WHOLE_RUN:
@@ -103,7 +105,7 @@ class Dispatcher:
                 elif (ticket.run, ticket.step) not in self._works:
                     work = Work(ticket)
                     self._start(group, work, self._execution(work))
-            await asyncio.sleep(0)  # what was taken goes first, then the next read
+            await asyncio.sleep(0)  # the steps that were taken begin before the next read
 
     def _offer(self, ticket: Ticket) -> None:
         """Let this process drive a run."""
@@ -112,7 +114,7 @@ class Dispatcher:
 
     @property
     def free_slots(self) -> int:
-        """How many more steps can be begun now."""
+        """The number of steps that can be begun now."""
         return self._free() - self._taking() if self._group is not None else 0
 
     def _execution(self, work: Work) -> Execution:
@@ -153,7 +155,7 @@ class Dispatcher:
         return [due_ticket(due) for due in dues]
 
     def _receive(self, message: Live) -> None:
-        """A message to all dispatchers about the steps of a run."""
+        """Take a message to all dispatchers about the steps of a run."""
         if isinstance(message, Stop):
             self.stop(message.run, message.step)
         elif isinstance(message, Adopted):
@@ -175,7 +177,7 @@ class Dispatcher:
         return step is not None and bool(works)
 
     def slot_freed(self) -> None:
-        """A run was taken, and the slot that was kept for it is free."""
+        """Note that a run was taken, so that the slot that was kept for it is free."""
         self._freed.set()
 
     def listen(self, message: Listen) -> bool:
@@ -202,9 +204,13 @@ class Dispatcher:
             try:
                 suspects = await self._renew(suspects)
             except StoreUnavailable as error:
-                self._means.telemetry.log(logging.WARNING, "claims not renewed", error=error.public_code)
+                self._means.telemetry.log(
+                    logging.WARNING,
+                    "The claims of steps could not be renewed; this is tried again.",
+                    error=error.public_code,
+                )
                 if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
-                    pause = 0.0  # whoever comes back first keeps what is theirs
+                    pause = 0.0  # after an outage the process that renews first keeps its claims
 
     async def _renew(self, suspects: set[Held]) -> set[Held]:
         """Prolong every claim; returns those that are missing for the first time. A step that was just finished is not
@@ -212,7 +218,7 @@ class Dispatcher:
         held = {Held(*place, work.claim): work for place, work in self._works.items() if work.claim}
         if not held:
             return set()
-        with suppress(QueueUnavailable):  # whatever the database says: nobody else is to be given them yet
+        with suppress(QueueUnavailable):  # first the queue, so that it delivers them to nobody else meanwhile
             await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
         kept = await self._means.store.renew_claims(list(held), self._means.now() + self._means.lease)
         missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
@@ -233,7 +239,7 @@ class Dispatcher:
         self._outcomes.close()
 
     async def _execute(self, work: Work, execution: Execution) -> None:
-        """One ticket, whatever happens: nothing that goes wrong here may end the dispatcher."""
+        """Execute one ticket; no error of it may end the dispatcher."""
         ticket = work.ticket
         try:
             await execution.perform()
@@ -244,7 +250,12 @@ class Dispatcher:
             await self._forget(ticket)
         except Exception as error:
             level = logging.WARNING if isinstance(error, BatonError) else logging.ERROR
-            self._means.telemetry.log(level, "a step was left to its next delivery", run=ticket.run, step=ticket.step)
+            self._means.telemetry.log(
+                level,
+                "A step could not be executed; it is left to the next delivery of its ticket.",
+                run=ticket.run,
+                step=ticket.step,
+            )
             logging.getLogger("baton").debug("step", exc_info=error)
         finally:
             if self._works.get((ticket.run, ticket.step)) is work:  # else it was begun anew, for the next turn
@@ -256,7 +267,11 @@ class Dispatcher:
             if ticket.receipt:
                 await self._means.queue.done([ticket])
         except QueueUnavailable:
-            self._means.telemetry.log(logging.WARNING, "a delivery could not be forgotten", run=ticket.run)
+            self._means.telemetry.log(
+                logging.WARNING,
+                "The step queue is unavailable; the ticket of a finished step is delivered again and ignored.",
+                run=ticket.run,
+            )
 
     async def begin(
         self, state: RunState, salt: bytes, fresh: Mapping[str, bytes], rows: Sequence[Outbox]
@@ -283,7 +298,7 @@ class Dispatcher:
         self._begun += 1
         try:
             attempt = await execution.begin(state, salt, fresh)
-        except Exception:  # whoever takes the ticket meets it again, and says so
+        except Exception:  # the engine that takes the ticket meets the error again, and logs it
             return None
         finally:
             if attempt is None:
@@ -298,7 +313,7 @@ class Dispatcher:
     def _go(
         self, group: asyncio.TaskGroup, work: Work, execution: Execution, forgo: Callable[[], None], claim: int
     ) -> None:
-        if self._ended:  # its claim lapses, and whoever takes it then says that the call is unknown
+        if self._ended:  # its claim lapses, and the engine that takes it then gives the call the outcome `unknown`
             return forgo()
         self._begun -= 1
         work.claim = claim
@@ -312,6 +327,6 @@ class Dispatcher:
         attempt.forgo()
 
     def _let_slot_go(self) -> None:
-        """A step that was to be begun is not; whoever waits for a slot must know."""
+        """Free the slot of a step that is not begun, and wake those who wait for a slot."""
         self._begun -= 1
         self._freed.set()

@@ -1,17 +1,17 @@
-"""THE STEP: from a ticket to an answer in the journal.
+"""The execution of a step, from its ticket to an answer in the journal.
 
-    take a ticket (a doorbell; any number of them may be lost, repeated or forged)
+    take a ticket (a notice; any number of them may be lost, repeated or forged)
      └ fold the run's journal; nothing to do if the run has ended, or is asked to, or the step is settled
-     └ rung again: claim first; a step that cost several dispatchers their lives is a dead letter
+     └ delivered again: claim first; a step that several dispatchers took and none finished is a dead letter
      └ compose what the access list grants             view.look(): the only way from the store into a provider request
      └ one entry: claim + call.intended + reservation  before the socket is opened; fenced by the row's version
-     └ stream; deltas of the answering step go to the run's driver as they come
-     └ one entry: call.finished + step.done            fenced by the claim; then the driver is told, or, where it is in
-        or, where it calls tools, step.awaiting_tool   this process, it adds what follows to the same entry
+     └ stream; deltas of the answering step go to the gateways that follow the run
+     └ one entry: call.finished + step.done            fenced by the claim; then it is sent to the driver. A
+        or, where it calls tools, step.awaiting_tool   driver in this process adds what follows to the same entry
 
 A worker that fails is retried once with full-jitter backoff and then replaced by the next eligible one, each time as
-a new attempt with its own intent. Once an answer has begun to stream to a caller it cannot be unsaid, so that step
-is not tried again.
+a new attempt with its own intent. Once an answer has begun to stream to a caller it cannot be taken back, so that
+step is not tried again.
 """
 
 import asyncio
@@ -57,14 +57,14 @@ from app.store.rows.content import address
 SECRET = 1.0
 """Seconds for which an outcome may wait for the next entry of its step."""
 DELIVERIES = 3
-"""Dispatchers that may fall silent over one step before it is given up as a dead letter."""
+"""Dispatchers that may stop while they execute one step before it is given up as a dead letter."""
 CLAIMS = 3
 """Tries at a claim that others move at the same time."""
 
 
 @record(frozen=True, slots=True)
 class Course:
-    """What a step goes by: the state that it began from, what it may see, whom it may call."""
+    """The basis of a step: the state that it began from, what it may see, and the workers that it may call."""
 
     state: RunState
     view: View
@@ -72,7 +72,7 @@ class Course:
 
     @property
     def step(self) -> StepState:
-        """As it was then."""
+        """The step as it was in that state."""
         return self.view.step
 
 
@@ -90,14 +90,14 @@ class Execution:
         self._version = work.ticket.version
         self._salt = b""
         self._along: Mapping[str, bytes] = NOTHING
-        """Contents that came along with the journal."""
+        """Contents that were read together with the journal."""
         self._ids: list[str] = []
         self._flawed: Attempt | None = None
-        """The attempt before, if its answer had not the form that was asked for."""
+        """The attempt before, if its answer did not have the form that was asked for."""
         self._settled: tuple[Attempt, ...] = ()
         """At most one attempt whose outcome travels in the next entry."""
         self._number = 0
-        """Of the latest attempt."""
+        """The number of the latest attempt."""
         self._gateway: tuple[str, ...] = ()
         """The address of the gateway that follows the run, of one that is driven elsewhere."""
         self._begun: tuple[Course, Attempt] | None = None
@@ -105,7 +105,7 @@ class Execution:
     async def begin(self, state: RunState, salt: bytes, fresh: Mapping[str, bytes]) -> Attempt | None:
         """Compose the first call of a step that is yet to be queued; None if it cannot be made right now.
 
-        Whoever asks commits the intent together with the claim, and then has it performed; see `colocation.py`.
+        The writer commits the intent together with the claim, and then has the step performed; see `colocation.py`.
         """
         self._salt = salt
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
@@ -125,7 +125,7 @@ class Execution:
         return attempt
 
     async def perform(self) -> None:
-        """Claim the step and bring it to its end, unless there is nothing to do or somebody else has it."""
+        """Claim the step and bring it to its end, unless there is nothing to do or another engine has it."""
         if self._begun is not None:
             return await self._recorded(self._follow(*self._begun))
         if self._version != AGAIN:
@@ -141,23 +141,27 @@ class Execution:
         await self._again()
 
     async def _again(self) -> None:
-        """Not its first delivery, so somebody may have died of it: claim before whatever could kill us too."""
+        """Claim before anything else: this is not the first delivery, so the step may have ended another process."""
         if (claimed := await self._claim()) is None:
             return
         due, state = claimed
         lost_calls, deliveries = self._lost(state, state.steps[due.step]), due.lost + (due.holder is not None)
-        if self._idle(state):  # nobody needs it any more: only what a lost dispatcher left open is closed
+        if self._idle(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= DELIVERIES:
             self._means.telemetry.count("baton_dead_letters_total", due.tier)
-            self._means.telemetry.log(logging.ERROR, "a step is a dead letter", run=due.run, step=due.step)
+            self._means.telemetry.log(
+                logging.ERROR,
+                "A step is a dead letter: several engines took it and none finished; see what ended them.",
+                run=due.run,
+                step=due.step,
+            )
             await self._fail(StepFailed(due.step, "dead_letter", deliveries=deliveries), lost_calls)
         else:
             await self._recorded(self._calls(state))
 
     async def _claim(self) -> tuple[Due, RunState] | None:
-        """Take the ticket as its row is now, with the state that it is to be worked on from; None if it is not to be
-        had."""
+        """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
         for _ in range(CLAIMS):
             due = await self._means.store.due(self._ticket.run, self._ticket.step)
             if due is None or due.until > self._means.now():
@@ -184,8 +188,8 @@ class Execution:
         return state
 
     def _unripe(self, state: RunState) -> bool:
-        """Whether the step was not even queued then, or not in this turn: how far to read is only what a ticket says,
-        and whatever the step is to see must have been folded."""
+        """True if the step was not queued yet in that state, or not in this turn. How far to read is only what a ticket
+        says, and everything that the step may see must have been folded."""
         step = state.steps.get(self._ticket.step)
         return step is None or step.state == "waiting" or state.turn.number != self._version
 
@@ -195,8 +199,8 @@ class Execution:
         return over or step is None or step.settled or step.state == "awaiting_tool"
 
     async def _recorded(self, calls: Coroutine[Any, Any, None]) -> None:
-        """No call is made that could not be recorded. What is known of the one before is kept until the database is
-        back, and then the step is left to whoever is free."""
+        """Make calls, of which none is made that could not be recorded. The outcome of the one before is kept until the
+        database is back, and then the step is left to any engine with a free slot."""
         try:
             await calls
         except StoreUnavailable:
@@ -221,7 +225,7 @@ class Execution:
         return Course(state, view, Candidates(self._means.health, self._workers(state, view.step), attempts))
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
-        """From a committed intent to the step's end: one call after the other."""
+        """Make one call after the other, from a committed intent to the step's end."""
         following: Attempt | None = attempt
         while following is not None:
             attempt = following
@@ -263,8 +267,8 @@ class Execution:
         return state.deadline - self._means.now()
 
     async def _pause(self, candidates: Candidates, state: RunState) -> None:
-        """Wait until somebody should be called; whoever stops this step need not wait for that, and what is known of
-        the attempt before is not kept to ourselves for long."""
+        """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
+        committed first if the wait is long."""
         while (seconds := candidates.pause(self._left(state))) and not self._work.interrupted:
             if seconds > SECRET and self._settled:
                 await self._write(self._entry(self._outcomes()))
@@ -279,7 +283,8 @@ class Execution:
                 self._work.interruptible = False
 
     def _workers(self, state: RunState, step: StepState) -> list[Worker]:
-        """Of the run's pool, as they are now: a pool file that was read again may have taken a clearance away (D6)."""
+        """The workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance
+        away (D6)."""
         known = self._means.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
@@ -365,10 +370,11 @@ class Execution:
         )
 
     async def _stream(self, state: RunState, step: StepState, attempt: Attempt) -> bool:
-        """Whether the call succeeded; its end is noted in the attempt. A cancellation is journaled, then goes on."""
+        """Make the call; True if it succeeded. Its end is noted in the attempt. A cancellation is journaled, then goes
+        on."""
         relay = Relay(state.run, step.n, attempt.call, attempt.reply, self._id)
         self._work.relay = relay if attempt.live else None
-        if attempt.may_call:  # then there is an id when it calls; it is made while the worker works
+        if attempt.may_call:  # an id is made while the worker is busy, so that there is one when it calls
             asyncio.get_running_loop().call_later(0.0, self._id, 0)
         try:
             self._work.waits()
@@ -414,7 +420,7 @@ class Execution:
         return self._ids[place]
 
     async def _end(self, step: StepState, attempt: Attempt) -> None:
-        """The call succeeded: the step is done, or it waits for what its tool calls come to."""
+        """End the step after a call that succeeded: it is done, or it waits for the results of its tool calls."""
         self._settled = (attempt,)
         follows = self._awaiting(step, attempt) if attempt.reply.calls else (self._done(step, attempt), ())
         entry = self._entry((attempt.finished(), follows[0]), move=Move(step.n, "finish", claim=self._work.claim))
@@ -448,7 +454,7 @@ class Execution:
             raise
 
     async def _append(self, entry: Entry) -> None:
-        """Commit, and send what was committed to whoever has to know it.
+        """Commit, and send what was committed to the run's engine and gateway.
 
         If the run has ended meanwhile only outcomes are kept, with the texts that they name, and `RunEnded` is raised.
         """
@@ -456,7 +462,7 @@ class Execution:
         joins = run is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
             appended = await (run.join(entry) if run is not None and joins else self._means.store.append(entry))
-        except RunOverBudget:  # an end to come: the step's own is written first, under this claim
+        except RunOverBudget:  # the run ends later: the step's own end is written first, under this claim
             raise
         except RunEnded:
             await self._keep_outcomes(entry)
@@ -487,7 +493,8 @@ class Execution:
         return (gateway, *self._work.listening) if gateway else self._work.listening
 
     def _engine_and_gateway(self) -> Sequence[str]:
-        """Who has to know what was committed to a run that is driven elsewhere; gateways get it in order only thus."""
+        """The receivers of what was committed to a run that is driven elsewhere: its engine, and its gateway, so that
+        events come before the text that follows them."""
         return (self._work.engine or self._ticket.driver, *self._gateway)
 
     async def _send(self, addresses: Sequence[str], message: Live) -> None:

@@ -1,7 +1,7 @@
-"""Outcomes that are hard to come by: kept while the database is away, and of calls whose process is no more.
+"""Outcomes of calls that could not be written yet, kept while the database is away.
 
-What a call came to is known only here, so it is kept: bounded, written in the order in which it came, and without
-keeping other steps from the slots that these no longer need.
+The outcome of a call exists only here, so it is kept: bounded, written in the order in which it came, and without a
+slot, so that other steps can use it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ OUTCOME_PATIENCE = 90.0
 ENTRIES, BYTES = 1_024, 64 * 2**20
 """Most that one process keeps: entries, and bytes of content in them."""
 ENTRY_BYTES = 2_048
-"""What an entry weighs beside its content, roughly."""
+"""The size of an entry without its content, roughly, in bytes."""
 PAUSE, LOOK = 0.05, 1.0
 """Seconds between two tries; between two looks whether the database is there, at the most."""
 
@@ -34,26 +34,26 @@ class Outcomes:
         entries: int = ENTRIES,
         size: int = BYTES,
     ) -> None:
-        """`freed` is told whenever a step gives up its slot or there is room again."""
+        """`freed` is called whenever a step gives up its slot or there is room again."""
         self._store = store
         self._telemetry = telemetry
         self._tick = tick
         self._freed = freed
         self._most, self._most_bytes = entries, size
         self._kept: dict[int, int] = {}
-        """What is kept without a slot: its weight by the order in which it came."""
+        """The bytes of each entry that is kept without a slot, by the order in which it came."""
         self._line: dict[int, asyncio.Future[None]] = {}
         self._filled = asyncio.Event()
         self._closed = False
         self._numbers = 0
 
     def __len__(self) -> int:
-        """How many steps are kept without a slot."""
+        """The number of steps that are kept without a slot."""
         return len(self._kept)
 
     @property
     def full(self) -> bool:
-        """Whether no step may be begun, because there would be no room for what becomes of it."""
+        """True if no step may be begun, because there would be no room for its outcome."""
         return len(self._kept) >= self._most or sum(self._kept.values()) >= self._most_bytes
 
     async def write(self, entry: Entry, append: Callable[[], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ class Outcomes:
             self._let_go(number)
 
     def _keep(self, weight: int) -> int:
-        """A number, under which the entry is kept beyond its slot if there is room."""
+        """Keep an entry beyond its slot if there is room; returns its number."""
         self._numbers += 1
         if not self.full:
             self._kept[self._numbers] = weight
@@ -92,7 +92,7 @@ class Outcomes:
         self._freed()
 
     async def _turn(self, number: int, left: float) -> bool:
-        """Until it is this entry's turn; False if its time is over."""
+        """Wait until it is this entry's turn; False if its time is over."""
         self._line[number] = turn = asyncio.get_running_loop().create_future()
         self._filled.set()
         try:
@@ -103,7 +103,7 @@ class Outcomes:
         return True
 
     async def keep(self) -> None:
-        """Send what waits on its way, all at once and in its order, whenever the database is there; until closed."""
+        """Let the entries that wait be written, in their order, whenever the database is there; until closed."""
         while not self._closed:
             await self._filled.wait()
             self._filled.clear()
