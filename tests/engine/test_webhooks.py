@@ -26,6 +26,7 @@ from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 SECRET = "whsec_" + base64.b64encode(b"s" * 32).decode()
 BACKGROUND = {"format": "responses", "background": True}
+GIVEN_UP = "A webhook was given up: the receiver did not accept it in time, or has gone."
 Answer = Callable[[web.Request], Any]
 
 
@@ -243,7 +244,7 @@ async def test_a_receiver_that_is_gone_is_not_tried_again(
         await receiver.wait_for(2)
         await none_left(opened)
         assert outcomes(opened) == [1, 0, 1], "it is that delivery alone"
-    (given_up,) = [record for record in caplog.records if record.message == "a webhook was given up"]
+    (given_up,) = [record for record in caplog.records if record.message == GIVEN_UP]
     assert given_up.levelname == "ERROR"
     assert (given_up.fields["run"], given_up.fields["status"]) == (run, 410)  # type: ignore[attr-defined]
     assert receiver.url not in caplog.text
@@ -262,7 +263,7 @@ async def test_after_three_days_it_is_given_up(
     async with opened_house(stub, receiver, tmp_path) as opened:
         await none_left(opened)
         assert (len(receiver.came), outcomes(opened)) == (1, [0, 0, 1]), "it has one more try, however old"
-    assert "a webhook was given up" in caplog.messages
+    assert GIVEN_UP in caplog.messages
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.integration)])

@@ -1,1 +1,1 @@
-"""Delivery: what callers and webhooks receive of a run, in this process and in others."""
+"""Delivery: followers, callers and webhooks receive what they need of a run, in this process and in others."""

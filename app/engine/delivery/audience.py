@@ -1,10 +1,10 @@
 """The callers of this process that follow one run.
 
-The reply of a turn is told once to each, in order and without a gap, from wherever that caller wants to begin; who
-cannot keep up gets the rest in larger pieces. What was told cannot be unsaid. So a caller who was told words of an
-attempt that was lost hears nothing of the next attempt until the answer is known; if it begins with the same words the
-stream goes on, else it ends with an error that says where the answer is. Whoever was told nothing yet follows the new
-attempt at once.
+The reply of a turn is sent once to each, in order and without a gap, from wherever that caller wants to begin; a
+caller who cannot keep up gets the rest in larger pieces. Text that was sent cannot be taken back. So a caller who has
+received text of an attempt that was lost receives nothing of the next attempt until the answer is known; if that begins
+with the same text the stream goes on, else it ends with an error that says where the answer is. A caller who has not
+received anything yet follows the new attempt at once.
 
 A `Follower` fills it from what the run's engine sends, and from the journal.
 """
@@ -27,10 +27,10 @@ from app.stepqueue.protocol import Delta
 
 @dataclass(slots=True)
 class Listener:
-    """One caller, and how much it was told: characters, tokens where they are told too (None: to be counted), and
+    """One caller, and how much it was sent: characters, tokens where they are sent too (None: to be counted), and
     pieces of tool calls.
 
-    `heard` is the text that it was told of an attempt which was replaced, None where nobody knows.
+    `heard` is the text that it was sent of an attempt which was replaced, None where that is not known.
     """
 
     line: Mailbox[Told]
@@ -43,12 +43,12 @@ class Listener:
     gone: bool = False
 
     def tokens_told(self, tokens: Sequence[Decoded]) -> int:
-        """How many of the answer's tokens it was told."""
+        """The number of the answer's tokens that it was sent."""
         return spoken(tokens, self.chars) if self.tokens is None else self.tokens
 
 
 class Audience:
-    """The listeners of one run, and as much of its answer as can be told by now."""
+    """The listeners of one run, and as much of its answer as can be sent by now."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -57,25 +57,25 @@ class Audience:
         self._noted = 0
         self._attempt = 0
         self.call = ""
-        """The call whose words are told."""
+        """The call whose text is sent."""
         self._pieces: list[str] = []
         self._tokens: list[Decoded] = []
         self._calls: list[ToolDelta] = []
         self.chars = 0
-        """How many characters of them there are."""
+        """The number of characters of the answer that have come."""
 
     def __len__(self) -> int:
-        """How many callers of this process still listen."""
+        """The number of callers of this process that still listen."""
         return sum(not listener.gone for listener in self._listeners)
 
     @property
     def ended(self) -> bool:
-        """The turn is over, and everybody here was told so."""
+        """True if the turn is over and its end was sent to every caller here."""
         return self._ended is not None
 
     @property
     def text(self) -> str:
-        """What can be told by now."""
+        """The text that can be sent by now."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -83,7 +83,7 @@ class Audience:
     # -- callers
 
     def admit(self, line: Mailbox[Told], at: Position = Position(), *, notes: bool = False) -> None:
-        """A new caller, who has what is before `at` already. It is told at once what can be told."""
+        """Add a caller, who has what is before `at` already. It is sent at once what can be sent."""
         listener = Listener(line, notes, at.attempt, at.chars)
         if self._ended is not None:
             return self._end(listener, self._ended)
@@ -96,20 +96,21 @@ class Audience:
 
     @property
     def empty(self) -> bool:
-        """Nobody here waits for the end, not even on behalf of a caller who is gone."""
+        """True if nobody here waits for the end, not even on behalf of a caller who is gone."""
         return not self._listeners
 
     def leave(self, line: Mailbox[Told]) -> None:
-        """A caller is gone. It is still told the end, because places are given back with it, but no more words."""
+        """Note that a caller is gone. It is still sent the end, because places are given back with it, but no more
+        text."""
         for listener in self._listeners:
             listener.gone = listener.gone or listener.line is line
 
     # -- the answer
 
     def hear(self, state: RunState, delta: Delta) -> bool:
-        """Take words and tool calls of the answering step if they go on from what is known; whether they were new.
+        """Take text and tool calls of the answering step if they go on from what is known; True if they were new.
 
-        Whatever is missed here is told with the end, or when somebody tells it again.
+        Whatever is missed here is sent with the end, or when an engine sends it again.
         """
         if delta.call != self.call:
             attempt = position.attempt_of(state, delta.call)
@@ -132,7 +133,7 @@ class Audience:
         return True
 
     def _begin(self, delta: Delta, attempt: int) -> None:
-        """Another attempt speaks from now on."""
+        """Begin with the text of another attempt."""
         for listener in self._listeners:
             if listener.attempt == self._attempt and listener.heard is None and listener.chars <= self.chars:
                 listener.heard = self.text[: listener.chars]
@@ -140,7 +141,7 @@ class Audience:
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
     def _tell(self, listener: Listener, said: Said | None = None) -> None:
-        """Tell a listener what it lacks: what was `said` last, or more if it is behind."""
+        """Send a listener what it lacks: what was `said` last, or more if it is behind."""
         if listener.attempt != self._attempt and not listener.chars and not listener.called:
             listener.attempt, listener.tokens, listener.heard = self._attempt, None, None
         chars, calls = self.chars - listener.chars, len(self._calls) - listener.called
@@ -155,7 +156,7 @@ class Audience:
             listener.called = len(self._calls)
 
     def note(self, event: Event) -> None:
-        """An event was folded; those who asked for steps are told of it. One that was noted before is not again."""
+        """Send a folded event to those who asked for steps. One that was sent before is not sent again."""
         if event.seq <= self._noted:
             return
         self._noted = event.seq
@@ -167,7 +168,7 @@ class Audience:
     # -- the end
 
     def end(self, ended: Ended) -> None:
-        """The turn is over: everybody here gets what is left of the answer, and the end. Done once."""
+        """End the turn: every caller here is sent what is left of the answer, and the end. Done once."""
         if self._ended is None:
             self._ended = ended
             for listener in self._listeners:
@@ -184,7 +185,7 @@ class Audience:
         listener.line.push(ended if error is ended.error else Ended(ended.state, "", "stop", ended.bill, error))
 
     def _objection(self, listener: Listener, at: Position, answer: str) -> BatonError | None:
-        """Why what the listener was told cannot be continued to the answer, if it cannot."""
+        """The error of a listener whose text cannot be continued to the answer; None if it can."""
         if listener.called and listener.attempt != at.attempt:
             return changed(self._run)
         if not listener.chars:
@@ -198,7 +199,7 @@ class Audience:
 
 
 def public(event: Event) -> Noted | None:
-    """An event as callers who asked for steps are told of it."""
+    """An event as it is sent to callers who asked for steps; None if it is not public."""
     if event.kind not in NOTED:
         return None
     shown = {name: event.body[name] for name in NOTED[event.kind] if event.body.get(name) is not None}
@@ -206,10 +207,10 @@ def public(event: Event) -> Noted | None:
 
 
 def changed(run: str) -> RunEnded:
-    """What a caller is told whose stream cannot be completed."""
+    """The error of a caller whose stream cannot be completed."""
     return RunEnded(
-        "The answer changed while it was streamed: the attempt that was heard was lost, and another one gave the "
+        "The answer changed while it was streamed: the attempt that was streamed was lost, and another one gave the "
         f"answer. Run {run} has succeeded; its answer is at GET /v1/runs/{run}/stream, from the start, and comes to "
-        "whoever sends the request again with its Idempotency-Key.",
+        "a caller that sends the request again with its Idempotency-Key.",
         code="answer_changed",
     )

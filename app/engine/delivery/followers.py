@@ -3,8 +3,8 @@
 An engine sends a run's events, and the words of its answer, to the gateway that its admission names, from the first
 event on. A `Follower` folds them in the order of their numbers, through the same `advance` as the writer, and fills the
 run's audience. The journal is what counts: a gap, or words of a call that is not known yet, sends the follower there;
-and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query tells for all followers of
-the process whose journal has moved without their having received it.
+and every `POLL_SECONDS` (`UNHEALTHY_POLL_SECONDS` while the queue is unavailable) one query finds, for all followers
+of the process, the journals that have moved without their having received it.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from app.store.rows.content import address
 POLL_SECONDS = 1.0
 """Time between two looks whether journals have moved, while the step queue is healthy."""
 UNHEALTHY_POLL_SECONDS = 0.25
-"""The same while the step queue is unavailable, and no event is sent."""
+"""Time between two looks while the step queue is unavailable, and no event is sent."""
 LISTEN_SECONDS = 6.0
-"""For so long an engine sends a run to a gateway that asked for it; the gateway asks again before that."""
+"""Time for which an engine sends a run to a gateway that asked for it; the gateway asks again before that."""
 PENDING = 256
 """Deltas that a follower keeps until it knows their call; what does not fit comes with the end."""
 LET_GO = (
@@ -55,7 +55,7 @@ class Follower:
         self._since = means.tick()
 
     def receive(self, message: Committed | Delta) -> bool:
-        """Take what an engine has sent; False if the journal has to be read before anything can be made of it."""
+        """Take what an engine has sent; False if the journal has to be read before it can be used."""
         if isinstance(message, Committed):
             if message.engine:
                 self.engine, self.epoch = message.engine, message.epoch
@@ -133,11 +133,12 @@ class Followers:
         return len(self._followers)
 
     def open(self, group: asyncio.TaskGroup) -> None:
-        """From now on runs can be followed; journals are read in tasks of the group."""
+        """Begin to follow runs; journals are read in tasks of the group."""
         self._group = group
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Keep all followers up to date until `stopping` is set; then tell their callers where to go on."""
+        """Keep all followers up to date until `stopping` is set; then end their streams with the address where each
+        goes on."""
         while not stopping.is_set():
             healthy = self._means.queue.sound
             self._means.telemetry.gauge("baton_queue_sound", healthy)
@@ -163,12 +164,12 @@ class Followers:
         return follower
 
     def forget(self, follower: Follower) -> None:
-        """Nobody of this process follows the run any more."""
+        """Stop following a run."""
         if self._followers.get(follower.state.run) is follower:
             del self._followers[follower.state.run]
 
     def receive(self, message: Live) -> None:
-        """A message of an engine to this process."""
+        """Take a message that an engine has sent to this process."""
         follower = self._followers.get(message.run)
         if follower is None or not isinstance(message, Committed | Delta):
             return
@@ -195,7 +196,7 @@ class Followers:
             self._group.create_task(self._catch_up(self._followers[run]))
 
     def _end(self, follower: Follower) -> None:
-        """The turn is over: at once if the reply was sent, else as soon as it is read."""
+        """End the turn: at once if the reply was sent with the events, else as soon as it is read."""
         if follower.finish():
             self.forget(follower)
             self._ended(follower)
@@ -208,12 +209,16 @@ class Followers:
             await follower.catch_up()
         except StoreUnavailable:
             self._means.telemetry.log(
-                logging.WARNING, "The database is unavailable while a run is followed; it is read again.", run=run
+                logging.WARNING,
+                "The database is unavailable, so that a run cannot be followed; its journal is read again.",
+                run=run,
             )
         except BatonError as error:
             self._drop(follower, error)
         except Exception as bug:
-            self._means.telemetry.log(logging.ERROR, "A follower failed by a bug.", run=run)
+            self._means.telemetry.log(
+                logging.ERROR, "A follower failed by a bug; its callers get an error, and the run goes on.", run=run
+            )
             logging.getLogger("baton").error("follower", exc_info=bug)
             self._drop(follower, BatonError())
         finally:
@@ -248,6 +253,6 @@ class Followers:
         known = {run: self._followers[run].state for run in moved if run in self._followers}
         behind = {run: state.seq for run, state in known.items() if moved[run] > state.seq or state.replied}
         for run, seq in behind.items():
-            if not healthy or self._behind.get(run) == seq:  # else its events may just be on their way
+            if not healthy or self._behind.get(run) == seq:  # otherwise its events may still be on their way
                 self.catch_up(run)
         self._behind = behind

@@ -2,7 +2,7 @@
 
 A consumer that falls behind gets its messages in larger batches instead of one wake-up each, which is what lets one
 process relay thousands of deltas a second. `put` never waits: it answers False when the box is full, and every producer
-of Baton can afford to drop then (the journal has what a dropped message said).
+of Baton may drop the message then, because the journal has what it said.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class Mailbox(Generic[T]):
-    """One consumer, any number of producers, all in one event loop. Each run has one, and each caller who hears it: an
-    empty one is small."""
+    """One consumer, any number of producers, all in one event loop. Each run has one, and each caller that follows it:
+    an empty one is small."""
 
     __slots__ = ("_bound", "_items", "_waiting")
 

@@ -1,4 +1,4 @@
-"""What callers receive of a run: more of its answer, events of its steps, and the end of the turn."""
+"""The messages that callers receive of a run: more of its answer, events of its steps, and the end of the turn."""
 
 from collections.abc import Mapping
 
@@ -23,12 +23,12 @@ class Said:
     calls: tuple[ToolDelta, ...] = ()
     """More of tool calls, after the text."""
     refusal: bool = False
-    """Whether the model says this instead of an answer."""
+    """True if the model says this instead of an answer."""
 
 
 @record(frozen=True, slots=True)
 class Noted:
-    """An event of the run, told only when the caller asked for steps: `kind` and public fields."""
+    """An event of the run, sent only when the caller asked for steps: `kind` and public fields."""
 
     kind: str
     body: dict[str, object]
@@ -45,11 +45,11 @@ class Ended:
     bill: Bill
     error: BatonError | None
     logprobs: tuple[Decoded, ...] | None = None
-    """Of the whole answer's tokens; None where none were told."""
+    """Log-probabilities of the whole answer's tokens; None where there are none."""
     calls: tuple[ToolCall, ...] = ()
-    """Under the ids that the caller sends the results back with."""
+    """The tool calls, under the ids with which the caller sends the results back."""
     refusal: bool = False
-    """Whether `answer` is what the model said instead of one, where its format tells that."""
+    """True if `answer` is a refusal, given instead of an answer, where the format of the provider says so."""
 
 
 Told = Said | Noted | Ended
@@ -57,9 +57,10 @@ Told = Said | Noted | Ended
 
 @record(frozen=True, slots=True)
 class Driven:
-    """A run as one caller hears it, whoever drives it. Take batches from `line` until `Ended` comes.
+    """A run as one caller receives it, whichever engine drives it. Take batches from `line` until `Ended` comes.
 
-    `state` is what the run had come to when the hearing began; `replayed` says that it was not begun by this request.
+    `state` is the run's state when the caller began to follow it; `replayed` says that it was not begun by this
+    request.
     """
 
     run: str
@@ -78,4 +79,4 @@ NOTED: Mapping[Kind, tuple[str, ...]] = {
     Kind.STEP_FAILED: ("n", "error"),
     Kind.STEP_SKIPPED: ("n", "reason"),
 }
-"""What a caller who asked for steps is told of each event."""
+"""The public fields of each event that a caller who asked for steps receives."""

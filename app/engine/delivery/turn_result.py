@@ -1,4 +1,4 @@
-"""How a run's turn ended, as its caller is told: worked out from the journal alone, so that it can be told again.
+"""The end of a run's turn, as its caller gets it: made from the journal alone, so that it can be made again.
 
 The state is that of the terminal event. What is journaled after it (the outcome of a call that was still in flight)
 belongs to the audit and not to the reply, which is the same bytes whenever it is written.
@@ -50,7 +50,7 @@ async def read(store: Store, state: RunState) -> Ended:
 
 
 def refs(state: RunState) -> list[str]:
-    """What is stored of a reply: text, tokens with their log-probabilities, messages with tool calls."""
+    """The refs of a reply's contents: text, tokens with their log-probabilities, messages with tool calls."""
     step = position.answered(state)
     if step is not None:
         return of_step(step)
@@ -58,7 +58,7 @@ def refs(state: RunState) -> list[str]:
 
 
 def of_step(step: StepState) -> list[str]:
-    """What is stored of a step's answer."""
+    """The refs of a step's answer."""
     return [ref for ref in (step.output, step.logprobs) if ref]
 
 
@@ -88,13 +88,13 @@ def _calling(state: RunState, contents: Mapping[str, bytes]) -> Ended:
 
 
 def _callers(state: RunState) -> list[StepState]:
-    """The steps that wait for results; the answering one first, because its calls are told as they stream."""
+    """The steps that wait for results; the answering one first, because its calls are sent as they stream."""
     waiting = [step for step in state.steps.values() if step.state == "awaiting_tool"]
     return sorted(waiting, key=lambda step: (not step.answers, step.n)) if state.state == "awaiting_tool" else []
 
 
 def outcome(state: str, error: str | None) -> str:
-    """How a run's end is counted: by its state, unless it was its caller who never came back with tool results."""
+    """The label under which a run's end is counted: its state, or `abandoned` if its caller never sent tool results."""
     return "abandoned" if error == NO_RESULTS else state
 
 
@@ -113,12 +113,12 @@ def count(telemetry: Telemetry, state: RunState, seconds: float) -> None:
 
 
 def without(state: RunState, error: BatonError) -> Ended:
-    """What a caller is told where this process can tell no more of a run; the run itself goes on elsewhere."""
+    """The end of a stream whose run this process cannot follow any longer; the run itself goes on elsewhere."""
     return Ended(state, "", "stop", bill(state), error)
 
 
 def ending_error(state: RunState) -> BatonError | None:
-    """What a caller is told of a run that did not succeed."""
+    """The error of a run that did not succeed; None if it did."""
     endings: dict[str, type[BatonError]] = {
         "cancelled": errors.RunCancelled,
         "expired": errors.RunExpired,

@@ -132,9 +132,13 @@ class Webhooks:
             result = await self._post(client, target, notice)
             await retried(partial(self._settle, notice, result), policy)
         except StoreUnavailable:
-            self._log(logging.WARNING, "the result of a webhook could not be stored; it is tried again", notice)
+            self._log(
+                logging.WARNING,
+                "The result of a webhook could not be stored because the database is away; the webhook is tried again.",
+                notice,
+            )
         except Exception as error:
-            self._log(logging.ERROR, "the delivery of a webhook failed unexpectedly; it is tried again", notice)
+            self._log(logging.ERROR, "The delivery of a webhook failed by a bug; it is tried again.", notice)
             logging.getLogger("baton").error("webhook", exc_info=error)
 
     async def _post(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> DeliveryResult:
@@ -162,10 +166,15 @@ class Webhooks:
         if result.status == GONE or again is None:
             if await store.close_notice(notice):
                 self._means.telemetry.count("baton_webhooks_total", "failed")
-                self._log(logging.ERROR, "a webhook was given up", notice, result)
+                self._log(
+                    logging.ERROR,
+                    "A webhook was given up: the receiver did not accept it in time, or has gone.",
+                    notice,
+                    result,
+                )
         elif await store.put_off_notice(notice, again):
             self._means.telemetry.count("baton_webhooks_total", "retried")
-            self._log(logging.INFO, "a webhook is tried again later", notice, result)
+            self._log(logging.INFO, "A webhook was not accepted; it is tried again later.", notice, result)
 
     def _log(self, level: int, message: str, notice: Notice, result: DeliveryResult = DeliveryResult()) -> None:
         what = {"run": notice.run, "count": notice.tries, "status": result.status or None, "reason": result.reason}
