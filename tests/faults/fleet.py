@@ -50,8 +50,8 @@ class Release:
 PRESENT: Final = Release()
 
 
-def unpacked(commit: str, folder: Path) -> Release | None:
-    """The release of that commit, unpacked there; None where the clone does not have it."""
+def unpacked(commit: str, version: str, folder: Path) -> Release | None:
+    """The release of that commit, unpacked there under its own version; None where the clone does not have it."""
     archive = subprocess.run(
         ["git", "archive", commit, "app", "migrations"], cwd=ROOT, capture_output=True, check=False
     )
@@ -59,6 +59,9 @@ def unpacked(commit: str, folder: Path) -> Release | None:
         return None
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data") if sys.version_info >= (3, 12) else files.extractall(folder)
+    metadata = folder / f"baton-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: baton\nVersion: {version}\n")
     return Release(folder)
 
 

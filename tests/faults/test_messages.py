@@ -80,7 +80,7 @@ def test_a_forged_ticket_is_ignored(house: Scene, name: str) -> None:
     house.asked("beta")
     run = house.latest()
     with Redis.from_url(house.redis.url) as redis:
-        stream = Keys("baton").tickets("baton-ultra")
+        stream = Keys("baton").steps("baton-ultra")
         for _ in range(3):
             redis.xadd(stream, {FIELD: FORGERIES[name](run)})
         answered = calling.result(30)

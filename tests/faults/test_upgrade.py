@@ -2,6 +2,10 @@
 
 The schema is migrated first, while all processes are still of the earlier release; it stays when they come back. At any
 time processes of both releases share one database and one Redis, and answer each other's runs.
+
+Gateways of 0.1.0 drive what they admit; those of the present release leave that to engines, and a process of 0.1.0
+takes no run that newer code has admitted. So runs of the new gateways wait until there is a new engine, and on the way
+back the engines are replaced last.
 """
 
 import subprocess
@@ -20,23 +24,26 @@ pytestmark = pytest.mark.timeout(600)
 RELEASE_0_1_0 = "7090575c3f742f0e7a0399a836bf9378e3cdc6cd"
 COUNT = 2
 """Processes of each role."""
+WAY_BACK = ("gateway", "dispatcher")
 
 
 def order(*verbs: str, ci: bool = False) -> object:
-    place = f"all processes replaced by another release under load, {verbs[0]}s first"
+    place = f"all processes replaced by another release under load, {verbs[0]}s first, and back, gateways first"
     return case(verbs, family="F-31", place=place, expectation="0 failed runs", ci=ci, name=f"{verbs[0]}s first")
 
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
     """Release 0.1.0."""
-    found = unpacked(RELEASE_0_1_0, tmp_path_factory.mktemp("release"))
+    found = unpacked(RELEASE_0_1_0, "0.1.0", tmp_path_factory.mktemp("release"))
     if found is None:
         pytest.skip(f"this clone does not have the commit of release 0.1.0, {RELEASE_0_1_0}")
     where = tmp_path_factory.mktemp("elsewhere")
-    asked = [sys.executable, "-c", "import app; print(app.__file__)"]
+    program = "import app, importlib.metadata; print(app.__file__, importlib.metadata.version('baton'))"
+    asked = [sys.executable, "-c", program]
     imported = subprocess.run(asked, cwd=where, env=found.environ(environment(where)), capture_output=True, text=True)
-    assert imported.stdout.strip() == str(found.root / "app" / "__init__.py"), "it runs its own code"
+    its_own = f"{found.root / 'app' / '__init__.py'} 0.1.0"
+    assert imported.stdout.strip() == its_own, "it runs its own code, and says so in what it admits"
     return found
 
 
@@ -53,8 +60,11 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
             load.go_on()
             PRESENT.migrate(tmp_path, house.environ)
             load.go_on()
-            roll(house, PRESENT, verbs, load)
-            roll(house, earlier, verbs, load)
+            engines_first = verbs[0] == "dispatcher"
+            replace_all(house, PRESENT, verbs[0], load, answered=engines_first)
+            replace_all(house, PRESENT, verbs[1], load)
+            for verb in WAY_BACK:
+                replace_all(house, earlier, verb, load)
         load.check()
         states = [run["state"] for run in house.runs()]
         assert states == ["succeeded"] * load.conversations, "one run for each conversation"
@@ -62,9 +72,10 @@ def test_an_upgrade_and_its_way_back_fail_no_run(
     record_property("measured", f"{load.conversations} conversations, the slowest took {load.slowest:.1f} s")
 
 
-def roll(house: Fleet, release: Release, verbs: tuple[str, ...], load: MixedLoad) -> None:
-    """Replace every process by one of that release; after each, every caller is answered."""
-    for verb in verbs:
-        for place in range(COUNT):
-            house.replace(release, verb, place)
+def replace_all(house: Fleet, release: Release, verb: str, load: MixedLoad, *, answered: bool = True) -> None:
+    """Replace every process of that role by one of that release; after each, every caller is answered, unless runs have
+    to wait for an engine."""
+    for place in range(COUNT):
+        house.replace(release, verb, place)
+        if answered:
             load.go_on()
