@@ -57,7 +57,7 @@ DISPATCHER = (
     Stillness("before it writes the outcome", "stop append.before[call.finished@2]", LOST, ci=True),
     Stillness("after the outcome", "stop append.after[step.done@2]"),
 )
-DRIVER = (
+ENGINE = (
     Stillness("before it queues a step", "stop append.before[step.queued@2]"),
     Stillness("after it has queued a step", "stop append.after[step.queued@2]"),
     Stillness("before it writes the end", "stop append.before[run.succeeded]", ci=True),
@@ -105,9 +105,9 @@ def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(house: Scene, still
 
 
 @pytest.mark.parametrize(
-    "stillness", [still("gateway", one, "its epoch is over; its caller is answered") for one in DRIVER]
+    "stillness", [still("engine", one, "its epoch is over; its caller is answered") for one in ENGINE]
 )
-def test_a_driver_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
+def test_an_engine_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
     house.orders.lay(stillness.order)
     calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
     taken = house.struck()
@@ -169,10 +169,11 @@ def test_a_step_whose_adapter_breaks_is_answered_by_another_worker(house: Scene)
     assert [process.pid for process in house.processes] == alive
 
 
-@at("F-33", "plan that kills every driver", "the fallback answers, degraded; others unaffected")
+@at("F-33", "plan that kills every engine", "the fallback answers, degraded; others unaffected")
 def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
     house.orders.lay("*kill stream.last[worker=planner]")
-    assert ask(house.gateway, "baton-ultra").status == 0
+    calling = house.aside(ask, house.gateway, "baton-ultra")
+    house.struck()
     run = house.latest()
 
     def over() -> bool:
@@ -182,6 +183,7 @@ def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
     wait_until(over, within=60, what="the run ends")
     house.orders.withdraw()
     house.mend()
+    assert calling.result(30).status == 200
     assert settle(house) == []
     found = account(house, run)
     assert (found.row["state"], found.row["degraded"]) == ("succeeded", True)
