@@ -255,6 +255,7 @@ def _engine(means: Means, settings: Settings, home: str) -> tuple[Drivers, Dispa
         local=drivers.known,
         take_run=drivers.take_soon,
         taking=lambda: drivers.taking,
+        planning=lambda: drivers.planning,
     )
     return drivers, dispatcher
 

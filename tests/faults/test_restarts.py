@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.faults.accounts import accounts, settle
 from tests.faults.load import flood
 from tests.faults.points import at
-from tests.faults.scene import WORKERS, Scene, ask, scene
+from tests.faults.scene import TREE, WORKERS, Scene, ask, scene
 from tests.harness.processes import Process
 from tests.harness.waiting import wait_until
 from tests.stubs import Hang, Reply
@@ -87,6 +88,22 @@ def test_a_dispatcher_that_stops_finishes_its_call(house: Scene) -> None:
     assert settle(house) == []
     assert {run.row["state"] for run in accounts(house.database)} == {"succeeded"}
     assert all(run.outcomes() == [["ok"]] for run in accounts(house.database))
+
+
+@at("F-31", "engine told to stop in the middle of a plan", "the plan is finished, and made once", ci=True)
+def test_an_engine_that_stops_finishes_its_plan(house: Scene) -> None:
+    house.stub.always("planner", replace(TREE, gap=0.1))
+    calling = house.aside(ask, house.gateway, "baton-ultra")
+    house.asked("planner")
+    (driver,) = house.rows("SELECT driver FROM runs")
+    victim = house.process(int(str(driver[0]).split("-")[-2]))
+    victim.tell_to_stop()
+    assert calling.result(30).status == 200
+    assert victim.ended() == 0
+    assert settle(house) == []
+    (run,) = accounts(house.database)
+    assert run.planning() == ["ok"]
+    assert run.outcomes() == [["ok"]] * 3
 
 
 @at("F-31", "dispatcher told to stop in the middle of an endless call", "handed back after 25 s, done by another")

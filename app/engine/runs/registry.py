@@ -152,6 +152,11 @@ class Drivers:
         """The number of runs that are being taken."""
         return len(self._taking)
 
+    @property
+    def planning(self) -> int:
+        """How many runs have a plan in the making."""
+        return sum(driver.state.unmade is not None for driver in self._drivers.values())
+
     def receive(self, message: Live) -> None:
         """Take a message to this process about one of its runs, or about one whose caller has come back."""
         driver = self._drivers.get(message.run)

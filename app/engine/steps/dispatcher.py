@@ -1,8 +1,9 @@
 """The dispatcher of an engine takes tickets; any number of engines may run at the same time, each with its own slots.
 
 It renews its claims every third of a lease, in the database and on the queue, and drops work whose claim is gone.
-Order of shut-down: no more tickets are taken; running steps get a grace period; what is left is interrupted, its
-outcome written and its ticket handed back, so that another dispatcher goes on at once.
+Order of shut-down: no more tickets are taken; running steps, and plans that are being made in this process, get a grace
+period; what is left is interrupted, its outcome written and its ticket handed back, so that another dispatcher goes on
+at once.
 
 The queue may lose tickets, so a dispatcher with free slots also polls the outbox: about once a second, and several
 times a second while the queue is known to be unavailable. A ticket that one dispatcher finds there is left alone by the
@@ -33,6 +34,8 @@ TakeRun = Callable[[Ticket, Callable[[Ticket], Awaitable[None]]], None]
 IDLE_WAIT = 1.0
 POLL = 0.2
 """Seconds between two polls of the outbox while the queue is unavailable, on the average."""
+PLAN_LOOK_SECONDS = 0.05
+"""Seconds between two polls, during the shut-down, for plans that are still being made."""
 MISSED = 0.5
 """Seconds after which a ticket that nobody has taken counts as lost, for a dispatcher that has nothing to do."""
 
@@ -50,15 +53,18 @@ class Dispatcher:
         local: LocalRuns = lambda _run: None,
         take_run: TakeRun | None = None,
         taking: Callable[[], int] = lambda: 0,
+        planning: Callable[[], int] = lambda: 0,
     ) -> None:
         """`name` is this process's; `grace` is how many seconds running steps get after a shut-down began.
 
         `local` finds the runs that are driven in this process. `take_run` is given the tickets of runs that nobody
-        drives; while `taking` of them are being taken, each keeps a slot.
+        drives; while `taking` of them are being taken, each keeps a slot. `planning` of them have a plan in the making,
+        which another engine would have to make anew: a shut-down waits for those too.
         """
         self._local = local
         self._take_run = take_run
         self._taking = taking
+        self._planning = planning
         self._means = means
         self._name = name
         self._slots = slots
@@ -230,9 +236,11 @@ class Dispatcher:
     async def _drain(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace):
-                while self._works or self._begun:
+                while self._works or self._begun or self._planning():
                     self._freed.clear()
-                    await self._freed.wait()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(PLAN_LOOK_SECONDS):
+                            await self._freed.wait()
         self._interrupting = True
         for work in list(self._works.values()):
             work.interrupt(stopped=False)
