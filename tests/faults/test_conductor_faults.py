@@ -36,6 +36,8 @@ class Plight:
     act: Behaviour
     asked: int = 1
     ci: bool = False
+    probed: bool = False
+    """A probe finds it dead as well; a run that is planned after that asks nobody."""
 
 
 def text(words: str) -> Reply:
@@ -52,11 +54,11 @@ def step(worker: Any = 0, access: tuple[Any, ...] = ("user",), **more: Any) -> d
 
 CONDUCTORS, BOMBS = "F-29", "F-37"
 PLIGHTS = (
-    Plight("resets every call", CONDUCTORS, Drop()),
-    Plight("is dead while its server lives", CONDUCTORS, Hang(), ci=True),
+    Plight("resets every call", CONDUCTORS, Drop(), probed=True),
+    Plight("is dead while its server lives", CONDUCTORS, Hang(), ci=True, probed=True),
     Plight("dies in the middle of its plan", CONDUCTORS, Reply(chunks=TREE.chunks, fault=Stall(after=3))),
-    Plight("fails with 500", CONDUCTORS, Fail(status=500)),
-    Plight("is not known there", CONDUCTORS, Fail(status=404)),
+    Plight("fails with 500", CONDUCTORS, Fail(status=500), probed=True),
+    Plight("is not known there", CONDUCTORS, Fail(status=404), probed=True),
     Plight("says a web page", CONDUCTORS, Raw(body="<html>no</html>", content_type="text/html")),
     Plight("says prose for ever", CONDUCTORS, text("I would rather talk about the weather."), asked=2, ci=True),
     Plight("says no steps", CONDUCTORS, steps(), asked=2),
@@ -130,7 +132,7 @@ def test_the_fallback_takes_over(house: Scene, number: int, record_property: Rec
     assert (answered.status, answered.document["baton"]["degraded"]) == (200, True)
     assert (run.row["state"], run.row["degraded"]) == ("succeeded", True)
     assert run.outcomes()[-1] == ["ok"]
-    assert len(run.planning()) == one.asked
+    assert len(run.planning()) in ({0, one.asked} if one.probed else {one.asked})
     assert len(run.bodies(Kind.PLAN_STEP)) <= 2 * STEPS + 1
     assert answered.seconds < TRIPPED
     assert house.gateway.alive
