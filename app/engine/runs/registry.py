@@ -154,7 +154,7 @@ class Drivers:
 
     @property
     def planning(self) -> int:
-        """How many runs have a plan in the making."""
+        """Return how many runs have a plan in the making."""
         return sum(driver.state.unmade is not None for driver in self._drivers.values())
 
     def receive(self, message: Live) -> None:
