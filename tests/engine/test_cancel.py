@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.core.run.events import Kind, fact_from_json
+from app.engine.runs import cancellations
 from app.gateway.runs import cancel
 from app.process.wiring import House
 from app.store.protocol import Appended, Entry, RunRow
@@ -16,7 +17,7 @@ from tests.harness.callers import body, calling, key_of, post
 from tests.harness.conversations import Talk, look
 from tests.harness.conversations import calling as tool_calling
 from tests.harness.in_process import events, finish, kinds, open_house, order, plan, pool_text
-from tests.harness.waiting import Stopwatch
+from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch
 from tests.stubs import Hang, ProviderStub, Reply
 
 
@@ -186,3 +187,11 @@ async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None
     outcome = await finish(driven)
     assert outcome.ended.state.state == "cancelled"
     assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1
+
+
+async def test_a_process_that_stops_does_not_wait_for_further_wishes(
+    stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancellations, "RETRY_SECONDS", 3600.0)
+    async with asyncio.timeout(PATIENCE_SECONDS), open_house(tmp_path, pool_text(stub)):
+        pass

@@ -34,9 +34,11 @@ class Cancellations:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Write wishes until `stopping` is set and those that are known have been tried once more."""
-        while not stopping.is_set():
-            await self._wait(stopping)
-            await self._write_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._wake_at(stopping))
+            while not stopping.is_set():
+                await self._wait()
+                await self._write_all()
         await self._write_all()
 
     def ask(self, run: str, by: str) -> None:
@@ -61,8 +63,13 @@ class Cancellations:
                 self.ask(run, "client")
             raise RunUndecided(run) from error
 
-    async def _wait(self, stopping: asyncio.Event) -> None:
-        """Wait until there is something to write that can be written, or `stopping` is set."""
+    async def _wake_at(self, stopping: asyncio.Event) -> None:
+        """End the wait for further wishes as soon as `stopping` is set."""
+        await stopping.wait()
+        self._added.set()
+
+    async def _wait(self) -> None:
+        """Wait until there is something to write that can be written, or the process stops."""
         if self._wishes:
             await self._means.store.wait_until_healthy(RETRY_SECONDS)
             if self._means.store.healthy:
