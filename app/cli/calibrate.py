@@ -30,7 +30,7 @@ from app.engine.runs.request import Order
 from app.errors import BatonError, ConfigInvalid
 from app.lab.calibration_tasks import VERSION, BuiltIn, built_in
 from app.process.config import Loaded, configure
-from app.process.wiring import House
+from app.process.wiring import Runtime
 
 KEY = "baton-calibrate"
 """The name of the key in the journal."""
@@ -183,7 +183,7 @@ def _affordable(cap: int | None, one: Asked, found: Found) -> bool:
     return True
 
 
-async def _try(opened: House, one: Asked, found: Found, now: Callable[[], float]) -> None:
+async def _try(opened: Runtime, one: Asked, found: Found, now: Callable[[], float]) -> None:
     found.promised += one.limits.usd
     try:
         ended = await private_engine.carried_out(opened, _order(one))
@@ -200,9 +200,9 @@ async def _try(opened: House, one: Asked, found: Found, now: Callable[[], float]
         return
     found.in_a_row[one.worker.name] = 0
     trial = _trial(one, ended, now())
-    await opened.means.store.note_trial(trial)
+    await opened.context.store.note_trial(trial)
     rating = derived(trial.run, "default", trial.at, "grader", SOURCE, VERSION, score=trial.score, by=trial.task)
-    await opened.means.store.rate(rating)
+    await opened.context.store.rate(rating)
     found.trials.append(trial)
 
 

@@ -17,7 +17,7 @@ from app.errors import (
     WorkerTruncated,
 )
 from app.process.config import Loaded, describe
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.providers.protocol import Request
 from app.store.sqlkit.migrate import is_current
 
@@ -80,7 +80,7 @@ async def of_schema(loaded: Loaded) -> list[Verdict]:
     return [await _within("schema", check, remedy)]
 
 
-async def of_house(loaded: Loaded, opened: House) -> list[Verdict]:
+async def of_house(loaded: Loaded, opened: Runtime) -> list[Verdict]:
     """Check database, queue, conductors and providers at the same time, and report them in this order."""
     catalog = loaded.catalog
     conductors = _conductors(catalog)
@@ -96,9 +96,9 @@ async def of_house(loaded: Loaded, opened: House) -> list[Verdict]:
     return verdicts
 
 
-async def _database(loaded: Loaded, opened: House) -> Verdict:
+async def _database(loaded: Loaded, opened: Runtime) -> Verdict:
     async def check() -> Verdict:
-        await opened.means.store.ready()
+        await opened.context.store.ready()
         return Verdict("database", "ok", f"{_shown(loaded, 'BATON_DATABASE_URL')} takes writes")
 
     return await _within(
@@ -108,14 +108,14 @@ async def _database(loaded: Loaded, opened: House) -> Verdict:
     )
 
 
-async def _queue(loaded: Loaded, opened: House) -> Verdict:
+async def _queue(loaded: Loaded, opened: Runtime) -> Verdict:
     if loaded.settings.redis_url is None:
         return Verdict(
             "redis", "skip", "not configured: the queue is inside the process, which is enough for `baton serve`"
         )
 
     async def check() -> Verdict:
-        await opened.means.queue.ready()  # an error with its own code: reached, but not usable as it is configured
+        await opened.context.queue.ready()  # an error with its own code: reached, but not usable as it is configured
         return Verdict("redis", "ok", f"{_shown(loaded, 'BATON_REDIS_URL')} answers")
 
     return await _within("redis", check, "check BATON_REDIS_URL, and that the server runs")
@@ -134,7 +134,7 @@ def _conductors(catalog: Catalog) -> Mapping[str, str]:
     return {name: ", ".join(tiers) for name, tiers in found.items()}
 
 
-async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: House) -> Verdict:
+async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[str], opened: Runtime) -> Verdict:
     name = f"provider {spec.name}"
     workers = [worker for worker in catalog.workers.values() if worker.provider == spec.name]
     if not workers:
@@ -145,21 +145,21 @@ async def _provider(spec: ProviderSpec, catalog: Catalog, conductors: Iterable[s
     return await _generation(name, cheapest, opened)
 
 
-async def _generation(name: str, worker: Worker, opened: House) -> Verdict:
+async def _generation(name: str, worker: Worker, opened: Runtime) -> Verdict:
     """Ask a worker for one token."""
     spec = opened.pool.catalog().providers[worker.provider]
 
     async def check() -> Verdict:
-        began = opened.means.tick()
+        began = opened.context.tick()
         limited = await _answers(worker, opened)
         simulated = " (simulated)" if spec.format == "rehearsal" else ""
-        words = f"{worker.name} answers{simulated}, {seconds(opened.means.tick() - began)}"
+        words = f"{worker.name} answers{simulated}, {seconds(opened.context.tick() - began)}"
         return Verdict(name, "ok", "accepts the key, but limits requests at the moment" if limited else words)
 
     return await _within(name, check, f"check that {spec.base_url or 'it'} can be reached from here", spec, worker)
 
 
-async def _answers(worker: Worker, opened: House) -> bool:
+async def _answers(worker: Worker, opened: Runtime) -> bool:
     """Return True if the provider limits requests. Raises the reason if it gives no answer."""
     for tokens in SHORTEST:
         try:
@@ -173,9 +173,9 @@ async def _answers(worker: Worker, opened: House) -> bool:
     return False
 
 
-async def _generate(worker: Worker, opened: House, tokens: int) -> None:
+async def _generate(worker: Worker, opened: Runtime, tokens: int) -> None:
     request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=tokens))
-    adapter = opened.means.provider(worker.provider)
+    adapter = opened.context.provider(worker.provider)
     ended = False
     async for pieces in adapter.stream(request, adapter.render(request), DEADLINES):
         ended = ended or any(isinstance(piece, End) for piece in pieces)

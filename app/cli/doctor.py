@@ -9,7 +9,7 @@ from app.cli import checks, event_loop, terminal
 from app.cli.checks import Verdict
 from app.errors import BatonError, ConfigInvalid
 from app.process.config import Loaded, configure
-from app.process.wiring import house
+from app.process.wiring import open_runtime
 
 STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
@@ -33,7 +33,7 @@ async def _check(loaded: Loaded) -> list[Verdict]:
     """Check the schema first, because without it all other checks of the database fail for the same reason."""
     schema = await checks.of_schema(loaded)
     try:
-        async with house(loaded) as opened:
+        async with open_runtime(loaded) as opened:
             return [*schema, *await checks.of_house(loaded, opened)]
     except BatonError as error:
         return [*schema, Verdict("start", "fail", terminal.clean(error.message))]

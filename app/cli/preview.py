@@ -17,7 +17,7 @@ from app.engine.delivery.messages import Ended
 from app.engine.runs.request import Order
 from app.errors import ConfigInvalid
 from app.process.config import Loaded, configure
-from app.process.wiring import House
+from app.process.wiring import Runtime
 
 KEY = "baton-plan"
 """The name of the key in the journal."""
@@ -63,8 +63,8 @@ async def _preview(loaded: Loaded, order: Order) -> tuple[Ended, Tree]:
         return ended, await _drawn(opened, ended, order.limits)
 
 
-async def _drawn(opened: House, ended: Ended, limits: Limits) -> Tree:
-    store = opened.means.store
+async def _drawn(opened: Runtime, ended: Ended, limits: Limits) -> Tree:
+    store = opened.context.store
     shown, question = await run_record.read(store, await store.run(ended.state.run))
     drawn = run_tree.draw(shown, question, full=False)
     if ended.error is None and ended.state.current:

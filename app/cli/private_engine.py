@@ -9,26 +9,26 @@ from app.engine.delivery.messages import Driven, Ended
 from app.engine.runs.request import Order
 from app.errors import Overloaded, RunExpired
 from app.process.config import Loaded
-from app.process.wiring import House, house
+from app.process.wiring import Runtime, open_runtime
 
 START_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[House]:
+async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> AsyncIterator[Runtime]:
     """An engine for so many runs of this command at once, and for no run of anybody else's.
 
     Without `dispatches` it plans runs and executes no steps.
     """
     settings = loaded.settings.model_copy(update={"concurrent_runs": runs})
-    async with house(replace(loaded, settings=settings)) as opened:
+    async with open_runtime(replace(loaded, settings=settings)) as opened:
         runs_over, steps_over = asyncio.Event(), asyncio.Event()
         opened.drivers.recovers = False
         if not dispatches:
             opened.drivers.dispatcher = None
         await opened.clock.look()
-        await opened.succession.look()
-        opened.pool.calibrated(await opened.means.store.trials())
+        await opened.versions.look()
+        opened.pool.calibrated(await opened.context.store.trials())
         async with asyncio.TaskGroup() as group:
             group.create_task(opened.clock.keep(runs_over))
             group.create_task(opened.drivers.run(runs_over))
@@ -43,7 +43,7 @@ async def at_work(loaded: Loaded, runs: int, *, dispatches: bool = False) -> Asy
                 runs_over.set()
 
 
-async def carried_out(opened: House, order: Order) -> Ended:
+async def carried_out(opened: Runtime, order: Order) -> Ended:
     """One run to its end; `RunExpired` if it does not end in its time."""
     driven = await _start(opened, order)
     try:
@@ -56,7 +56,7 @@ async def carried_out(opened: House, order: Order) -> Ended:
         raise RunExpired() from None
 
 
-async def _start(opened: House, order: Order) -> Driven:
+async def _start(opened: Runtime, order: Order) -> Driven:
     """Begin a run: the engine needs a moment until it is ready."""
     async with asyncio.timeout(START_SECONDS):
         while True:

@@ -19,7 +19,7 @@ async def _unversioned(_conductor: str, _run: str) -> str:
 
 
 @record(frozen=True, slots=True)
-class Means:
+class EngineContext:
     """The dependencies of drivers, dispatchers and gateways; made in `wiring.py`, never changed.
 
     `now` gives seconds since 1970, `tick` a monotonic time, `name` a fresh id with a prefix, `chance` a number in

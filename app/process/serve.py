@@ -26,7 +26,7 @@ from app.gateway.http.connection import connection
 from app.network import retries
 from app.process import gc_policy
 from app.process.config import Loaded, reload
-from app.process.wiring import DRAIN_SECONDS, House, check_roles, house
+from app.process.wiring import DRAIN_SECONDS, Runtime, check_roles, open_runtime
 
 FIRST_KEY = "first"
 ACCEPTED = 8
@@ -64,18 +64,18 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
     stopping = asyncio.Event()
     steps_end, runs_end = asyncio.Event(), asyncio.Event()
     gc_policy.settle()
-    async with house(loaded) as opened, asyncio.TaskGroup() as group:
+    async with open_runtime(loaded) as opened, asyncio.TaskGroup() as group:
         _on_signals(opened, environ, stopping)
         await opened.clock.look()
         group.create_task(opened.clock.keep(stopping))
-        await opened.succession.look()
-        group.create_task(opened.succession.run(stopping))
+        await opened.versions.look()
+        group.create_task(opened.versions.run(stopping))
         driving = [group.create_task(opened.drivers.run(runs_end))] if roles.dispatcher else []
         if roles.gateway:
             driving.append(group.create_task(opened.runs.run(runs_end)))
         telling = group.create_task(opened.webhooks.run(runs_end))
-        group.create_task(opened.learner.run(stopping))
-        group.create_task(opened.pulse.run(stopping))
+        group.create_task(opened.ratings.run(stopping))
+        group.create_task(opened.conductor_probe.run(stopping))
         group.create_task(_follow_calibration(opened, stopping))
         group.create_task(gc_policy.keep(lambda: bool(len(opened.runs) or len(opened.dispatcher)), stopping))
         working = group.create_task(opened.dispatcher.run(steps_end)) if roles.dispatcher else None
@@ -93,17 +93,17 @@ async def serve(loaded: Loaded, environ: Mapping[str, str], roles: Roles, announ
             await asyncio.wait([*driving, telling])
 
 
-async def _follow_calibration(opened: House, stopping: asyncio.Event) -> None:
+async def _follow_calibration(opened: Runtime, stopping: asyncio.Event) -> None:
     """Put new results of `baton calibrate` on the workers' cards; while the database is away the cards stay."""
     while not stopping.is_set():
         with suppress(OursError):
-            opened.pool.calibrated(await opened.means.store.trials())
+            opened.pool.calibrated(await opened.context.store.trials())
         with suppress(TimeoutError):
             async with asyncio.timeout(CALIBRATION_SECONDS):
                 await stopping.wait()
 
 
-async def _listen(opened: House, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
+async def _listen(opened: Runtime, roles: Roles, stopping: asyncio.Event, announce: Callable[[Started], None]) -> None:
     settings = opened.pool.loaded.settings
     config = uvicorn.Config(
         create_app(opened.gateway) if roles.gateway else create_probes(opened.gateway),
@@ -181,16 +181,16 @@ async def _stop(server: Server, stopping: asyncio.Event) -> None:
     server.should_exit = True
 
 
-def _on_signals(opened: House, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
+def _on_signals(opened: Runtime, environ: Mapping[str, str], stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, opened, environ)
 
 
-def _reload(opened: House, environ: Mapping[str, str]) -> None:
+def _reload(opened: Runtime, environ: Mapping[str, str]) -> None:
     loaded, faults = reload(opened.pool.loaded, environ)
-    log = opened.means.telemetry.log
+    log = opened.context.telemetry.log
     if faults:
         log(
             logging.ERROR,
@@ -202,7 +202,7 @@ def _reload(opened: House, environ: Mapping[str, str]) -> None:
     log(logging.INFO, "The pool file was read again and is in force.", origin=loaded.origin)
 
 
-async def _first_key(opened: House, roles: Roles) -> str | None:
+async def _first_key(opened: Runtime, roles: Roles) -> str | None:
     """Adopt the key that the operator named, or, where this is the whole service and no key exists, make one.
 
     Tried again until the store answers: the service starts without its database and becomes ready when that does.
@@ -223,7 +223,7 @@ async def _first_key(opened: House, roles: Roles) -> str | None:
 
     def log_failure(error: BaseException) -> None:
         code = error.public_code if isinstance(error, OursError) else ""
-        opened.means.telemetry.log(
+        opened.context.telemetry.log(
             logging.WARNING, "The first API key waits for the database, which is unavailable.", error=code
         )
 

@@ -1,9 +1,9 @@
 """The composition root: the only file that names implementations.
 
-`house(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them in the
-opposite order. A process then runs one or both of two roles over the same parts: a gateway, which admits and follows
-runs, and an engine, which drives them and executes their steps. Clock, randomness and names
-enter here and travel as arguments.
+`open_runtime(loaded, ...)` opens the store, the queue and the providers that a configuration asks for, and closes them
+in the opposite order. A process then runs one or both of two roles over the same parts: a gateway, which admits and
+follows runs, and an engine, which drives them and executes their steps. Clock, randomness and names enter here and
+travel as arguments.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ from app.conductor.styles import STYLES
 from app.core.pool.catalog import Catalog, ConductorSpec, ProviderSpec, Tier
 from app.core.rating.calibration import Trial, measured
 from app.core.run.notices import read_secrets
-from app.engine.conductors.probe import Pulse
-from app.engine.conductors.ratings import Learner, Standings
-from app.engine.conductors.versions import Succession
-from app.engine.context import Means
+from app.engine.conductors.probe import ConductorProbe
+from app.engine.conductors.ratings import RatingReader, Standings
+from app.engine.conductors.versions import VersionReader
+from app.engine.context import EngineContext
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
@@ -165,24 +165,24 @@ def _text(secret: SecretStr | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Runtime:
     """Everything that one process of the service is made of."""
 
     pool: Pool
-    means: Means
+    context: EngineContext
     runs: RunClient
     drivers: Drivers
     dispatcher: Dispatcher
-    pulse: Pulse
-    succession: Succession
+    conductor_probe: ConductorProbe
+    versions: VersionReader
     gateway: GatewayContext
     webhooks: Webhooks
     clock: Clock
-    learner: Learner
+    ratings: RatingReader
 
 
 @asynccontextmanager
-async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[House]:
+async def open_runtime(loaded: Loaded, *, now: Callable[[], float] = time.time) -> AsyncIterator[Runtime]:
     """Open what the configuration asks for; close it when the block is left. `now` is this machine's clock."""
     settings = loaded.settings
     home = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -195,8 +195,8 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
     opening = open_store(settings.database_url, grace=settings.lease_seconds)
     async with opening as store, _queue(loaded, key, telemetry) as queue:
         clock = Clock(now, time.monotonic, store.clock)
-        succession = Succession(store, telemetry, time.monotonic)
-        means = Means(
+        versions = VersionReader(store, telemetry, time.monotonic)
+        context = EngineContext(
             store=store,
             queue=queue,
             catalog=pool.catalog,
@@ -212,13 +212,11 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             lease=settings.lease_seconds,
             code=version("baton"),
             timed=lambda: clock.set,
-            version=succession.version,
+            version=versions.version,
             notifies=settings.webhook_url is not None,
         )
-        drivers, dispatcher = _engine(means, settings, home)
-        runs = RunClient(
-            means, home=f"{home}-gateway", bound=settings.concurrent_runs, untaken=settings.waiting_runs, engine=drivers
-        )
+        drivers, dispatcher = _engine(context, settings, home)
+        runs = _run_client(context, settings, home, drivers)
         gateway = GatewayContext(
             store=store,
             queue=queue,
@@ -235,20 +233,28 @@ async def house(loaded: Loaded, *, now: Callable[[], float] = time.time) -> Asyn
             remembered=settings.idempotency_hours * 3600,
             conducts=pool.conducts,
         )
-        pulse = Pulse(means, out=drivers.give_up_plans)
+        conductor_probe = ConductorProbe(context, out=drivers.give_up_plans)
         try:
-            webhooks = Webhooks(means, _target(settings))
-            learner = Learner(means, standings)
-            yield House(pool, means, runs, drivers, dispatcher, pulse, succession, gateway, webhooks, clock, learner)
+            webhooks = Webhooks(context, _target(settings))
+            ratings = RatingReader(context, standings)
+            yield Runtime(
+                pool, context, runs, drivers, dispatcher, conductor_probe, versions, gateway, webhooks, clock, ratings
+            )
         finally:
             await pool.close()
 
 
-def _engine(means: Means, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
+def _run_client(context: EngineContext, settings: Settings, home: str, engine: Drivers) -> RunClient:
+    """The gateway's side of runs; its address differs from that of the engine in the same process."""
+    bound, untaken = settings.concurrent_runs, settings.waiting_runs
+    return RunClient(context, home=f"{home}-gateway", bound=bound, untaken=untaken, engine=engine)
+
+
+def _engine(context: EngineContext, settings: Settings, home: str) -> tuple[Drivers, Dispatcher]:
     """The two halves of an engine: the drivers of its runs, and the dispatcher that executes steps."""
-    drivers = Drivers(means, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
+    drivers = Drivers(context, home=home, bound=settings.concurrent_runs, spread=settings.steps == "spread")
     drivers.dispatcher = dispatcher = Dispatcher(
-        means,
+        context,
         name=home,
         slots=settings.concurrent_steps,
         grace=DRAIN_SECONDS,

@@ -32,7 +32,7 @@ PROBE_SECONDS: Final = 1.0
 PULSE_SECONDS: Final = 10
 
 
-class Fuse:
+class CircuitBreaker:
     """Guards the calls of one `RedisQueue`."""
 
     def __init__(self, client: Any, pulse: str, mended: Callable[[], Awaitable[None]]) -> None:

@@ -57,7 +57,7 @@ class MemoryQueue:
         """The number of messages for which a sink raised an exception."""
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """Return True until the queue is closed."""
         return not self._closed
 
@@ -67,7 +67,7 @@ class MemoryQueue:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def ring(self, tickets: Sequence[Ticket]) -> None:
+    async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Queue all of them, or none: raises `QueueUnavailable` where a lane has no room."""
         self._check_open()
         wanted = Counter(map(self._lane, tickets))
@@ -108,7 +108,7 @@ class MemoryQueue:
             if taken is not None:
                 self._load[taken.lane] -= 1
 
-    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Call the sinks of the address before returning; a sink that raises is counted and disturbs nobody."""
         self._check_open()
         for sink in self._sinks.get(address, ()):
@@ -121,7 +121,7 @@ class MemoryQueue:
                     log.warning("a sink of the step queue raised %s", type(fault).__name__)
 
     @asynccontextmanager
-    async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
+    async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
         """See the seam. One address may have several hearers."""
         self._check_open()
         self._sinks[address] = (*self._sinks.get(address, ()), sink)
@@ -169,7 +169,7 @@ class MemoryQueue:
         return first.until if first else now + self._lease
 
     async def _pause(self, until: float) -> None:
-        # Cleared here and not in `ring`: every waiter has looked into the lanes since the bell was last set.
+        # Cleared here and not in `enqueue`: every waiter has looked into the lanes since the bell was last set.
         self._bell.clear()
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):

@@ -5,7 +5,7 @@ a sweeper queues overdue tickets again, and a claim is fenced in the database. A
 journal has the event, and the finished text has what a lost delta held.
 
 An *address* is a process: a driver receives the messages of its runs under its own address, and every dispatcher
-receives those to the address `DISPATCHERS`. `hear` calls a plain function for each message, which must not block.
+receives those to the address `DISPATCHERS`. `subscribe` calls a plain function for each message, which must not block.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,12 +106,12 @@ class StepQueue(Protocol):
     """Six verbs, two for its own life, and a word on how it is."""
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """False while tickets or messages may not get through, as far as is known: then look into the database instead
         of waiting for them. Asking costs nothing."""
         ...
 
-    async def ring(self, tickets: Sequence[Ticket]) -> None:
+    async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """Make tickets known to dispatchers. Returns when they are in the queue; never waits for a dispatcher."""
         ...
 
@@ -130,7 +130,7 @@ class StepQueue(Protocol):
         """Forget deliveries: the step is finished, or the database said that it is not ours."""
         ...
 
-    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Send live messages to an address, in order; they are lost if nobody is subscribed, or if the server fails.
 
         They are on their way when this returns; `at_once`, before all that wait, they have arrived at the server: what
@@ -138,7 +138,7 @@ class StepQueue(Protocol):
         """
         ...
 
-    def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
+    def subscribe(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
         """While inside, call `sink` for each message to `address`. Returns once messages are sure to arrive.
 
         Where the server is away it returns too, within its time, and hearing begins when the server comes.

@@ -3,8 +3,8 @@
 Needs Redis 6.2 (XAUTOCLAIM) and the policy `noeviction`. Redis may be emptied, restarted, frozen or replaced at any
 time: then the first calls raise `QueueUnavailable` within `GIVE_UP_SECONDS` and later ones at once
 (`circuit_breaker.py`), and the same object works again within half a second of Redis doing so.
-Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and `ring`
-refuses above a bound. All names are in `keys`.
+Nothing is trimmed by length, because trimming throws away tickets that nobody has seen yet; `done` deletes, and
+`enqueue` refuses above a bound. All names are in `keys`.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
 
 from app.errors import QueueUnavailable
-from app.stepqueue.circuit_breaker import Fuse
+from app.stepqueue.circuit_breaker import CircuitBreaker
 from app.stepqueue.connection_errors import FAULTS
 from app.stepqueue.connections import Lines
 from app.stepqueue.keys import Keys
 from app.stepqueue.protocol import Live, Ticket
 from app.stepqueue.publisher import Voice
 from app.stepqueue.streams import Lanes, Streams
-from app.stepqueue.subscriber import Ear
+from app.stepqueue.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ SLICE_SECONDS: Final = 0.4
 """Seconds for which one read blocks. The next one goes for abandoned tickets first, and notices that a server has
 frozen."""
 BOUND: Final = 100_000
-"""Tickets of one tier, waiting and taken together, above which `ring` refuses: some 20 MiB of Redis."""
+"""Tickets of one tier, waiting and taken together, above which `enqueue` refuses: some 20 MiB of Redis."""
 MAY_EVICT: Final = "queue_may_evict"
 
 
@@ -86,8 +86,8 @@ class RedisQueue:
         self._streams = Streams(self._commands, self._reads, lanes, consumer, lease, bound)
         self._voice = Voice(self._commands, key)
         self._probing = _client(url)
-        self._fuse = Fuse(self._probing, self._keys.pulse, self._warn)
-        self._ears: set[Ear] = set()
+        self._fuse = CircuitBreaker(self._probing, self._keys.pulse, self._warn)
+        self._ears: set[Subscriber] = set()
         self._tasks = asyncio.TaskGroup()
         self._readers: set[asyncio.Task[None]] = set()
         self._calls = 0
@@ -112,7 +112,7 @@ class RedisQueue:
         return self._streams.undecodable
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """See the seam."""
         fuse = self._fuse
         return not (self._closed or fuse.blown or fuse.full) and all(ear.hears for ear in self._ears)
@@ -134,7 +134,7 @@ class RedisQueue:
         # Without the body's exception, which the group would wrap in one of its own.
         await self._tasks.__aexit__(None, None, None)
 
-    async def ring(self, tickets: Sequence[Ticket]) -> None:
+    async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         """One round trip. Raises `QueueUnavailable` when a tier is full or Redis fails; some may be queued even so."""
         if tickets:
             await self._bounded(self._streams.add, tickets)
@@ -162,7 +162,7 @@ class RedisQueue:
         if tickets:
             await self._bounded(self._streams.delete, tickets)
 
-    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         """Leaves with the next publish, which calls that meet share; not waited for, so a failure of it loses them.
         `at_once` it is a publish of its own."""
         if self._closed or self._fuse.blown:
@@ -179,12 +179,12 @@ class RedisQueue:
                 await self._bounded(self._voice.publish, said)
 
     @asynccontextmanager
-    async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
+    async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
         """See the seam. Interruptions mend themselves, but lose messages; so does a Redis that is away on entering.
 
         Each hearer has a connection of its own.
         """
-        ear = Ear(self._hearing, self._keys.live(address), sink, self, self._key)
+        ear = Subscriber(self._hearing, self._keys.live(address), sink, self, self._key)
         try:
             await self._bounded(ear.open)
         except QueueUnavailable:

@@ -25,7 +25,7 @@ class Losses(Protocol):
     sink_failures: int
 
 
-class Ear:
+class Subscriber:
     """`open`, then `listen` in a task, then `close`. Neither bad payloads nor a sink that raises end the listening."""
 
     def __init__(self, pool: Any, channel: str, sink: Callable[[Live], None], losses: Losses, key: bytes) -> None:

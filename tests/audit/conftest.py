@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.audit.scenes import Journal, play
-from tests.harness.in_process import open_house, pool_text
+from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub
 
 
@@ -20,9 +20,9 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """The service over them."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
+    async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 

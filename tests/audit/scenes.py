@@ -7,9 +7,9 @@ from typing import Any
 
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.conductor_versions import Change, ChangeKind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.archive import Record, open_archive
-from tests.harness.in_process import finish, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import finish, narrowed, order, plan, plan_text, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 from tests.stubs import ToolCall as Calls
 
@@ -36,7 +36,7 @@ limits = { steps = 3, attempts = 2, seconds = 30, output_tokens = 1000 }
 
 async def play(folder: Path) -> Journal:
     """Run every scene and read the journal."""
-    async with ProviderStub() as stub, open_house(folder, pool_text(stub) + SELECTOR) as opened:
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub) + SELECTOR) as opened:
         names = {}
         for scene in SCENES:
             stub.clear()
@@ -48,27 +48,27 @@ async def play(folder: Path) -> Journal:
         return Journal(runs, await archive.catalogs(), await archive.changes(), folder)
 
 
-async def _run(opened: House, tier: str, **changes: Any) -> str:
+async def _run(opened: Runtime, tier: str, **changes: Any) -> str:
     return (await finish(await opened.runs.start(order(opened, tier, **changes)))).ended.state.run
 
 
-async def single(stub: ProviderStub, opened: House) -> str:
+async def single(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-mini")
 
 
-async def chosen(stub: ProviderStub, opened: House) -> str:
+async def chosen(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-learns")
 
 
-async def chosen_for_sure(stub: ProviderStub, opened: House) -> str:
+async def chosen_for_sure(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-learns", explore=False)
 
 
-async def streamed(stub: ProviderStub, opened: House) -> str:
+async def streamed(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-mini", streams=True)
 
 
-async def conducted(stub: ProviderStub, opened: House) -> str:
+async def conducted(stub: ProviderStub, opened: Runtime) -> str:
     """A chain of three that a model planned."""
     chain = plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0]), (2, "Check it", [0, 1]))
     stub.script("planner", Reply(chunks=tuple(chain)))
@@ -77,14 +77,14 @@ async def conducted(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-ultra")
 
 
-async def _change(opened: House, kind: ChangeKind, version: str, share: float = 0.0) -> None:
-    name = f"change_{len(await opened.means.store.changes()):03}"
-    change = Change(name, opened.means.now(), "me", "planner", kind, version, share)
-    await opened.means.store.change(change)
-    await opened.succession.look()
+async def _change(opened: Runtime, kind: ChangeKind, version: str, share: float = 0.0) -> None:
+    name = f"change_{len(await opened.context.store.changes()):03}"
+    change = Change(name, opened.context.now(), "me", "planner", kind, version, share)
+    await opened.context.store.change(change)
+    await opened.versions.look()
 
 
-async def versioned(stub: ProviderStub, opened: House) -> str:
+async def versioned(stub: ProviderStub, opened: Runtime) -> str:
     """Planned by a version that is promoted before and rolled back behind it."""
     stub.script("planner@1", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     await _change(opened, "loaded", "planner@1")
@@ -94,36 +94,36 @@ async def versioned(stub: ProviderStub, opened: House) -> str:
     return run
 
 
-async def repaired(stub: ProviderStub, opened: House) -> str:
+async def repaired(stub: ProviderStub, opened: Runtime) -> str:
     stub.script("planner", Reply(chunks=(plan_text((7, "Solve it", ["user"])),)))
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     return await _run(opened, "baton-ultra")
 
 
-async def fallen_back(stub: ProviderStub, opened: House) -> str:
+async def fallen_back(stub: ProviderStub, opened: Runtime) -> str:
     stub.script("planner", *[Fail(status=400)] * 2)
     return await _run(opened, "baton-ultra")
 
 
-async def retried(stub: ProviderStub, opened: House) -> str:
+async def retried(stub: ProviderStub, opened: Runtime) -> str:
     stub.script("alpha", Fail(status=503), Fail(status=503))
     return await _run(opened, "baton-mini")
 
 
-async def fanned_out(stub: ProviderStub, opened: House) -> str:
+async def fanned_out(stub: ProviderStub, opened: Runtime) -> str:
     for worker in ("alpha", "beta", "gamma"):
         stub.script(worker, Reply(header_delay=0.1))
     steps = plan(*((name, f"Try {name}", ["user"]) for name in ("alpha", "beta", "gamma")), ("alpha", "Sum", [0, 1, 2]))
     return await _run(opened, "baton-ultra", plan=steps)
 
 
-async def lost_an_input(stub: ProviderStub, opened: House) -> str:
+async def lost_an_input(stub: ProviderStub, opened: Runtime) -> str:
     stub.always("*", Fail(status=400))
     steps = plan(("beta", "One", ["user"]), ("alpha", "Two", [0]))
     return await _run(opened, "baton-ultra", plan=steps)
 
 
-async def cancelled(stub: ProviderStub, opened: House) -> str:
+async def cancelled(stub: ProviderStub, opened: Runtime) -> str:
     stub.always("alpha", Hang())
     driven = await opened.runs.start(order(opened, "baton-mini"))
     await stub.wait_for(1, "alpha")
@@ -132,21 +132,21 @@ async def cancelled(stub: ProviderStub, opened: House) -> str:
     return driven.run
 
 
-async def expired(stub: ProviderStub, opened: House) -> str:
+async def expired(stub: ProviderStub, opened: Runtime) -> str:
     stub.always("*", Hang())
     return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", seconds=0.4, attempts=1))
 
 
-async def over_budget(stub: ProviderStub, opened: House) -> str:
+async def over_budget(stub: ProviderStub, opened: Runtime) -> str:
     return await _run(opened, "baton-mini", limits=narrowed(opened, "baton-mini", usd=10))
 
 
-async def previewed(stub: ProviderStub, opened: House) -> str:
+async def previewed(stub: ProviderStub, opened: Runtime) -> str:
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     return await _run(opened, "baton-ultra", preview=True)
 
 
-async def called_tools(stub: ProviderStub, opened: House) -> str:
+async def called_tools(stub: ProviderStub, opened: Runtime) -> str:
     """Two turns with the caller's tools, then the answer; a step that answers nobody calls them too."""
     stub.script("alpha", Reply(tool_calls=(Calls("look", '{"q":"a"}', "their-1"),), finish="tool", chunks=("Hm.",)))
     stub.script("alpha", Reply(chunks=("It was A.",)))
@@ -167,7 +167,7 @@ async def called_tools(stub: ProviderStub, opened: House) -> str:
 EMPTY = Reply(chunks=('{"steps": []}',))
 
 
-async def bettered(stub: ProviderStub, opened: House) -> str:
+async def bettered(stub: ProviderStub, opened: Runtime) -> str:
     """Two rounds, the second of which sees what the first answered; then that is taken."""
     chain = plan_text((0, "Draft it", ["user"]), (1, "Answer it", ["user", 0]))
     for text in (chain, plan_text((2, "Look anew", ["user"]), (0, "Mend it", ["previous", 0]))):
@@ -178,14 +178,14 @@ async def bettered(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-deep", streams=True)
 
 
-async def stopped(stub: ProviderStub, opened: House) -> str:
+async def stopped(stub: ProviderStub, opened: Runtime) -> str:
     """A further round that cannot be planned."""
     stub.script("planner", Reply(chunks=(plan_text((0, "Answer it", ["user"])),)))
     stub.script("planner", *[Fail(status=400)] * 2)
     return await _run(opened, "baton-deep")
 
 
-async def nested(stub: ProviderStub, opened: House) -> str:
+async def nested(stub: ProviderStub, opened: Runtime) -> str:
     """A step that the conductor takes itself, and one in that; a plan inside is mended first."""
     outer = plan_text((0, "Draft it", ["user"]), (3, "Take it apart", [0]), (1, "Answer it", ["user", 1]))
     inner = plan_text((3, "Go deeper", ["user"]), (2, "Say it", ["user", 0]))
@@ -196,7 +196,7 @@ async def nested(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-nested", limits=narrowed(opened, "baton-nested", rounds=1))
 
 
-async def alone_inside(stub: ProviderStub, opened: House) -> str:
+async def alone_inside(stub: ProviderStub, opened: Runtime) -> str:
     """The conductor is out when it is to plan for a step of its own."""
     stub.script("planner", Reply(chunks=(plan_text((3, "Do it", ["user"])),)), *[Fail(status=400)] * 2)
     return await _run(opened, "baton-nested", limits=narrowed(opened, "baton-nested", rounds=1))
@@ -205,20 +205,20 @@ async def alone_inside(stub: ProviderStub, opened: House) -> str:
 TOOLBOX = Toolbox((Tool("look", "Looks something up."),))
 
 
-async def waiting_for_results(stub: ProviderStub, opened: House) -> str:
+async def waiting_for_results(stub: ProviderStub, opened: Runtime) -> str:
     """A turn has ended with a tool call, and its caller has not come back."""
     stub.script("alpha", Reply(tool_calls=(Calls("look", "{}", "x"),), finish="tool"))
     task = Task((Message("user", (Text("What is it?"),)),), toolbox=TOOLBOX)
     return await _run(opened, "baton-mini", task=task)
 
 
-async def failed(stub: ProviderStub, opened: House) -> str:
+async def failed(stub: ProviderStub, opened: Runtime) -> str:
     """No worker takes the request."""
     stub.always("*", Fail(status=400))
     return await _run(opened, "baton-mini")
 
 
-async def streamed_in_parts(stub: ProviderStub, opened: House) -> str:
+async def streamed_in_parts(stub: ProviderStub, opened: Runtime) -> str:
     """A tree of four steps: two lines that are joined."""
     steps = plan(
         ("alpha", "One", ["user"]),
@@ -229,7 +229,7 @@ async def streamed_in_parts(stub: ProviderStub, opened: House) -> str:
     return await _run(opened, "baton-ultra", plan=steps, streams=True)
 
 
-async def debated(stub: ProviderStub, opened: House) -> str:
+async def debated(stub: ProviderStub, opened: Runtime) -> str:
     """Two layers of two steps, the second of which reads all of the first, and a judge."""
     steps = plan(
         ("alpha", "One", ["user"]),

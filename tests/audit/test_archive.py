@@ -10,13 +10,13 @@ from app.audit.check import Auditor, Records
 from app.audit.export import Export, write
 from app.core.pool.conductor_versions import Change
 from app.errors import ConfigInvalid, StoreUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.providers.formats import adapter
 from app.store import archive
 from app.store.archive import Archive, Record, open_archive
 from app.store.sqlkit.migrate import migrate
 from tests.audit.scenes import Journal
-from tests.harness.in_process import finish, open_house, order, plan, pool_text
+from tests.harness.in_process import finish, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub
 
 RUNS = 5
@@ -35,18 +35,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def opened(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(url: str, stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     await asyncio.to_thread(migrate, url)
-    async with open_house(tmp_path, pool_text(stub), {"BATON_DATABASE_URL": url}) as running:
+    async with running_service(tmp_path, pool_text(stub), {"BATON_DATABASE_URL": url}) as running:
         yield running
 
 
-async def run_some(opened: House) -> list[str]:
+async def run_some(opened: Runtime) -> list[str]:
     """Runs of two steps; the first one's content is erased."""
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     started = [await opened.runs.start(order(opened, "baton-ultra", plan=steps)) for _ in range(RUNS)]
     names = [(await finish(driven)).ended.state.run for driven in started]
-    assert await opened.means.store.erase(names[0])
+    assert await opened.context.store.erase(names[0])
     return names
 
 
@@ -59,7 +59,7 @@ def modes(folder: Path) -> list[tuple[str, int]]:
 
 
 async def test_every_run_is_read_once_whatever_the_pages(
-    opened: House, url: str, monkeypatch: pytest.MonkeyPatch
+    opened: Runtime, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = await run_some(opened)
     async with open_archive(url) as source:
@@ -76,11 +76,11 @@ async def test_every_run_is_read_once_whatever_the_pages(
         assert await all_of(source, since=third) == [one for one in whole if one.row["created_at"] >= third]
 
 
-async def test_an_export_holds_all_that_the_database_does(opened: House, url: str, tmp_path: Path) -> None:
+async def test_an_export_holds_all_that_the_database_does(opened: Runtime, url: str, tmp_path: Path) -> None:
     await run_some(opened)
     made = [Change(f"change_{n}", n / 7, "me", "planner", "promoted", f"planner@{n}", 0.5, "fit") for n in (2, 1)]
     for change in made:
-        await opened.means.store.change(change)
+        await opened.context.store.change(change)
     made.reverse()
     path = tmp_path / "journal.jsonl"
     async with open_archive(url) as source:
@@ -97,19 +97,19 @@ async def test_an_export_holds_all_that_the_database_does(opened: House, url: st
     assert [(name, mode) for name, mode in modes(tmp_path) if name.startswith("journal")] == [("journal.jsonl", 0o600)]
 
 
-async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: House, url: str) -> None:
+async def test_a_journal_that_grows_is_read_as_it_stood_at_one_moment(opened: Runtime, url: str) -> None:
     started = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(RUNS)]
     async with open_archive(url) as source:
         for _ in range(20):
-            report = await Auditor(opened.means.now(), adapter).audit(source)
+            report = await Auditor(opened.context.now(), adapter).audit(source)
             assert [str(violation) for violation in report.violations] == []
             await asyncio.sleep(PAUSE)
     for driven in started:
         await finish(driven)
 
 
-async def test_a_pool_is_kept_once_and_stays_as_it_was(opened: House, url: str) -> None:
-    store = opened.means.store
+async def test_a_pool_is_kept_once_and_stays_as_it_was(opened: Runtime, url: str) -> None:
+    store = opened.context.store
     made: list[bytes] = []
 
     def snapshot(body: bytes) -> bytes:

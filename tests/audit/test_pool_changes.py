@@ -7,9 +7,9 @@ import pytest
 
 from app.core.run.events import Kind
 from app.process.config import reload
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.audited import report_of
-from tests.harness.in_process import events, finish, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import events, finish, order, plan, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 CLEARED = '\nclearance = ["phi"]'
@@ -24,12 +24,12 @@ def pool(stub: ProviderStub, *cleared: str) -> str:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool(stub, "alpha", "beta", "planner")) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool(stub, "alpha", "beta", "planner")) as running:
         yield running
 
 
-def change(opened: House, text: str) -> None:
+def change(opened: Runtime, text: str) -> None:
     """Write another pool file, and take it into force as SIGHUP does."""
     path = opened.pool.loaded.settings.pool
     assert path is not None
@@ -39,12 +39,12 @@ def change(opened: House, text: str) -> None:
     opened.pool.install(loaded)
 
 
-async def workers(opened: House, run: str) -> list[str]:
+async def workers(opened: Runtime, run: str) -> list[str]:
     """Who was called."""
     return [event.body["worker"] for event in await events(opened, run) if event.kind is Kind.CALL_INTENDED]
 
 
-async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub, opened: House) -> None:
+async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub, opened: Runtime) -> None:
     def raise_prices(_received: object) -> Reply:
         change(
             opened, pool(stub).replace("output = 2.00", "output = 9.00").replace('model = "beta"', 'model = "beta-2"')
@@ -62,7 +62,7 @@ async def test_other_prices_and_models_in_the_middle_of_a_run(stub: ProviderStub
     assert (report.violations, report.rendered) == ([], 2)
 
 
-async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, opened: House) -> None:
+async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub, opened: Runtime) -> None:
     def withdraw(_received: object) -> Reply:
         change(opened, pool(stub, "alpha", "planner"))
         return Reply()
@@ -76,7 +76,7 @@ async def test_a_worker_that_lost_its_clearance_is_not_called(stub: ProviderStub
     assert stub.of("beta") == []
 
 
-async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_that_lost_its_clearance_plans_no_more(stub: ProviderStub, opened: Runtime) -> None:
     def withdraw(_received: object) -> Reply:
         change(opened, pool(stub, "alpha", "beta"))
         return Reply(chunks=(plan_text((7, "Solve it", ["user"])),))

@@ -5,13 +5,13 @@ import json
 from app.audit.report import Report
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.run.events import Kind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.audited import report_of
 from tests.harness.in_process import events, finish, narrowed, order, plan, plan_text
 from tests.stubs import Fail, Hang, ProviderStub, Reply, ToolCall, Truncate
 
 
-async def clean(opened: House, *, runs: int = 1, calls: int | None = None) -> Report:
+async def clean(opened: Runtime, *, runs: int = 1, calls: int | None = None) -> Report:
     """No violation, and every request was composed and rendered again."""
     report = await report_of(opened.pool.loaded.settings.database_url, settle=3)
     assert [str(violation) for violation in report.violations] == []
@@ -21,12 +21,12 @@ async def clean(opened: House, *, runs: int = 1, calls: int | None = None) -> Re
     return report
 
 
-async def test_one_call(opened: House) -> None:
+async def test_one_call(opened: Runtime) -> None:
     await finish(await opened.runs.start(order(opened, "baton-mini")))
     await clean(opened, calls=1)
 
 
-async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, opened: House) -> None:
+async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
     stub.always("alpha", Reply(chunks=("Do", " this"), gap=0.02))
     driven = await opened.runs.start(order(opened, "baton-ultra", streams=True))
@@ -36,20 +36,20 @@ async def test_a_conducted_run_while_it_streams_and_after(stub: ProviderStub, op
     await clean(opened, calls=3)
 
 
-async def test_a_repaired_plan(stub: ProviderStub, opened: House) -> None:
+async def test_a_repaired_plan(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("planner", Reply(chunks=(plan_text((7, "Solve it", ["user"])),)))
     stub.script("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     await finish(await opened.runs.start(order(opened, "baton-ultra")))
     await clean(opened, calls=3)
 
 
-async def test_a_fallback(stub: ProviderStub, opened: House) -> None:
+async def test_a_fallback(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Fail(status=500))
     await finish(await opened.runs.start(order(opened, "baton-ultra")))
     await clean(opened)
 
 
-async def test_retries_replacements_and_lost_inputs(stub: ProviderStub, opened: House) -> None:
+async def test_retries_replacements_and_lost_inputs(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Fail(status=503), Reply(fault=Truncate(after=1)))
     for worker in ("beta", "gamma"):
         stub.always(worker, Fail(status=500))
@@ -58,7 +58,7 @@ async def test_retries_replacements_and_lost_inputs(stub: ProviderStub, opened: 
     await clean(opened)
 
 
-async def test_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
+async def test_a_cancelled_run(stub: ProviderStub, opened: Runtime) -> None:
     for worker in ("alpha", "beta", "gamma"):
         stub.always(worker, Hang())
     steps = plan(("alpha", "One", ["user"]), ("beta", "Two", ["user"]), ("gamma", "Three", [0, 1]))
@@ -69,33 +69,33 @@ async def test_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
     await clean(opened, calls=2)
 
 
-async def test_an_expired_run(stub: ProviderStub, opened: House) -> None:
+async def test_an_expired_run(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Hang())
     short = narrowed(opened, "baton-mini", seconds=0.4)
     assert (await finish(await opened.runs.start(order(opened, "baton-mini", limits=short)))).ended.error
     await clean(opened)
 
 
-async def test_a_run_over_its_budget(opened: House) -> None:
+async def test_a_run_over_its_budget(opened: Runtime) -> None:
     poor = narrowed(opened, "baton-mini", usd=10)
     assert (await finish(await opened.runs.start(order(opened, "baton-mini", limits=poor)))).ended.error
     await clean(opened, calls=0)
 
 
-async def test_a_preview(stub: ProviderStub, opened: House) -> None:
+async def test_a_preview(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     await finish(await opened.runs.start(order(opened, "baton-ultra", preview=True)))
     await clean(opened, calls=1)
 
 
-async def test_erased_content_breaks_no_rule(opened: House) -> None:
+async def test_erased_content_breaks_no_rule(opened: Runtime) -> None:
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
-    assert await opened.means.store.erase(outcome.ended.state.run)
+    assert await opened.context.store.erase(outcome.ended.state.run)
     report = await clean(opened)
     assert (report.rendered, report.unverifiable) == (0, {"erased": 1})
 
 
-async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, opened: House) -> None:
+async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, opened: Runtime) -> None:
     """A step of the first round calls tools, and its answer needs none of that; one of the second round calls them."""
     first = {"steps": [
         {"worker": 0, "subtask": "Look", "access": ["user"], "tools": True},
@@ -113,7 +113,7 @@ async def test_calls_of_tools_that_a_round_did_not_wait_for(stub: ProviderStub, 
     await clean(opened)
 
 
-async def test_many_runs_at_once(stub: ProviderStub, opened: House) -> None:
+async def test_many_runs_at_once(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan", ["user"]), (1, "Go", [0]), (2, "Sum", [0, 1])))))
     tiers = ["baton-mini", "baton-ultra"] * 10
     for driven in [await opened.runs.start(order(opened, tier)) for tier in tiers]:

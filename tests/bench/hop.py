@@ -34,7 +34,7 @@ async def echo(queue: StepQueue) -> None:
 
     async def answer(ticket: Ticket, taken: float) -> None:
         event = Event(ticket.run, ticket.seq, Kind.STEP_DONE, taken, {"step": ticket.step})
-        await queue.tell(ticket.driver, [Committed(ticket.run, (event,))])
+        await queue.publish(ticket.driver, [Committed(ticket.run, (event,))])
         await queue.done([ticket])
 
     async with asyncio.TaskGroup() as answers:
@@ -44,7 +44,7 @@ async def echo(queue: StepQueue) -> None:
 
 
 class Hop(NamedTuple):
-    """Milliseconds from calling `ring`."""
+    """Milliseconds from calling `enqueue`."""
 
     there: float
     and_back: float
@@ -59,10 +59,10 @@ async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[Hop]:
             heard.put_nowait(message.events[0])
 
     seen: list[Hop] = []
-    async with queue.hear(DRIVER, sink):
+    async with queue.subscribe(DRIVER, sink):
         for number in range(count + warmup):
             run, start = f"bench-{number}", time.monotonic()
-            await queue.ring([Ticket(run, 0, TIERS[0], DRIVER, number)])
+            await queue.enqueue([Ticket(run, 0, TIERS[0], DRIVER, number)])
             async with asyncio.timeout(PATIENCE):
                 while (answer := await heard.get()).run != run:
                     pass
@@ -71,7 +71,7 @@ async def hops(queue: StepQueue, count: int, warmup: int = 20) -> list[Hop]:
 
 
 async def _echo(url: str) -> None:
-    async with RedisQueue(url, TIERS) as queue, queue.hear(DISPATCHERS, lambda message: None):
+    async with RedisQueue(url, TIERS) as queue, queue.subscribe(DISPATCHERS, lambda message: None):
         print("ready", flush=True)
         await echo(queue)
 

@@ -65,7 +65,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Runtime:
     """What runs, and where its outbox and its queue are."""
 
     target: Target
@@ -93,7 +93,7 @@ def _unacknowledged(url: str) -> int:
 
 
 @contextmanager
-def _house(setup: str, *, fsync: bool, **environ: str) -> Iterator[House]:
+def _house(setup: str, *, fsync: bool, **environ: str) -> Iterator[Runtime]:
     with ExitStack() as stack:
         workers = stack.enter_context(upstream())
         database = queue = None
@@ -104,15 +104,15 @@ def _house(setup: str, *, fsync: bool, **environ: str) -> Iterator[House]:
         target = stack.enter_context(
             baton(workers.url, name=setup, roles=roles, database=database, redis=queue, more=environ)
         )
-        yield House(target, database, queue)
+        yield Runtime(target, database, queue)
 
 
 def _chain(worker: str) -> str:
     return body(*(step(worker, "user", *([n - 1] if n else [])) for n in range(STEPS)))
 
 
-def _load(house: House, runs: int, streams: int, seconds: float, each: int) -> list[Row]:
-    target, opening = house.target, max(OPENING, STEPS * each + 2.0)
+def _load(runtime: Runtime, runs: int, streams: int, seconds: float, each: int) -> list[Row]:
+    target, opening = runtime.target, max(OPENING, STEPS * each + 2.0)
     chains = Load(
         url=target.address(f"{each}s"),
         body=_chain(f"{each}s"),
@@ -151,16 +151,16 @@ def _load(house: House, runs: int, streams: int, seconds: float, each: int) -> l
         Row("memory, at its most", None, "MiB", max(watch.mebibytes)),
         Row("memory, slope with all open", 6, "MiB/min", watch.slope(opening, opening + seconds)),
         Row("files open, at most", None, "", max(watch.files)),
-        Row("pending after the last answer", 0, "", house.pending()),
+        Row("pending after the last answer", 0, "", runtime.pending()),
     ]
 
 
-def _overload(house: House, seconds: float) -> list[Row]:
+def _overload(runtime: Runtime, seconds: float) -> list[Row]:
     """Goodput when just full, and at three times that; how long a refusal takes."""
     capacity = HELD_RUNS / HELD_SECONDS
-    full = run(_paced(house.target, capacity * 0.95, seconds))
-    over = run(_paced(house.target, capacity * TIMES, seconds))
-    after = run(_paced(house.target, capacity * 0.5, 3.0))
+    full = run(_paced(runtime.target, capacity * 0.95, seconds))
+    over = run(_paced(runtime.target, capacity * TIMES, seconds))
+    after = run(_paced(runtime.target, capacity * 0.5, 3.0))
     refused = sum(count for status, count in over.statuses.items() if status in ("429", "503"))
     strange = over.errors - refused
     return [
@@ -206,11 +206,11 @@ def main() -> None:
     print(f"{chosen.setup}: {size}; load of the machine {os.getloadavg()[0]:.1f}")
     rows: list[Row] = []
     if "load" in (chosen.part or ("load",)):
-        with _house(chosen.setup, fsync=chosen.fsync) as house:
-            rows += _load(house, chosen.runs, chosen.streams, chosen.seconds, each)
+        with _house(chosen.setup, fsync=chosen.fsync) as runtime:
+            rows += _load(runtime, chosen.runs, chosen.streams, chosen.seconds, each)
     if "overload" in (chosen.part or ("overload",)):
-        with _house(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as house:
-            rows += _overload(house, min(chosen.seconds, 20.0))
+        with _house(chosen.setup, fsync=chosen.fsync, BATON_CONCURRENT_RUNS=str(HELD_RUNS)) as runtime:
+            rows += _overload(runtime, min(chosen.seconds, 20.0))
     print(rendered(rows))
     raise SystemExit(any(row.verdict == "MISSED" for row in rows))
 

@@ -19,10 +19,10 @@ from app.errors import ConfigInvalid
 from app.lab.calibration_tasks import VERSION, built_in
 from app.process import serve
 from app.process.config import configure
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import RunQuery
 from tests.deploy.test_readme import blocks
-from tests.harness.in_process import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, plan_text, pool_text, running_service
 from tests.harness.waiting import until
 from tests.lab.test_provider import pool_text as world_text
 from tests.stubs import Fail, ProviderStub, Reply
@@ -160,7 +160,7 @@ def test_the_documented_commands_are_carried_out(tmp_path: Path, capsys: pytest.
         assert "rehearsal-sage" in capsys.readouterr().out
 
 
-async def _followed(opened: House, folder: Path) -> None:
+async def _followed(opened: Runtime, folder: Path) -> None:
     """As in a service that runs while somebody calibrates; a pool file that is read again changes nothing of it."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -175,7 +175,7 @@ async def test_conductors_are_shown_what_was_measured(stub: ProviderStub, tmp_pa
     environ = at(tmp_path, pool)
     assert await run(environ, "--worker", "alpha", "--each", "1", "--yes") == 0
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve.", ["user"])),)))
-    async with open_house(tmp_path, pool) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool) as opened, calling(opened) as client:
         await _followed(opened, tmp_path)
         body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200

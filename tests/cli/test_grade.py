@@ -12,8 +12,8 @@ from app.cli import grade
 from app.cli.parser import parser
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
-from app.process.wiring import House
-from tests.harness.in_process import finish, open_house, order, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 SIX, TEN = "What is 2 * 3?", "What is 2 * 5?"
@@ -27,12 +27,12 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 
-async def ask(opened: House, text: str = SIX, **changes: Any) -> str:
+async def ask(opened: Runtime, text: str = SIX, **changes: Any) -> str:
     return (await finish(await opened.runs.start(order(opened, "baton-mini", text, **changes)))).ended.state.run
 
 
@@ -55,12 +55,12 @@ def task(question: str, expected: int) -> dict[str, Any]:
     return {"id": 1, "question": question, "grader": {"kind": "numeric", "expected": expected}}
 
 
-async def kept(opened: House, run: str) -> list[Feedback]:
-    return list(await opened.means.store.feedback(run))
+async def kept(opened: Runtime, run: str) -> list[Feedback]:
+    return list(await opened.context.store.feedback(run))
 
 
 async def test_answers_are_graded_by_the_rule_of_their_question(
-    opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right, wrong, other = await ask(opened, f" {SIX}\n"), await ask(opened, TEN), await ask(opened, "Who?")
     file = tasks(tmp_path, task(SIX, 6), task(TEN, 10))
@@ -85,11 +85,11 @@ async def test_answers_are_graded_by_the_rule_of_their_question(
 
 
 async def test_only_answers_are_graded(
-    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An outage is no wrong answer, nor is a plan one, nor what was erased."""
     erased = await ask(opened)
-    await opened.means.store.erase(erased)
+    await opened.context.store.erase(erased)
     await ask(opened, preview=True)
     stub.always("*", Fail(status=400))
     stub.always("alpha", Fail(status=400))
@@ -98,7 +98,7 @@ async def test_only_answers_are_graded(
 
 
 async def test_what_callers_did_is_kept_apart(
-    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, again, other = await ask(opened), await ask(opened), await ask(opened, TEN)
     stopped = {}
@@ -125,7 +125,7 @@ async def test_what_callers_did_is_kept_apart(
 
 
 async def test_questions_asked_side_by_side_are_not_asked_again(
-    stub: ProviderStub, opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stub: ProviderStub, opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub.always("alpha", Reply(header_delay=0.3))
     driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(3)]
@@ -156,7 +156,7 @@ def test_a_command_that_looks_for_nothing_is_refused(tmp_path: Path, arguments: 
         grade.run(parser().parse_args(["grade", *arguments]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
 
 
-async def test_a_person_is_told_in_a_table(opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_person_is_told_in_a_table(opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await ask(opened)
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
     asked = parser().parse_args(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])

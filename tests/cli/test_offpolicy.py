@@ -15,9 +15,9 @@ from app.cli import offpolicy
 from app.cli.parser import parser
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.deploy.test_readme import blocks
-from tests.harness.in_process import finish, open_house, order, pool_text
+from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 LEARNING = (Path(__file__).resolve().parents[2] / "deploy" / "docs" / "learning.md").read_text()
@@ -40,14 +40,14 @@ def pool(stub: ProviderStub, temperature: float = 1.0) -> str:
     return pool_text(stub).replace(f"conductor = {asks} }}", f"conductor = {asks}, temperature = {temperature} }}", 1)
 
 
-async def ask(opened: House, tier: str, score: float | None, **changes: Any) -> str:
+async def ask(opened: Runtime, tier: str, score: float | None, **changes: Any) -> str:
     """The worker that one run went to, rated: a run over alpha is worth `score`, any other one nothing."""
     ended = (await finish(await opened.runs.start(order(opened, tier, **changes)))).ended
     worker = ended.state.steps[0].worker
     if score is not None:
         value = score if worker == "alpha" else 0.0
         given = Feedback(f"fb_{ended.state.run}", ended.state.run, "tenant", "key", 5.0, "explicit", "user", "1", value)
-        await opened.means.store.rate(given)
+        await opened.context.store.rate(given)
     return worker
 
 
@@ -63,7 +63,7 @@ async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str
 async def test_a_models_choices_are_weighed_by_their_probabilities(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_house(tmp_path, pool(stub)) as opened:
+    async with running_service(tmp_path, pool(stub)) as opened:
         workers = [await ask(opened, "baton-ultra", 1.0) for _ in range(RUNS)]
         await ask(opened, "baton-ultra", None)
         await ask(opened, "baton-mini", 1.0)
@@ -92,7 +92,7 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
     chosen = (
         'conductor = { kind = "selector", templates = ["answer"], explore = 1.0, cost = 0.5, full_usd = "0.000001" }'
     )
-    async with open_house(tmp_path, pool(stub).replace(single, chosen, 1)) as opened:
+    async with running_service(tmp_path, pool(stub).replace(single, chosen, 1)) as opened:
         workers = [await ask(opened, "baton-mini", 1.0) for _ in range(RUNS)]
         await ask(opened, "baton-mini", 1.0, explore=False)
         given = ("--policy", "always answer alpha", "--policy", "greedy", "--policy", "current", "--json")
@@ -113,7 +113,7 @@ async def test_a_selectors_choices_are_weighed_by_what_was_journaled(
 async def test_what_a_model_decodes_greedily_was_not_drawn(
     stub: ProviderStub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with open_house(tmp_path, pool(stub, 0.0)) as opened:
+    async with running_service(tmp_path, pool(stub, 0.0)) as opened:
         await ask(opened, "baton-ultra", 1.0)
         words = await told(tmp_path, capsys, status=1)
     assert "because the model decodes at a temperature other than 1" in words

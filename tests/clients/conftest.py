@@ -15,7 +15,7 @@ from app.gateway.http.auth import mint
 from tests.clients import async_drives, sync_drives
 from tests.clients.npm import Missing, Node, install
 from tests.clients.reports import Report
-from tests.harness.in_process import open_house, pool_text
+from tests.harness.in_process import pool_text, running_service
 from tests.harness.stand_ins import serving
 from tests.stubs import Fail, ProviderStub, Reply, Truncate
 from tests.stubs.script import Usage
@@ -55,7 +55,7 @@ def break_off(received: object) -> Reply | Fail:
 @asynccontextmanager
 async def addressed(folder: Path, pool: str) -> AsyncIterator[Address]:
     """The service over a pool and the broken tier; its journal is audited when it has closed."""
-    async with open_house(folder, pool + BROKEN) as opened:
+    async with running_service(folder, pool + BROKEN) as opened:
         scopes = ["runs:write", "runs:read"]
         key, row = mint(opened.gateway.pepper, tenant="acme", name="client", scopes=scopes, now=0.0)
         await opened.gateway.store.add_key(row)

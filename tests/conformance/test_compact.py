@@ -10,7 +10,7 @@ from app.conductor.protocol import Brief
 from app.conductor.styles import STYLES
 from app.core.message.chat import Message, Task, Text, Tool, Toolbox
 from app.core.pool.catalog import Card, Limits, Price, Worker
-from tests.harness.in_process import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 WORKERS = (
@@ -65,7 +65,7 @@ def test_its_schema_asks_for_nothing_that_such_a_model_cannot_write() -> None:
 async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
     tmp_path: Path, tools: bool, style: str
 ) -> None:
-    """`open_house` ends with the independent auditor, who recomposes each planning request from the pool's snapshot."""
+    """`running_service` ends with the independent auditor, who recomposes each planning request from its snapshot."""
     box = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}] if tools else []
     async with ProviderStub() as stub:
         pool = (
@@ -74,7 +74,7 @@ async def test_a_tier_may_be_conducted_with_it_and_the_auditor_makes_it_again(
             .replace("STYLE", style)
         )
         stub.always("planner", Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)))
-        async with open_house(tmp_path, pool) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool) as opened, calling(opened) as client:
             body = {"model": "baton-ultra", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
             reply = await client.post("/v1/chat/completions", json=body | ({"tools": box} if tools else {}))
             assert reply.status_code == 200, reply.text

@@ -57,7 +57,7 @@ def bare(tickets: list[Ticket]) -> list[Ticket]:
 
 
 async def test_a_ticket_comes_out_as_it_went_in(queue: StepQueue) -> None:
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     (found,) = await queue.take(4, 1.0)
     assert bare([found]) == [ticket(1)]
     assert found.receipt
@@ -67,7 +67,7 @@ async def test_each_ticket_goes_to_one_taker(open_queue: Opener) -> None:
     async with open_queue() as one, open_queue() as other:
         takers = [asyncio.create_task(_drain(queue)) for queue in (one, other, one, other)]
         for number in range(0, 60, 3):
-            await one.ring([ticket(number + index) for index in range(3)])
+            await one.enqueue([ticket(number + index) for index in range(3)])
         taken = [found for batch in await asyncio.gather(*takers) for found in batch]
     assert sorted(each.step for each in taken) == list(range(60))
 
@@ -81,13 +81,13 @@ async def _drain(queue: StepQueue) -> list[Ticket]:
 
 
 async def test_higher_tiers_come_first_and_each_in_its_order(queue: StepQueue) -> None:
-    await queue.ring([ticket(1), ticket(2), ticket(3, "ultra"), ticket(4, "ultra")])
+    await queue.enqueue([ticket(1), ticket(2), ticket(3, "ultra"), ticket(4, "ultra")])
     assert [each.step for each in await queue.take(3, 0)] == [3, 4, 1]
     assert [each.step for each in await queue.take(3, 0)] == [2]
 
 
 async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> None:
-    await queue.ring([ticket(number, tier) for number, tier in enumerate(TIERS * 3)])
+    await queue.enqueue([ticket(number, tier) for number, tier in enumerate(TIERS * 3)])
     assert len(await queue.take(2, 0)) == 2
     assert len(await queue.take(1, 0)) == 1
     assert await queue.take(0, 0) == []
@@ -95,7 +95,7 @@ async def test_a_taker_gets_no_more_than_it_has_room_for(queue: StepQueue) -> No
 
 
 async def test_a_tier_that_is_not_configured_goes_with_the_last(queue: StepQueue) -> None:
-    await queue.ring([ticket(1, "of tomorrow"), ticket(2, "ultra")])
+    await queue.enqueue([ticket(1, "of tomorrow"), ticket(2, "ultra")])
     assert bare(await queue.take(2, 0)) == [ticket(2, "ultra"), ticket(1, "of tomorrow")]
 
 
@@ -113,14 +113,14 @@ async def test_a_waiting_taker_wakes_at_once(open_queue: Opener) -> None:
         taking = asyncio.create_task(dispatcher.take(1, 5.0))
         await stays(lambda: not taking.done(), seconds=0.2)
         watch = Stopwatch()
-        await gateway.ring([ticket(1)])
+        await gateway.enqueue([ticket(1)])
         assert bare(await taking) == [ticket(1)]
         assert watch.seconds < 0.15
 
 
 async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
     async with open_queue() as dead, open_queue() as other:
-        await dead.ring([ticket(1)])
+        await dead.enqueue([ticket(1)])
         (lost,) = await dead.take(1, 1.0)
         began, watch = time.monotonic(), Stopwatch()
         (found,) = await other.take(1, LEASE + PATIENCE_SECONDS)
@@ -130,12 +130,12 @@ async def test_a_ticket_that_is_not_kept_comes_back(open_queue: Opener) -> None:
 
 
 async def test_lost_tickets_come_back_although_new_ones_keep_coming(queue: StepQueue) -> None:
-    await queue.ring([ticket(0)])
+    await queue.enqueue([ticket(0)])
     await queue.take(1, 0)
     watch, number = Stopwatch(), 0
     while watch.seconds < LEASE + 1.0:
         number += 1
-        await queue.ring([ticket(number), ticket(number)])
+        await queue.enqueue([ticket(number), ticket(number)])
         found = await queue.take(1, 1.0)
         await queue.done(found)
         if found[0].step == 0:
@@ -156,7 +156,7 @@ async def take_while_kept(queue: StepQueue, mine: list[Ticket]) -> list[Ticket]:
 async def test_a_ticket_that_is_kept_stays_where_it_is(queue: StepQueue) -> None:
     mine: list[Ticket] = []
     for number in range(1, 20, 2):
-        await queue.ring([ticket(number), ticket(number + 1)])
+        await queue.enqueue([ticket(number), ticket(number + 1)])
         mine, came = await queue.take(2, 0), []
         for _ in range(5):
             came = await take_while_kept(queue, mine)
@@ -171,13 +171,13 @@ async def test_a_ticket_that_is_kept_stays_where_it_is(queue: StepQueue) -> None
 
 
 async def test_a_ticket_that_is_done_is_forgotten(queue: StepQueue) -> None:
-    await queue.ring([ticket(1), ticket(2, "ultra")])
+    await queue.enqueue([ticket(1), ticket(2, "ultra")])
     await queue.done(await queue.take(2, 0))
     assert await queue.take(1, LEASE + 0.5) == []
 
 
 async def test_keep_and_done_of_strangers_do_nothing(queue: StepQueue) -> None:
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     (mine,) = await queue.take(1, 0)
     await queue.done([mine])
     for stranger in (mine, ticket(7), replace(ticket(8), receipt="no receipt of ours")):
@@ -188,12 +188,12 @@ async def test_keep_and_done_of_strangers_do_nothing(queue: StepQueue) -> None:
 
 async def test_a_full_tier_refuses_until_something_is_done(open_queue: Opener) -> None:
     async with open_queue(bound=3) as queue:
-        await queue.ring([ticket(1), ticket(2), ticket(3)])
+        await queue.enqueue([ticket(1), ticket(2), ticket(3)])
         with pytest.raises(QueueUnavailable):
-            await queue.ring([ticket(4)])
-        await queue.ring([ticket(5, "ultra")])
+            await queue.enqueue([ticket(4)])
+        await queue.enqueue([ticket(5, "ultra")])
         await queue.done(await queue.take(2, 0))
-        await queue.ring([ticket(4)])
+        await queue.enqueue([ticket(4)])
         assert {each.step for each in await queue.take(9, 0)} == {2, 3, 4}
 
 
@@ -213,13 +213,13 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
     mine: list[Live] = []
     others: list[Live] = []
     async with open_queue() as hearer, open_queue() as teller:
-        async with hearer.hear("a", mine.append), hearer.hear("b", others.append):
-            await teller.tell("a", MESSAGES[:3])
-            await teller.tell("nobody", MESSAGES)
-            await teller.tell("a", [])
-            await teller.tell("a", MESSAGES[3:])
+        async with hearer.subscribe("a", mine.append), hearer.subscribe("b", others.append):
+            await teller.publish("a", MESSAGES[:3])
+            await teller.publish("nobody", MESSAGES)
+            await teller.publish("a", [])
+            await teller.publish("a", MESSAGES[3:])
             await until(lambda: len(mine) >= len(MESSAGES))
-        await teller.tell("a", MESSAGES)
+        await teller.publish("a", MESSAGES)
         await stays(lambda: len(mine) == len(MESSAGES), seconds=0.05)
     assert mine == MESSAGES
     assert others == []
@@ -227,9 +227,9 @@ async def test_messages_reach_their_address_in_order(open_queue: Opener) -> None
 
 async def test_a_message_that_is_told_at_once_is_told_whatever_becomes_of_the_teller(open_queue: Opener) -> None:
     heard: list[Live] = []
-    async with open_queue() as hearer, hearer.hear("a", heard.append), open_queue() as teller:
-        await teller.tell("a", MESSAGES, at_once=True)
-        await teller.tell("a", [], at_once=True)
+    async with open_queue() as hearer, hearer.subscribe("a", heard.append), open_queue() as teller:
+        await teller.publish("a", MESSAGES, at_once=True)
+        await teller.publish("a", [], at_once=True)
         await until(lambda: len(heard) >= len(MESSAGES))
     assert heard == MESSAGES
 
@@ -239,9 +239,9 @@ async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
 
     async def stream(step: int) -> None:
         for offset in range(20):
-            await queue.tell(f"address-{step % 2}", [Delta("run", step, "call", offset, "x")])
+            await queue.publish(f"address-{step % 2}", [Delta("run", step, "call", offset, "x")])
 
-    async with queue.hear("address-0", heard.append), queue.hear("address-1", heard.append):
+    async with queue.subscribe("address-0", heard.append), queue.subscribe("address-1", heard.append):
         await asyncio.gather(*map(stream, range(30)))
         await until(lambda: len(heard) == 600)
     for step in range(30):
@@ -252,11 +252,11 @@ async def test_tells_that_meet_keep_their_order(queue: StepQueue) -> None:
 async def test_every_hearer_of_an_address_hears(queue: StepQueue) -> None:
     first: list[Live] = []
     second: list[Live] = []
-    async with queue.hear("a", first.append):
-        async with queue.hear("a", second.append):
-            await queue.tell("a", [Stop("1")])
+    async with queue.subscribe("a", first.append):
+        async with queue.subscribe("a", second.append):
+            await queue.publish("a", [Stop("1")])
             await until(lambda: bool(first and second))
-        await queue.tell("a", [Stop("2")])
+        await queue.publish("a", [Stop("2")])
         await until(lambda: len(first) == 2)
     assert second == [Stop("1")]
 
@@ -268,16 +268,16 @@ async def test_a_sink_that_raises_disturbs_nobody(queue: StepQueue) -> None:
         heard.append(message)
         raise RuntimeError("broken sink")
 
-    async with queue.hear("a", sink):
-        await queue.tell("a", [Stop("1"), Stop("2")])
-        await queue.tell("a", [Stop("3")])
+    async with queue.subscribe("a", sink):
+        await queue.publish("a", [Stop("1"), Stop("2")])
+        await queue.publish("a", [Stop("3")])
         await until(lambda: len(heard) == 3)
     assert queue.sink_failures == 3  # type: ignore[attr-defined]
 
 
 async def test_an_error_while_hearing_passes_through_unchanged(queue: StepQueue) -> None:
     with pytest.raises(LookupError):
-        async with queue.hear("a", lambda _: None):
+        async with queue.subscribe("a", lambda _: None):
             raise LookupError
 
 
@@ -286,9 +286,15 @@ async def test_ready_until_closed(open_queue: Opener) -> None:
         await queue.ready()
         taking = asyncio.create_task(queue.take(1, 5.0))
         await stays(lambda: not taking.done(), seconds=0.05)
-        async with queue.hear("a", lambda _: None):
+        async with queue.subscribe("a", lambda _: None):
             await queue.close()
         await queue.close()
-        for call in (queue.ready(), queue.ring([ticket(1)]), queue.take(1, 0), queue.tell("a", [Stop("1")]), taking):
+        for call in (
+            queue.ready(),
+            queue.enqueue([ticket(1)]),
+            queue.take(1, 0),
+            queue.publish("a", [Stop("1")]),
+            taking,
+        ):
             with pytest.raises(QueueUnavailable):
                 await call

@@ -18,8 +18,8 @@ from app.core.run.commands import Await, Command, Conclude, Finish, Propose, Que
 from app.core.run.events import (
     CallFinished,
     CallIntended,
-    Draft,
     Event,
+    Fact,
     NamedCall,
     PlanOpened,
     RunAdmitted,
@@ -38,7 +38,7 @@ POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0
 
 
-def admission(**changes: Any) -> Draft:
+def admission(**changes: Any) -> Fact:
     """`run.admitted` of a plain run."""
     plain: dict[str, Any] = {
         "task": "task-ref",
@@ -63,38 +63,38 @@ def admission(**changes: Any) -> Draft:
     return RunAdmitted(**chosen | {"labels": frozenset(chosen["labels"])})
 
 
-def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Draft:
+def intent(call: str, n: int | None, *, access: tuple[str | int, ...] = ("user",), worker: str = "ada") -> Fact:
     """`call.intended`."""
     seen = Access("user" in access, tuple(one for one in access if isinstance(one, int)))
     return CallIntended(call=call, n=n, worker=worker, access=seen, usd_held=9, tokens_held=90)
 
 
-def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, kind: str = "ok") -> Draft:
+def outcome(call: str, n: int | None, usage: Usage = Usage(), *, usd: int = 0, kind: str = "ok") -> Fact:
     """`call.finished`."""
     return CallFinished(call=call, n=n, outcome=kind, usage=usage, usd=usd, seconds=0.5)
 
 
-def done(n: int, call: str, chars: int = 5) -> Draft:
+def done(n: int, call: str, chars: int = 5) -> Fact:
     """`step.done`."""
     return StepDone(n, call, output=f"ref-{n}" if chars else "", chars=chars, finish="stop")
 
 
-def called(n: int, call: str, *ids: str) -> Draft:
+def called(n: int, call: str, *ids: str) -> Fact:
     """`step.awaiting_tool`."""
     return StepAwaitingTool(n, call, f"said-{call}", chars=4, calls=tuple(NamedCall(id_, "look") for id_ in ids))
 
 
-def resumed(number: int, deadline: float, *, streams: bool = True) -> Draft:
+def resumed(number: int, deadline: float, *, streams: bool = True) -> Fact:
     """`run.resumed`."""
     return drafts.resumed(Turn(number, deadline, streams, "request", deadline - 9), "")
 
 
-def failed(n: int, error: str = "worker_failed") -> Draft:
+def failed(n: int, error: str = "worker_failed") -> Fact:
     """`step.failed`."""
     return StepFailed(n, error)
 
 
-def numbered(*written: Draft) -> tuple[Event, ...]:
+def numbered(*written: Fact) -> tuple[Event, ...]:
     """A journal of these."""
     return tuple(Event.of("run", seq, 0.0, draft) for seq, draft in enumerate(written, 1))
 
@@ -136,7 +136,7 @@ class Play:
             self.write(*self.random.choice(moves))
         raise AssertionError("the run does not end")
 
-    def write(self, *written: Draft) -> None:
+    def write(self, *written: Fact) -> None:
         """Commit one entry."""
         for draft in written:
             event = Event.of("run", len(self.events) + 1, self.now, draft)
@@ -144,7 +144,7 @@ class Play:
             self.state = advance(self.state, event)
             self.check(draft)
 
-    def check(self, draft: Draft) -> None:
+    def check(self, draft: Fact) -> None:
         """What must hold after every event."""
         state = self.state
         if isinstance(draft, StepQueued):
@@ -185,7 +185,7 @@ class Play:
 
     # -- who may do what
 
-    def moves(self) -> Iterator[tuple[Draft, ...]]:
+    def moves(self) -> Iterator[tuple[Fact, ...]]:
         """Every entry that somebody could write next."""
         state, random = self.state, self.random
         for call in state.open_calls:
@@ -208,7 +208,7 @@ class Play:
         if random.random() < 0.02:
             self.now += DEADLINE / 3
 
-    def _return(self) -> Iterator[tuple[Draft, ...]]:
+    def _return(self) -> Iterator[tuple[Fact, ...]]:
         """The caller comes back with results, or it does not."""
         waiting = [step for step in self.state.steps.values() if step.state == "awaiting_tool"]
         assert set(self.state.awaited.values()) == {step.n for step in waiting}
@@ -218,10 +218,10 @@ class Play:
         deadline = self.now + DEADLINE
         yield (resumed(self.state.turn.number + 1, deadline, streams=self.random.random() < 0.5), *results)
 
-    def _driver(self) -> Iterator[tuple[Draft, ...]]:
+    def _driver(self) -> Iterator[tuple[Fact, ...]]:
         commands = decide(self.state, self.now)
         assert commands == decide(self.state, self.now)
-        written: list[Draft] = []
+        written: list[Fact] = []
         for command in commands:
             written += self._obey(command)
         if written:
@@ -232,7 +232,7 @@ class Play:
     def _over(self, commands: tuple[Any, ...]) -> bool:
         return any(isinstance(command, Finish) for command in commands)
 
-    def _obey(self, command: Command) -> tuple[Draft, ...]:
+    def _obey(self, command: Command) -> tuple[Fact, ...]:
         if isinstance(command, Propose):
             assert command.number == self.state.opened
             assert self.state.unmade is None, "one plan at a time is made"
@@ -249,13 +249,13 @@ class Play:
         skips = drafts.skipped(self.state.live, RUN_ENDED)
         return (*skips, drafts.ended(self._after(skips), command))
 
-    def _after(self, written: tuple[Draft, ...]) -> RunState:
+    def _after(self, written: tuple[Fact, ...]) -> RunState:
         state = self.state
         for draft in written:
             state = advance(state, Event.of("run", state.seq + 1, 0.0, draft))
         return state
 
-    def _plan(self, proposal: Proposal) -> tuple[Draft, ...]:
+    def _plan(self, proposal: Proposal) -> tuple[Fact, ...]:
         """One more step of the open proposal, or its end."""
         state, random = self.state, self.random
         current = state.steps_of(proposal)
@@ -285,14 +285,14 @@ class Play:
         parent = state.steps[proposal.parent] if proposal.parent is not None else None
         return (drafts.planned(proposal.number, proposal.base, place, step, subtask, before, parent),)
 
-    def _reject(self, *, outage: bool) -> tuple[Draft, ...]:
+    def _reject(self, *, outage: bool) -> tuple[Fact, ...]:
         unmade = self.state.unmade
         assert unmade is not None
         skips = drafts.skipped(self.state.steps_of(unmade), "plan_rejected")
         reason = self.random.choice(("no", "run_over_budget" if outage else "never", DRIVER_LOST))
         return (*skips, drafts.rejected(unmade.number, "", [reason], outage))
 
-    def _end(self, call: Call) -> tuple[Draft, ...]:
+    def _end(self, call: Call) -> tuple[Fact, ...]:
         """A call's outcome, and what follows for its step; a step that was settled meanwhile is written about too."""
         random, n = self.random, call.step
         good = random.random() < self.forgiving

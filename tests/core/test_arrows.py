@@ -16,8 +16,8 @@ from app.core.run.events import (
     RUN_STATES,
     STEP_ARROWS,
     TERMINAL,
-    Draft,
     Event,
+    Fact,
     Kind,
     RunAwaitingTool,
     StepToolResults,
@@ -76,7 +76,7 @@ def in_state(run: str = "running", *, step: str = "waiting", proposal: str = "ac
     )
 
 
-def after(state: RunState, draft: Draft) -> RunState | None:
+def after(state: RunState, draft: Fact) -> RunState | None:
     """The next state, or None if the event is refused."""
     try:
         return advance(state, Event.of("run", state.seq + 1, 0.0, draft))

@@ -8,7 +8,7 @@ from app.core.plan.workflow import CONDUCTOR, Access, Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts, position
 from app.core.run.commands import Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import Draft, Event, Kind, fact_from_json
+from app.core.run.events import Event, Fact, Kind, fact_from_json
 from app.core.run.kinds import Mode
 from app.core.run.nesting import depth, granted, may_nest, parent_of, room, speaks
 from app.core.run.position import Position
@@ -21,12 +21,12 @@ ITSELF = Step(CONDUCTOR, "take it apart", Access(True))
 LIMITS = Limits(steps=4, fan_out=2, depth=2)
 
 
-def at(*written: Draft) -> RunState:
+def at(*written: Fact) -> RunState:
     """The state after these, where plans may be nested."""
     return state_of(*written, limits=LIMITS)
 
 
-def after(state: RunState, *written: Draft) -> RunState:
+def after(state: RunState, *written: Fact) -> RunState:
     """The state after these too."""
     for draft in written:
         state = advance(state, Event.of("run", state.seq + 1, 0.0, draft))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.core.run import drafts, position
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Fact, Kind
 from app.core.run.position import ATTEMPT, DONE, Position
 from app.core.run.progress import fold, give_up
 from app.core.run.state import RunState, StepState
@@ -87,7 +87,7 @@ def test_every_number_of_an_ended_stream_is_known() -> None:
     assert ATTEMPT > 5 + DONE
 
 
-def second_round(*after: Draft) -> RunState:
+def second_round(*after: Fact) -> RunState:
     """A run whose second round was answering when these came."""
     opened, *rest = further(MENDING)
     streamed = [*queued(1), intent("second", 1, access=(0,))]

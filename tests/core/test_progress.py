@@ -15,7 +15,7 @@ from app.core.pool.catalog import Limits
 from app.core.run import drafts
 from app.core.run.bill import bill
 from app.core.run.commands import Finish, Propose, Queue, Skip
-from app.core.run.events import ENDED, TERMINAL, Draft, Kind, RunSucceeded, fact_from_json
+from app.core.run.events import ENDED, TERMINAL, Fact, Kind, RunSucceeded, fact_from_json
 from app.core.run.kinds import Mode
 from app.core.run.progress import advance, confirmed, decide, fold
 from app.core.run.state import DRIVER_LOST, ROUND_OVER, RUN_ENDED, RunState, answer_of
@@ -25,7 +25,7 @@ from tests.harness.ends import end_of
 OVER = "run_over_budget"
 
 
-def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Draft]:
+def planned(*steps: Step, mode: Mode = "first", number: int = 0, base: int = 0, close: bool = True) -> list[Fact]:
     """A proposal of these steps; the last one answers."""
     written = [drafts.opened(Propose(number, base, mode), "model", POOL, instant=False)]
     for place, step in enumerate(steps):
@@ -39,23 +39,23 @@ def seeing(*seen: int, user: bool = True) -> Step:
     return Step("ada", "do it", Access(user, seen))
 
 
-def state_of(*written: Draft, **changes: Any) -> RunState:
+def state_of(*written: Fact, **changes: Any) -> RunState:
     """The state after these."""
     return fold(numbered(admission(**changes), *written))
 
 
-def queued(*steps: int) -> list[Draft]:
+def queued(*steps: int) -> list[Fact]:
     """`step.queued` of each."""
     return [fact_from_json(Kind.STEP_QUEUED, {"n": n}) for n in steps]
 
 
-def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Draft]:
+def answered(n: int, chars: int = 5, usage: Usage = Usage(), access: tuple[str | int, ...] = ("user",)) -> list[Fact]:
     """A step from its ticket to its answer."""
     call = f"call-{n}"
     return [*queued(n), intent(call, n, access=access), outcome(call, n, usage), done(n, call, chars)]
 
 
-def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Draft]:
+def rejected(number: int = 0, reason: str = "no", *, outage: bool = False, mode: Mode = "first") -> list[Fact]:
     """A proposal that came to nothing."""
     opened = drafts.opened(Propose(number, 0, mode), "model", POOL, instant=False)
     return [opened, drafts.rejected(number, "", [reason], outage)]
@@ -175,7 +175,7 @@ def test_a_run_begins_with_a_proposal() -> None:
         (rejected(reason=OVER, outage=True), Finish(Kind.OVER_BUDGET, error=OVER)),
     ],
 )
-def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Draft], command: Any) -> None:
+def test_a_rejected_proposal_is_repaired_once_and_then_replaced(journal: list[Fact], command: Any) -> None:
     assert decide(state_of(*journal), 0.0) == (command,)
 
 
@@ -232,7 +232,7 @@ def test_a_failed_input_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("lost", [[*queued(0), failed(0)], answered(0, chars=0)])
-def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: list[Draft]) -> None:
+def test_a_step_that_can_see_nothing_is_skipped_unless_it_sees_the_user(lost: list[Fact]) -> None:
     blind = planned(seeing(), seeing(0, user=False), seeing(1, user=False), seeing(2))
     assert decide(state_of(*blind, *lost), 0.0) == (Skip(1),)
     skip = drafts.skipped([state_of(*blind).steps[1]], "inputs_lost")
@@ -265,7 +265,7 @@ def test_the_last_answer_that_is_not_empty_is_the_answer(chars: tuple[int, int],
 @pytest.mark.parametrize(
     ("end", "error"), [(failed(0, "worker_timeout"), "worker_timeout"), (failed(0, ""), "run_failed")]
 )
-def test_without_its_answering_step_a_run_fails(end: Draft, error: str) -> None:
+def test_without_its_answering_step_a_run_fails(end: Fact, error: str) -> None:
     assert decide(state_of(*planned(seeing()), *queued(0), end), 0.0) == (Finish(Kind.FAILED, error=error),)
 
 
@@ -315,7 +315,7 @@ def test_only_what_was_lost_degrades_a_run() -> None:
 ROUNDS = Limits(rounds=2)
 
 
-def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Draft]:
+def further(*steps: Step, number: int = 1, base: int = 1, round: int = 2) -> list[Fact]:
     """The proposal of a further round, whose steps may see step 0 as the answer before; without steps, the empty
     plan."""
     written = [drafts.opened(Propose(number, base, "first", round), "model", POOL, instant=False)]
@@ -383,7 +383,7 @@ def test_a_further_round_that_cannot_be_planned_leaves_the_answer_before() -> No
     ],
 )
 def test_whatever_is_lost_in_a_further_round_leaves_the_answer_before(
-    lost: list[Draft], now: float, stopped: str
+    lost: list[Fact], now: float, stopped: str
 ) -> None:
     state = state_of(*FIRST_ROUND, *further(MENDING), *lost, limits=ROUNDS)
     assert decide(state, now) == (Finish(Kind.SUCCEEDED, 0, stopped=stopped),)
@@ -429,7 +429,7 @@ def test_a_fallback_has_no_further_round() -> None:
 SEEN, HIDDEN, PLAN = Usage(10, 2, 5, 1), Usage(100, 20, 50, 10), Usage(7, 0, 3)
 
 
-def split_of(*written: Draft, step: int | None) -> tuple[Usage, Usage]:
+def split_of(*written: Fact, step: int | None) -> tuple[Usage, Usage]:
     """What the caller sees, and the rest; asserts that nothing is lost between them."""
     state = state_of(*written)
     split = bill(replace(state, end=RunSucceeded(step=step)))

@@ -10,7 +10,7 @@ from app.core.message.tools import mint
 from app.core.plan.workflow import Access, Step
 from app.core.run import drafts
 from app.core.run.bill import bill
-from app.core.run.events import Draft, Kind, StepToolResults, fact_from_json
+from app.core.run.events import Fact, Kind, StepToolResults, fact_from_json
 from app.core.run.progress import Await, Finish, Queue, confirmed, decide
 from app.core.run.state import NO_RESULTS, RunState
 from app.core.run.tool_results import Returned, latest, portions, returned, standing
@@ -24,19 +24,19 @@ ONE, TWO, THREE = (mint(RUN, token * 9) for token in (b"a", b"b", b"c"))
 """Ids of calls; the journals here belong to a run of another name, which no rule looks at."""
 
 
-def wanting(n: int, *ids: str, usage: Usage = Usage(), call: str = "", user: bool = True) -> list[Draft]:
+def wanting(n: int, *ids: str, usage: Usage = Usage(), call: str = "", user: bool = True) -> list[Fact]:
     """A call of a step that ends with tool calls."""
     name = call or f"call-{n}"
     access: tuple[str | int, ...] = ("user",) if user else ()
     return [intent(name, n, access=access), outcome(name, n, usage, usd=usage.output), called(n, name, *ids)]
 
 
-def waits(*steps: int) -> Draft:
+def waits(*steps: int) -> Fact:
     """`run.awaiting_tool`, with no usage in it."""
     return drafts.awaiting(state_of(), Await(steps), UNTIL)
 
 
-def back(*results: tuple[int, tuple[str, ...]]) -> list[Draft]:
+def back(*results: tuple[int, tuple[str, ...]]) -> list[Fact]:
     """`run.resumed` with results for steps."""
     return [resumed(1, 2_000.0), *(StepToolResults(n, f"results-{n}", ids) for n, ids in results)]
 
@@ -114,7 +114,7 @@ def test_the_same_step_goes_on_and_answers() -> None:
         [*SINGLE[:3], called(0, "none", ONE)],
     ],
 )
-def test_nothing_comes_out_of_turn(wrong: list[Draft]) -> None:
+def test_nothing_comes_out_of_turn(wrong: list[Fact]) -> None:
     with pytest.raises(ValueError, match=r"wait|cannot go"):
         state_of(*wrong)
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.core.message.chat import Piece, Words
 from app.core.run.events import Event, Kind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.providers.openai import OpenAIProvider
 from app.providers.protocol import Deadlines, Request
 from tests.harness.in_process import Outcome, events, finish, order
@@ -41,14 +41,14 @@ def of(journal: Sequence[Event], kind: Kind) -> list[Mapping[str, Any]]:
     return [event.body for event in journal if event.kind is kind]
 
 
-async def run(opened: House, tier: str, **changes: Any) -> tuple[Outcome, list[Event]]:
+async def run(opened: Runtime, tier: str, **changes: Any) -> tuple[Outcome, list[Event]]:
     """One run to its end, and its journal."""
     outcome = await finish(await opened.runs.start(order(opened, tier, **changes)))
     return outcome, await events(opened, outcome.ended.state.run)
 
 
 async def test_the_step_is_tried_again_and_then_by_another_worker(
-    opened: House, broken: set[str], caplog: pytest.LogCaptureFixture
+    opened: Runtime, broken: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken.add("alpha")
     outcome, journal = await run(opened, "baton-mini")
@@ -63,7 +63,7 @@ async def test_the_step_is_tried_again_and_then_by_another_worker(
     assert {record.exc_info[0] for record in logged if record.exc_info} == {KeyError}
 
 
-async def test_an_answer_that_was_begun_is_not_begun_again(opened: House, broken: set[str]) -> None:
+async def test_an_answer_that_was_begun_is_not_begun_again(opened: Runtime, broken: set[str]) -> None:
     broken.add("alpha")
     outcome, journal = await run(opened, "baton-mini", streams=True)
     assert outcome.ended.error is not None
@@ -72,7 +72,7 @@ async def test_an_answer_that_was_begun_is_not_begun_again(opened: House, broken
     assert [failed["error"] for failed in of(journal, Kind.STEP_FAILED)] == ["adapter_broke"]
 
 
-async def test_the_conductors_is_an_outage(opened: House, broken: set[str]) -> None:
+async def test_the_conductors_is_an_outage(opened: Runtime, broken: set[str]) -> None:
     broken.add("planner")
     outcome, journal = await run(opened, "baton-ultra")
     assert outcome.ended.error is None
@@ -80,7 +80,7 @@ async def test_the_conductors_is_an_outage(opened: House, broken: set[str]) -> N
 
 
 async def test_a_bug_that_a_cancellation_brings_to_light_is_a_cancellation(
-    opened: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = asyncio.Event()
 

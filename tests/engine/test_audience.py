@@ -37,7 +37,7 @@ def ended(answer: str = ANSWER, call: str = ONE, error: BatonError | None = None
     return Ended(state, answer if error is None else "", "stop", bill(WHOLE), error)
 
 
-class Ear:
+class Subscriber:
     """A caller, and what it was told."""
 
     def __init__(self, audience: Audience, at: Position = Position(), *, notes: bool = False, room: int = 100) -> None:
@@ -65,16 +65,20 @@ class Ear:
 
 def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
     audience = Audience(RUN)
-    first = Ear(audience)
-    audience.hear(LIVE, words("Four "))
-    second, later, ahead = Ear(audience), Ear(audience, Position(1, 2)), Ear(audience, Position(1, 8))
+    first = Subscriber(audience)
+    audience.receive(LIVE, words("Four "))
+    second, later, ahead = (
+        Subscriber(audience),
+        Subscriber(audience, Position(1, 2)),
+        Subscriber(audience, Position(1, 8)),
+    )
     assert [one.said() for one in (first, second, later, ahead)] == [
         [("Four ", 5)],
         [("Four ", 5)],
         [("ur ", 5)],
         [],
     ]
-    audience.hear(LIVE, words("times ", 5))
+    audience.receive(LIVE, words("times ", 5))
     assert [one.said() for one in (first, second, later, ahead)] == [[("times ", 11)]] * 3 + [[("es ", 11)]]
     audience.end(ended())
     assert [one.heard_out() for one in (first, second, later, ahead)] == [("four.", None)] * 4
@@ -82,11 +86,11 @@ def test_everybody_is_told_everything_from_wherever_it_begins() -> None:
 
 def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
     audience = Audience(RUN)
-    ear = Ear(audience)
-    assert audience.hear(LIVE, words("Four "))
-    assert not audience.hear(LIVE, words("four.", 11))  # the piece between got lost
-    assert not audience.hear(LIVE, words("our ", 1))  # and this one came twice
-    assert audience.hear(LIVE, words("r times", 3))  # told again from a little earlier
+    ear = Subscriber(audience)
+    assert audience.receive(LIVE, words("Four "))
+    assert not audience.receive(LIVE, words("four.", 11))  # the piece between got lost
+    assert not audience.receive(LIVE, words("our ", 1))  # and this one came twice
+    assert audience.receive(LIVE, words("r times", 3))  # told again from a little earlier
     assert ear.said() == [("Four ", 5), ("times", 10)]
     audience.end(ended())
     assert ear.heard_out() == (" four.", None)
@@ -94,19 +98,19 @@ def test_what_is_missed_comes_with_what_follows_or_with_the_end() -> None:
 
 def test_only_the_answering_step_is_told_and_only_calls_that_are_known() -> None:
     audience = Audience(RUN)
-    ear = Ear(audience)
-    assert not audience.hear(LIVE, words("Two twos.", call="call_0", step=0))
-    assert not audience.hear(LIVE, words("Four", call="unheard-of"))
+    ear = Subscriber(audience)
+    assert not audience.receive(LIVE, words("Two twos.", call="call_0", step=0))
+    assert not audience.receive(LIVE, words("Four", call="unheard-of"))
     assert ear.told() == []
 
 
 def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
     audience = Audience(RUN)
-    slow = Ear(audience, room=1)
+    slow = Subscriber(audience, room=1)
     for place, letter in enumerate(ANSWER[:10]):
-        audience.hear(LIVE, words(letter, place))
+        audience.receive(LIVE, words(letter, place))
     assert slow.said() == [("F", 1)]
-    audience.hear(LIVE, words(ANSWER[10], 10))
+    audience.receive(LIVE, words(ANSWER[10], 10))
     assert slow.said() == [(ANSWER[1:11], 11)]
     audience.end(ended())
     assert slow.heard_out() == (ANSWER[11:], None)
@@ -114,8 +118,8 @@ def test_a_reader_that_falls_behind_gets_the_rest_in_one_piece() -> None:
 
 def test_whoever_was_told_nothing_follows_the_next_attempt_at_once() -> None:
     audience = Audience(RUN)
-    ears = [Ear(audience), Ear(audience, Position(1, 0))]
-    audience.hear(LIVE, words("Four ", call=TWO))
+    ears = [Subscriber(audience), Subscriber(audience, Position(1, 0))]
+    audience.receive(LIVE, words("Four ", call=TWO))
     audience.end(ended(call=TWO))
     for ear in ears:
         assert ear.said() == [("Four ", ATTEMPT + 5), ("times four.", ATTEMPT + len(ANSWER))]
@@ -123,12 +127,12 @@ def test_whoever_was_told_nothing_follows_the_next_attempt_at_once() -> None:
 
 def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
     audience = Audience(RUN)
-    stranded = Ear(audience)
-    audience.hear(LIVE, words("Fünf"))
-    audience.hear(LIVE, words("Fo", call=TWO))
-    fresh = Ear(audience)
-    assert not audience.hear(LIVE, words(" mal", 4))  # the first attempt's dispatcher does not know yet
-    audience.hear(LIVE, words("ur", 2, call=TWO))
+    stranded = Subscriber(audience)
+    audience.receive(LIVE, words("Fünf"))
+    audience.receive(LIVE, words("Fo", call=TWO))
+    fresh = Subscriber(audience)
+    assert not audience.receive(LIVE, words(" mal", 4))  # the first attempt's dispatcher does not know yet
+    audience.receive(LIVE, words("ur", 2, call=TWO))
     assert stranded.said() == [("Fünf", 4)]
     assert fresh.said() == [("Fo", ATTEMPT + 2), ("ur", ATTEMPT + 4)]
     audience.end(ended(call=TWO))
@@ -138,9 +142,9 @@ def test_a_lost_attempt_strands_whoever_heard_it_and_nobody_else() -> None:
 
 def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
     audience = Audience(RUN)
-    ear = Ear(audience)
-    audience.hear(LIVE, words("Four"))
-    audience.hear(LIVE, words("Four times", call=TWO))
+    ear = Subscriber(audience)
+    audience.receive(LIVE, words("Four"))
+    audience.receive(LIVE, words("Four times", call=TWO))
     audience.end(ended(call=TWO))
     assert ear.heard_out() == (ANSWER, None)
 
@@ -149,8 +153,8 @@ def test_a_lost_attempt_strands_nobody_if_the_next_one_says_the_same() -> None:
 def test_a_caller_who_comes_back_is_held_to_the_attempt_that_it_heard(at: Position, error: str | None) -> None:
     """Nobody here knows what it was told, only of which attempt that was."""
     audience = Audience(RUN)
-    ear = Ear(audience, at)
-    audience.hear(LIVE, words("Four times", call=TWO))
+    ear = Subscriber(audience, at)
+    audience.receive(LIVE, words("Four times", call=TWO))
     audience.end(ended(call=TWO))
     assert ear.heard_out() == ("" if error else ANSWER[4:], error)
 
@@ -158,7 +162,7 @@ def test_a_caller_who_comes_back_is_held_to_the_attempt_that_it_heard(at: Positi
 @pytest.mark.parametrize("behind", range(DONE + 2))
 def test_a_caller_may_have_heard_part_of_the_end(behind: int) -> None:
     audience = Audience(RUN)
-    ear = Ear(audience, Position(1, len(ANSWER) + behind))
+    ear = Subscriber(audience, Position(1, len(ANSWER) + behind))
     audience.end(ended())
     assert ear.heard_out() == ("", "unknown_event" if behind > DONE else None)
 
@@ -172,26 +176,26 @@ def test_the_error_says_where_the_answer_is() -> None:
 
 def test_a_failed_run_fails_for_everybody() -> None:
     audience = Audience(RUN)
-    ears = [Ear(audience), Ear(audience, Position(1, 3))]
-    audience.hear(LIVE, words("Four"))
+    ears = [Subscriber(audience), Subscriber(audience, Position(1, 3))]
+    audience.receive(LIVE, words("Four"))
     audience.end(ended(error=RunFailed()))
     assert [ear.heard_out()[1] for ear in ears] == ["run_failed"] * 2
 
 
 def test_an_end_is_told_once_and_also_to_those_who_come_after_it() -> None:
     audience = Audience(RUN)
-    ear = Ear(audience)
+    ear = Subscriber(audience)
     audience.end(ended())
     audience.end(ended(error=RunFailed()))
-    assert ear.heard_out() == Ear(audience).heard_out() == (ANSWER, None)
+    assert ear.heard_out() == Subscriber(audience).heard_out() == (ANSWER, None)
 
 
 def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
     audience = Audience(RUN)
-    ear, other = Ear(audience, notes=True), Ear(audience)
+    ear, other = Subscriber(audience, notes=True), Subscriber(audience)
     assert len(audience) == 2
     audience.leave(ear.line)
-    audience.hear(LIVE, words("Four"))
+    audience.receive(LIVE, words("Four"))
     audience.note(journal_of(RUN, TEXTS)[4])
     assert ear.told() == []
     assert len(audience) == 1
@@ -203,7 +207,7 @@ def test_who_is_gone_is_told_the_end_and_nothing_before_it() -> None:
 
 def test_events_are_noted_once_for_those_who_asked() -> None:
     audience = Audience(RUN)
-    asked, other = Ear(audience, notes=True), Ear(audience)
+    asked, other = Subscriber(audience, notes=True), Subscriber(audience)
     journal = journal_of(RUN, TEXTS)
     for event in (*journal[:5], *journal[2:6]):
         audience.note(event)
@@ -218,7 +222,7 @@ class Wire:
         self.told: list[tuple[str, Live]] = []
         self.down = False
 
-    async def tell(self, address: str, messages: list[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: list[Live], *, at_once: bool = False) -> None:
         if self.down:
             raise QueueUnavailable()
         self.told += [(address, message) for message in messages]

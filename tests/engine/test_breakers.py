@@ -9,38 +9,38 @@ from typing import Any
 import pytest
 
 from app.core.run.events import Kind
-from app.process.wiring import House
-from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan, pool_text, running_service
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
 DOWN = Fail(status=503)
 ANSWER = "Hello there."
 
 
-async def run(opened: House, tier: str = "baton-mini", **changes: Any) -> Outcome:
+async def run(opened: Runtime, tier: str = "baton-mini", **changes: Any) -> Outcome:
     """One run, to its end."""
     return await finish(await opened.runs.start(order(opened, tier, **changes)))
 
 
-async def intents(opened: House, outcome: Outcome) -> list[dict[str, Any]]:
+async def intents(opened: Runtime, outcome: Outcome) -> list[dict[str, Any]]:
     """The bodies of its `call.intended`."""
     journal = await events(opened, outcome.ended.state.run)
     return [dict(event.body) for event in journal if event.kind is Kind.CALL_INTENDED]
 
 
-def later(opened: House, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+def later(opened: Runtime, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let time pass for the breakers."""
-    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + seconds)
+    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + seconds)
 
 
-def level(opened: House, worker: str) -> float | None:
+def level(opened: Runtime, worker: str) -> float | None:
     """The breaker's state as `/metrics` has it."""
-    return opened.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
+    return opened.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": worker})
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 529])
 async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
-    stub: ProviderStub, opened: House, status: int
+    stub: ProviderStub, opened: Runtime, status: int
 ) -> None:
     stub.always("alpha", Fail(status=status))
     outcomes = [await run(opened) for _ in range(15)]
@@ -48,11 +48,11 @@ async def test_a_worker_that_always_fails_is_ejected_within_ten_calls(
     assert len(stub.of("alpha")) <= 10
     assert level(opened, "alpha") == 2
     assert level(opened, "beta") == 0
-    counted = opened.means.telemetry.registry.get_sample_value
+    counted = opened.context.telemetry.registry.get_sample_value
     assert counted("baton_ejections_total", {"worker": "alpha", "reason": "failing"}) == 1
 
 
-async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStub, opened: House) -> None:
+async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStub, opened: Runtime) -> None:
     """Thirty at once, and not a word of anybody before: a few scouts go first, and the others follow them."""
     stub.always("alpha", Fail(status=503, delay=0.1))
     stub.always("beta", Reply(header_delay=0.05))
@@ -61,7 +61,7 @@ async def test_runs_in_flight_when_a_worker_dies_all_fail_over(stub: ProviderStu
     assert len(stub.of("alpha")) <= 1.2 * 30
 
 
-async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, opened: House) -> None:
+async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub, opened: Runtime) -> None:
     """However often it comes: nobody waits for good news of workers that have said all they will."""
     stub.always("*", Fail(status=400))
     for _ in range(6):
@@ -70,7 +70,7 @@ async def test_a_request_that_everybody_refuses_fails_at_once(stub: ProviderStub
     assert [level(opened, worker) for worker in ("alpha", "beta", "gamma")] == [0, 0, 0]
 
 
-async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: ProviderStub, opened: House) -> None:
+async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
         await run(opened)
@@ -83,7 +83,7 @@ async def test_the_journal_says_why_the_planned_worker_was_passed_over(stub: Pro
     assert not outcome.ended.state.degraded
 
 
-async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
         await run(opened)
@@ -94,7 +94,7 @@ async def test_a_run_is_planned_without_the_ejected_workers(stub: ProviderStub, 
     assert "passed_over" not in (await intents(opened, outcome))[0]
 
 
-async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, opened: House) -> None:
+async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", DOWN)
     for _ in range(8):
         await run(opened)
@@ -108,7 +108,7 @@ async def test_the_whole_pool_is_never_ejected(stub: ProviderStub, opened: House
 
 
 async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
@@ -128,7 +128,7 @@ async def test_one_call_probes_a_worker_and_its_success_brings_it_back(
 
 
 async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
@@ -142,7 +142,7 @@ async def test_a_probe_that_fails_keeps_the_worker_out_and_the_run_goes_on(
 
 
 async def test_a_probe_that_was_not_paid_for_does_not_stand_in_the_way(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("alpha", DOWN)
     for _ in range(4):
@@ -156,7 +156,7 @@ async def test_a_probe_that_was_not_paid_for_does_not_stand_in_the_way(
 
 
 async def test_a_wrong_key_ejects_at_once_and_is_told_loudly(
-    stub: ProviderStub, opened: House, caplog: pytest.LogCaptureFixture
+    stub: ProviderStub, opened: Runtime, caplog: pytest.LogCaptureFixture
 ) -> None:
     stub.always("alpha", Fail(status=401))
     with caplog.at_level(logging.ERROR, "baton"):
@@ -168,14 +168,14 @@ async def test_a_wrong_key_ejects_at_once_and_is_told_loudly(
     assert record.__dict__["fields"]["worker"] == "alpha"
 
 
-async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+async def test_a_request_that_is_refused_says_nothing_of_the_worker(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Fail(status=400))
     for _ in range(12):
         assert (await run(opened)).ended.answer == ANSWER
     assert len(stub.of("alpha")) == 12
 
 
-async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Hang())
     for number in range(6):
         driven = await opened.runs.start(order(opened, "baton-mini"))
@@ -185,7 +185,7 @@ async def test_cancelled_runs_say_nothing_of_the_worker(stub: ProviderStub, open
     assert level(opened, "alpha") == 0
 
 
-async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, opened: House) -> None:
+async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: ProviderStub, opened: Runtime) -> None:
     """Nobody can have a worker ejected for others by being in a hurry."""
     stub.always("*", Hang())
     hurried = narrowed(opened, "baton-mini", seconds=0.3)
@@ -199,7 +199,7 @@ async def test_a_callers_tiny_time_limit_says_nothing_of_the_worker(stub: Provid
 async def test_a_worker_that_hangs_is_ejected_too(stub: ProviderStub, tmp_path: Path) -> None:
     quick = "[workers.alpha]\ndeadlines = { first = 0.1 }\n"
     stub.always("alpha", Hang())
-    async with open_house(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as opened:
         outcomes = [await run(opened, streams=True) for _ in range(8)]
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
     assert len(stub.of("alpha")) == 5

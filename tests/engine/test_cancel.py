@@ -11,18 +11,18 @@ import pytest
 from app.core.run.events import Kind, fact_from_json
 from app.engine.runs import cancellations
 from app.gateway.runs import cancel
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, RunRow
 from tests.harness.callers import body, calling, key_of, post
 from tests.harness.conversations import Talk, look
 from tests.harness.conversations import calling as tool_calling
-from tests.harness.in_process import events, finish, kinds, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, order, plan, pool_text, running_service
 from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch
 from tests.stubs import Hang, ProviderStub, Reply
 
 
 @pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
     async with calling(opened, await key_of(opened)) as running:
         yield running
 
@@ -55,7 +55,7 @@ async def test_a_run_is_stopped_and_its_caller_told(
 
 
 async def test_it_may_be_asked_for_twice_and_too_late(
-    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
 ) -> None:
     asking, run = await hanging(stub, client)
     both = await asyncio.gather(*(client.post(f"/v1/runs/{run}/cancel", json={}) for _ in range(2)))
@@ -71,7 +71,7 @@ async def test_it_may_be_asked_for_twice_and_too_late(
 
 
 async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
-    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
 ) -> None:
     asking, run = await hanging(stub, client)
     statuses = []
@@ -87,23 +87,23 @@ async def test_only_who_may_write_in_the_tenant_may_stop_a_run(
 
 async def test_another_process_stops_it_by_the_journal_alone(stub: ProviderStub, tmp_path: Path) -> None:
     """Over one database without a queue between them: the driver learns of it when it renews its lease."""
-    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
         key = await key_of(one)
         async with calling(one, key) as here, calling(other, key) as there:
             asking, run = await hanging(stub, here)
             watch = Stopwatch()
             reply = await there.post(f"/v1/runs/{run}/cancel")
             assert reply.json()["state"] == "cancelled"
-            assert watch.seconds < one.means.lease
+            assert watch.seconds < one.context.lease
             assert (await asking).status_code == 499
 
 
 async def test_a_run_without_a_driver_is_stopped_by_whoever_takes_it_over(stub: ProviderStub, tmp_path: Path) -> None:
-    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         await cancel.ask(
-            opened.gateway.store, None, await opened.gateway.store.run(driven.run), "operator", opened.means.now()
+            opened.gateway.store, None, await opened.gateway.store.run(driven.run), "operator", opened.context.now()
         )
         row: RunRow = await cancel.settled(opened.gateway.store, await opened.gateway.store.run(driven.run), 10)
         assert row.state == "cancelled"
@@ -116,19 +116,19 @@ async def test_a_wish_that_comes_just_before_a_step_is_queued_is_heard(
 ) -> None:
     """By a driver that nobody tells of it, whose dispatchers make no call that they could tell of either."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         opened.drivers.spread = True
         monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-        append = opened.means.store.append
+        append = opened.context.store.append
 
         async def overtaken(entry: Entry) -> Appended:
             if any(draft.kind is Kind.STEP_QUEUED and draft.to_json()["n"] for draft in entry.events):
                 await append(
-                    Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                    Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
                 )
             return await append(entry)
 
-        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        opened.context.store.append = overtaken  # type: ignore[method-assign]
         driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
         assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
         assert len(stub.requests) == 1
@@ -140,50 +140,52 @@ async def test_a_run_is_not_let_go_of_by_who_has_not_heard_of_a_wish(
 ) -> None:
     """It would wait for its caller's tools, and nobody would look at it before that is over."""
     stub.script("alpha", tool_calling(look("a")))
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         if apart:
             opened.drivers.spread = True
             monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
-        append = opened.means.store.append
+        append = opened.context.store.append
 
         async def overtaken(entry: Entry) -> Appended:
             if any(draft.kind is Kind.AWAITING for draft in entry.events):
                 await append(
-                    Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
+                    Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),))
                 )
             return await append(entry)
 
-        opened.means.store.append = overtaken  # type: ignore[method-assign]
+        opened.context.store.append = overtaken  # type: ignore[method-assign]
         driven = await Talk(opened).begin()
         assert (await finish(driven, within=5.0)).ended.state.state == "cancelled"
 
 
-async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_that_is_taken_over_in_its_wait_is_not_let_go_of_either(
+    stub: ProviderStub, opened: Runtime
+) -> None:
     stub.script("alpha", tool_calling(look("a")))
     run = (await Talk(opened).say()).ended.state.run
-    append, store = opened.means.store.append, opened.means.store
+    append, store = opened.context.store.append, opened.context.store
 
     wishes: list[Entry] = []
 
     async def overtaken(entry: Entry) -> Appended:
         if entry.lease is not None and not entry.events and not wishes:
             wishes.append(entry)
-            await append(Entry(entry.run, opened.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)))
+            await append(Entry(entry.run, opened.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)))
         return await append(entry)
 
-    opened.means.store.append = overtaken  # type: ignore[method-assign]
-    now, ours = opened.means.now(), [("baton-mini", opened.means.code)]
+    opened.context.store.append = overtaken  # type: ignore[method-assign]
+    now, ours = opened.context.now(), [("baton-mini", opened.context.code)]
     (row,) = await store.take_over(opened.drivers._home, now + 1e4, now + 4.0, 1, ours)  # by a clock that is wrong
     await opened.drivers._recovery._go_on(row)
     assert (await cancel.settled(store, await store.run(run), 3.0)).state == "cancelled"
 
 
-async def test_a_wish_is_written_once(stub: ProviderStub, opened: House) -> None:
+async def test_a_wish_is_written_once(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Hang())
     driven = await opened.runs.start(order(opened, "baton-mini"))
     row = await opened.gateway.store.run(driven.run)
     for _ in range(3):
-        await cancel.ask(opened.gateway.store, None, row, "operator", opened.means.now())
+        await cancel.ask(opened.gateway.store, None, row, "operator", opened.context.now())
     outcome = await finish(driven)
     assert outcome.ended.state.state == "cancelled"
     assert kinds(await events(opened, driven.run)).count(Kind.CANCEL_ASKED) == 1
@@ -193,5 +195,5 @@ async def test_a_process_that_stops_does_not_wait_for_further_wishes(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancellations, "RETRY_SECONDS", 3600.0)
-    async with asyncio.timeout(PATIENCE_SECONDS), open_house(tmp_path, pool_text(stub)):
+    async with asyncio.timeout(PATIENCE_SECONDS), running_service(tmp_path, pool_text(stub)):
         pass

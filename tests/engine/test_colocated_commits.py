@@ -20,12 +20,12 @@ from app.engine.runs.driver import Driver
 from app.engine.steps.dispatcher import Dispatcher
 from app.engine.steps.execution import Execution
 from app.errors import StoreUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
 from tests.stubs import Hang, ProviderStub, Reply
 
 ONE_TWO_ONE = plan(
@@ -37,17 +37,17 @@ CHAIN = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
 @asynccontextmanager
 async def watched(
     folder: Path, stub: ProviderStub, environ: Mapping[str, str] | None = None
-) -> AsyncIterator[tuple[House, list[Entry]]]:
+) -> AsyncIterator[tuple[Runtime, list[Entry]]]:
     """A service and every entry that its store was asked to take."""
     seen: list[Entry] = []
-    async with open_house(folder, pool_text(stub), environ) as opened:
-        append = opened.means.store.append
+    async with running_service(folder, pool_text(stub), environ) as opened:
+        append = opened.context.store.append
 
         async def noting(entry: Entry) -> Appended:
             seen.append(entry)
             return await append(entry)
 
-        opened.means.store.append = noting  # type: ignore[method-assign]
+        opened.context.store.append = noting  # type: ignore[method-assign]
         yield opened, seen
 
 
@@ -102,7 +102,7 @@ async def test_a_step_is_on_its_way_before_its_caller_and_its_driver_go_on(
 
     monkeypatch.setattr(ClientRequest, "write_bytes", sending)
     monkeypatch.setattr(Driver, "drive", driving)
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         await finish(await opened.runs.start(order(opened, "baton-mini")))  # which connects
         went.clear()
         driven = await opened.runs.start(order(opened, "baton-mini"))
@@ -120,7 +120,7 @@ async def test_a_driver_decides_once_upon_what_it_has_committed(
         return await act(self, group)
 
     monkeypatch.setattr(Driver, "_act", looking)
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         outcome = await finish(await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE)))
     assert (outcome.ended.answer, looked) == ("Hello there.", [])
 
@@ -141,17 +141,17 @@ async def test_a_step_that_cannot_be_paid_for_costs_no_outcome(stub: ProviderStu
 
 async def test_no_call_is_made_for_an_entry_that_was_not_taken(stub: ProviderStub, tmp_path: Path) -> None:
     """And the worker's breaker may be probed by the next one."""
-    async with open_house(tmp_path, pool_text(stub)) as opened:
-        append, forgone = opened.means.store.append, []
+    async with running_service(tmp_path, pool_text(stub)) as opened:
+        append, forgone = opened.context.store.append, []
 
         async def failing(entry: Entry) -> Appended:
             raise StoreUnavailable(retry_after=1.0)
 
-        opened.means.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
-        opened.means.store.append = failing  # type: ignore[method-assign]
+        opened.context.health.forgo = lambda worker, **_: forgone.append(worker.name)  # type: ignore[method-assign]
+        opened.context.store.append = failing  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable):
             await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
-        opened.means.store.append = append  # type: ignore[method-assign]
+        opened.context.store.append = append  # type: ignore[method-assign]
         await asyncio.sleep(0.05)
         assert (stub.requests, forgone) == ([], ["alpha"])
         assert (await finish(await opened.runs.start(order(opened, "baton-mini")))).ended.error is None
@@ -179,19 +179,19 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
 ) -> None:
     """Its entry is committed after running steps were interrupted, or after the dispatcher has gone: no call is made,
     and its outcome is either known or said to be unknown."""
-    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
-        append, committing, go_on = opened.means.store.append, asyncio.Event(), asyncio.Event()
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
+        append, committing, go_on = opened.context.store.append, asyncio.Event(), asyncio.Event()
 
         async def slow(entry: Entry) -> Appended:
             committing.set()
             await go_on.wait()
             return await append(entry)
 
-        leaver, stopping = Dispatcher(opened.means, name="leaver", slots=4, grace=0.1), asyncio.Event()
+        leaver, stopping = Dispatcher(opened.context, name="leaver", slots=4, grace=0.1), asyncio.Event()
         opened.drivers.dispatcher = leaver
         leaving = asyncio.create_task(leaver.run(stopping))
         await asyncio.sleep(0)
-        opened.means.store.append = slow  # type: ignore[method-assign]
+        opened.context.store.append = slow  # type: ignore[method-assign]
         starting = asyncio.create_task(opened.runs.start(order(opened, "baton-mini")))
         await committing.wait()
         stopping.set()
@@ -203,9 +203,9 @@ async def test_a_step_that_begins_after_its_dispatcher_is_left_to_another(
         go_on.set()
         driven = await starting
         await leaving
-        opened.means.store.append = append  # type: ignore[method-assign]
+        opened.context.store.append = append  # type: ignore[method-assign]
         assert stub.requests == []
-        heir, heir_ends = Dispatcher(opened.means, name="heir", slots=4, grace=1.0), asyncio.Event()
+        heir, heir_ends = Dispatcher(opened.context, name="heir", slots=4, grace=1.0), asyncio.Event()
         working = asyncio.create_task(heir.run(heir_ends))
         outcome = await finish(driven)
         heir_ends.set()
@@ -227,8 +227,8 @@ async def test_a_step_that_could_not_be_begun_gives_its_slot_back(
         raise StoreUnavailable
 
     monkeypatch.setattr(Execution, "begin", too_hard)
-    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened:
-        dispatcher, stopping = Dispatcher(opened.means, name="narrow", slots=1, grace=1.0), asyncio.Event()
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened:
+        dispatcher, stopping = Dispatcher(opened.context, name="narrow", slots=1, grace=1.0), asyncio.Event()
         opened.drivers.dispatcher = dispatcher
         working = asyncio.create_task(dispatcher.run(stopping))
         await asyncio.sleep(0)
@@ -247,9 +247,9 @@ async def test_both_fences_hold_for_a_joined_entry(stub: ProviderStub, tmp_path:
     async with watched(tmp_path, stub) as (opened, seen):
         driven = await opened.runs.start(order(opened, "baton-ultra", plan=ONE_TWO_ONE))
         await stub.wait_for(1)
-        now = opened.means.now()
-        assert await opened.means.store.take_over(
-            "another", now + 100, now + 200, 10, [("baton-ultra", opened.means.code)]
+        now = opened.context.now()
+        assert await opened.context.store.take_over(
+            "another", now + 100, now + 200, 10, [("baton-ultra", opened.context.code)]
         )
         for _ in range(100):
             await asyncio.sleep(0.05)
@@ -274,7 +274,7 @@ async def test_an_outcome_that_joins_after_the_end_leaves_it_where_it_was(
         async with asyncio.timeout(5):
             while kinds(journal := await events(opened, driven.run))[-1] is not Kind.CALL_FINISHED:  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
-        row = await opened.means.store.run(driven.run)
+        row = await opened.context.store.run(driven.run)
     assert (journal[-2].kind, seen[-1].epoch) == (Kind.CANCELLED, None), "its own fence is enough"
     assert (row.state, row.ended_at) == ("cancelled", journal[-2].at)
 
@@ -304,15 +304,15 @@ async def test_a_plan_that_follows_from_an_end_is_begun(
     bad, good = plan_text((0, "Try.", ["user"]), (9, "No.", ["user"])), plan_text((0, "Do it.", ["user"]))
     stub.script("planner", Reply(chunks=tuple(bad), gap=0.005), Reply(chunks=(good,)))
     stub.script("*", Hang())
-    tell = MemoryQueue.tell
+    tell = MemoryQueue.publish
 
     async def lagging(queue: MemoryQueue, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         await tell(queue, address, messages, at_once=at_once)
         if any(isinstance(message, Stop) for message in messages):
             await asyncio.sleep(0.3)
 
-    monkeypatch.setattr(MemoryQueue, "tell", lagging)
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    monkeypatch.setattr(MemoryQueue, "publish", lagging)
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")), within=10)
     assert outcome.ended.answer == "Hello there."
     assert [one.mode for one in outcome.ended.state.proposals] == ["first", "repair"]

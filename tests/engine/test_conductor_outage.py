@@ -9,8 +9,8 @@ import pytest
 
 from app.core.pool.breaker import IN_A_ROW
 from app.core.run.events import Kind
-from app.process.wiring import House
-from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan_text, pool_text, running_service
 from tests.harness.waiting import Stopwatch
 from tests.stubs import Fail, Hang, ProviderStub, Reply
 
@@ -26,19 +26,19 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """A service whose conductor must begin within a second."""
     quick = "[workers.planner]\ndeadlines = { first = 1.0 }\n"
-    async with open_house(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as running:
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.planner]\n", quick)) as running:
         yield running
 
 
-async def run(opened: House) -> Outcome:
+async def run(opened: Runtime) -> Outcome:
     """One run, to its end."""
     return await finish(await opened.runs.start(order(opened, "baton-ultra")))
 
 
-async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: ProviderStub, opened: House) -> None:
+async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Hang())
     await asyncio.gather(*(run(opened) for _ in range(IN_A_ROW)))
     asked = len(stub.of("planner"))
@@ -59,14 +59,14 @@ async def test_an_open_breaker_leads_to_the_fallback_without_a_call(stub: Provid
 
 
 async def test_one_run_probes_the_conductor_and_brings_it_back(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
     for _ in range(IN_A_ROW):
         await run(opened)
     stub.clear()
     stub.always("planner", Reply(chunks=PLAN.chunks, header_delay=0.5))
-    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + 10.0)
+    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 10.0)
     outcomes = await asyncio.gather(*(run(opened) for _ in range(5)))
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
     assert len(stub.of("planner")) == 1
@@ -75,19 +75,19 @@ async def test_one_run_probes_the_conductor_and_brings_it_back(
 
 
 async def test_a_plan_that_was_not_paid_for_keeps_nobody_from_probing(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub.always("planner", Fail(status=500))
     for _ in range(IN_A_ROW):
         await run(opened)
     stub.always("planner", PLAN)
-    monkeypatch.setattr(opened.means.health, "_tick", lambda: time.monotonic() + 10.0)
+    monkeypatch.setattr(opened.context.health, "_tick", lambda: time.monotonic() + 10.0)
     poor = order(opened, "baton-ultra", limits=narrowed(opened, "baton-ultra", usd=1))
     await finish(await opened.runs.start(poor))
     assert not (await run(opened)).ended.state.degraded
 
 
-async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, opened: House) -> None:
+async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     for _ in range(IN_A_ROW):
         await run(opened)
@@ -96,7 +96,7 @@ async def test_a_bad_plan_is_no_fault_of_the_server_behind_the_conductor(stub: P
     assert len(stub.of("planner")) == asked + 2
 
 
-async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_that_could_not_plan_in_time_is_not_asked(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=(PLAN.text[:9], PLAN.text[9:]), gap=1.0))
     await asyncio.gather(*(run(opened) for _ in range(5)))
     asked = len(stub.of("planner"))

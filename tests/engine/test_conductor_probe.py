@@ -16,8 +16,8 @@ from app.core.run.events import Kind
 from app.engine.conductors import probe
 from app.engine.conductors.probe import EVERY
 from app.gateway.app import create_app
-from app.process.wiring import House
-from tests.harness.in_process import Outcome, events, finish, narrowed, open_house, order, plan_text, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import Outcome, events, finish, narrowed, order, plan_text, pool_text, running_service
 from tests.harness.waiting import Stopwatch, stays, until
 from tests.stubs import Drop, Fail, Hang, ProviderStub, Received, Reply, Stall, Truncate
 
@@ -42,17 +42,17 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @asynccontextmanager
-async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: str = "") -> AsyncIterator[House]:
+async def watched(stub: ProviderStub, folder: Path, *, price: float = 0, more: str = "") -> AsyncIterator[Runtime]:
     """A service whose conductor costs that much, under watch."""
     text = pool_text(stub).replace('worker = "planner" }', f'worker = "planner", probe = {PROBE}{more} }}')
     before, planner = text.split("[workers.planner]")
     priced = planner.replace("input = 1.00, output = 2.00, cached = 0.50", f"input = {price}, output = {price}", 1)
     stopping = asyncio.Event()
     async with (
-        open_house(folder, f"{before}[workers.planner]{priced}") as opened,
+        running_service(folder, f"{before}[workers.planner]{priced}") as opened,
         asyncio.TaskGroup() as group,
     ):
-        group.create_task(opened.pulse.run(stopping))
+        group.create_task(opened.conductor_probe.run(stopping))
         try:
             yield opened
         finally:
@@ -64,15 +64,15 @@ def probes(stub: ProviderStub) -> list[Received]:
     return [one for one in stub.of("planner") if b"Say ok." in one.body]
 
 
-def is_out(opened: House) -> bool:
-    return opened.means.health.is_out(opened.pool.catalog().workers["planner"])
+def is_out(opened: Runtime) -> bool:
+    return opened.context.health.is_out(opened.pool.catalog().workers["planner"])
 
 
-async def run(opened: House) -> Outcome:
+async def run(opened: Runtime) -> Outcome:
     return await finish(await opened.runs.start(order(opened, "baton-ultra")))
 
 
-async def readiness(opened: House) -> tuple[int, dict[str, Any]]:
+async def readiness(opened: Runtime) -> tuple[int, dict[str, Any]]:
     transport = httpx.ASGITransport(create_app(opened.gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
         reply = await client.get("/readyz")
@@ -112,7 +112,7 @@ async def test_a_dead_engine_is_found_without_traffic_and_its_return_too(
         assert [
             event.body["worker"] for event in await events(opened, state.run) if event.kind is Kind.CALL_INTENDED
         ] == ["beta"]
-        metrics = opened.means.telemetry.exposition().decode()
+        metrics = opened.context.telemetry.exposition().decode()
         for sample in (
             'baton_plans_total{outcome="outage",tier="baton-ultra"} 1.0',
             'baton_degraded_total{tier="baton-ultra"} 1.0',

@@ -1,6 +1,6 @@
 """Versions of a conductor through the whole service: who plans a run, what the journal says of it, and the way back.
 
-`open_house` ends with the independent auditor, who recomposes each planning request under its version's name.
+`running_service` ends with the independent auditor, who recomposes each planning request under its version's name.
 """
 
 from asyncio import to_thread
@@ -13,22 +13,22 @@ import httpx
 from app.cli import shadow
 from app.cli.run_words import proposal
 from app.core.pool.conductor_versions import Change, ChangeKind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.providers.vllm import Management
 from app.store.archive import open_archive
-from tests.harness.in_process import calling, open_house, plan_text, pool_text
+from tests.harness.in_process import calling, plan_text, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = Reply(chunks=(plan_text((0, "Solve it.", ["user"])),))
 
 
-async def changed(opened: House, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
+async def changed(opened: Runtime, *changes: tuple[ChangeKind, str] | tuple[ChangeKind, str, float]) -> None:
     """Store changes of the conductor `planner`, and let the gateway look."""
     for kind, version, *share in changes:
-        n = len(await opened.means.store.changes())
-        at = opened.means.now()
-        await opened.means.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
-    await opened.succession.look()
+        n = len(await opened.context.store.changes())
+        at = opened.context.now()
+        await opened.context.store.change(Change(f"change_{n:03}", at, "me", "planner", kind, version, *share))
+    await opened.versions.look()
 
 
 async def planned(client: httpx.AsyncClient) -> tuple[str, dict[str, Any]]:
@@ -44,7 +44,7 @@ async def test_the_alias_moves_and_the_journal_names_the_version(tmp_path: Path)
     async with ProviderStub() as stub:
         for model in ("planner", "planner@1", "planner@2"):
             stub.always(model, PLAN)
-        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
             assert (await planned(client))[0] == "planner"
             await changed(opened, ("loaded", "planner@1"), ("shadowed", "planner@1"))
             assert (await planned(client))[0] == "planner"
@@ -73,7 +73,7 @@ async def test_a_canary_conducts_some_runs_and_one_that_fails_ends_in_the_fallba
     async with ProviderStub() as stub:
         stub.always("planner", PLAN)
         stub.always("planner@1", PLAN)
-        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
             await changed(opened, ("loaded", "planner@1"), ("canary", "planner@1", 0.5))
             models = [(await planned(client))[0] for _ in range(16)]
             assert set(models) == {"planner", "planner@1"}
@@ -89,7 +89,7 @@ async def test_a_shadow_is_asked_what_the_live_conductor_was_asked_and_conducts_
         stub.always("planner", PLAN)
         same, other, none = PLAN, Reply(chunks=(plan_text((1, "Solve it.", ["user"])),)), Reply(chunks=("No idea.",))
         stub.script("planner@1", same, other, none)
-        async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
+        async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened) as client:
             for _ in range(3):
                 assert (await planned(client))[0] == "planner"
         before = len(stub.requests)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from app.core.pool.conductor_versions import Change
-from app.engine.conductors.versions import FRESH, Succession
+from app.engine.conductors.versions import FRESH, VersionReader
 from app.errors import StoreUnavailable
 from app.telemetry import Telemetry
 
@@ -48,28 +48,28 @@ def watch() -> Watch:
 
 
 @pytest.fixture
-def succession(store: Changes, watch: Watch) -> Succession:
-    return Succession(store, Telemetry(), watch)  # type: ignore[arg-type]
+def versions(store: Changes, watch: Watch) -> VersionReader:
+    return VersionReader(store, Telemetry(), watch)  # type: ignore[arg-type]
 
 
-async def test_the_first_to_ask_reads_if_nobody_could_before(store: Changes, succession: Succession) -> None:
+async def test_the_first_to_ask_reads_if_nobody_could_before(store: Changes, versions: VersionReader) -> None:
     """A process that starts while the database is away conducts with the version in force as soon as it is back."""
     store.promote("planner@1")
     store.away = True
-    await succession.look()
+    await versions.look()
     store.away = False
-    assert await succession.version("planner", "run") == "planner@1"
-    assert await succession.version("other", "run") == ""
+    assert await versions.version("planner", "run") == "planner@1"
+    assert await versions.version("other", "run") == ""
     assert store.reads == 2
 
 
-async def test_what_was_read_long_ago_is_read_again(store: Changes, watch: Watch, succession: Succession) -> None:
-    await succession.look()
+async def test_what_was_read_long_ago_is_read_again(store: Changes, watch: Watch, versions: VersionReader) -> None:
+    await versions.look()
     store.promote("planner@1")
     watch.now += FRESH
-    assert await succession.version("planner", "run") == ""
+    assert await versions.version("planner", "run") == ""
     watch.now += 0.1
-    assert await succession.version("planner", "run") == "planner@1"
+    assert await versions.version("planner", "run") == "planner@1"
     store.away = True
     watch.now += 2 * FRESH
-    assert await succession.version("planner", "run") == "planner@1"
+    assert await versions.version("planner", "run") == "planner@1"

@@ -18,12 +18,12 @@ from app.engine.runs import driver
 from app.engine.steps import pending_outcomes
 from app.engine.steps.pending_outcomes import Outcomes
 from app.errors import StoreUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Store
 from app.store.sql import SqlStore
 from app.store.sqlkit.engines import Fault
 from app.telemetry import Telemetry
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
 from tests.harness.waiting import Stopwatch, let_others_run, stays, until
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -35,9 +35,9 @@ CHAIN = plan(("alpha", "Begin.", ["user"]), ("beta", "Go on.", ["user", 0]))
 
 
 @contextmanager
-def away(opened: House) -> Iterator[None]:
+def away(opened: Runtime) -> Iterator[None]:
     """The database of a house can be neither read nor written."""
-    runner = cast(SqlStore, opened.means.store)._runner
+    runner = cast(SqlStore, opened.context.store)._runner
     read, write = runner.read, runner.write
 
     async def down(_: object, **_more: object) -> Any:
@@ -50,12 +50,12 @@ def away(opened: House) -> Iterator[None]:
         runner.read, runner.write = read, write  # type: ignore[method-assign]
 
 
-def metric(opened: House, name: str) -> float:
-    lines = opened.means.telemetry.exposition().decode().splitlines()
+def metric(opened: Runtime, name: str) -> float:
+    lines = opened.context.telemetry.exposition().decode().splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith(f"{name} ")))
 
 
-async def came_to(opened: House, driven: Driven) -> list[str | None]:
+async def came_to(opened: Runtime, driven: Driven) -> list[str | None]:
     """What the calls came to, in the order in which they were made."""
     return [call.outcome for call in fold(await events(opened, driven.run)).calls.values()]
 
@@ -65,7 +65,7 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
     stub: ProviderStub, tmp_path: Path, streams: bool
 ) -> None:
     stub.script("alpha", Reply(header_delay=0.3))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, streams=streams))
         await stub.wait_for(1, "alpha")
         with away(opened):
@@ -81,8 +81,8 @@ async def test_a_run_outlives_an_outage_longer_than_its_lease(
 
 
 async def test_what_is_asked_of_it_meanwhile_is_refused_at_once(stub: ProviderStub, tmp_path: Path) -> None:
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        store = opened.means.store
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
+        store = opened.context.store
         with away(opened):
             with pytest.raises(StoreUnavailable):
                 await store.ready()
@@ -106,7 +106,7 @@ async def test_the_outcome_of_a_failed_call_is_kept_too_and_its_step_goes_on(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
     stub.script("alpha", Fail(status=500, delay=0.2))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with away(opened):
@@ -120,14 +120,14 @@ async def test_a_planning_call_goes_on_and_is_settled(stub: ProviderStub, tmp_pa
     stub.script(
         "planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',), header_delay=0.3)
     )
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-ultra"))
         await stub.wait_for(1, "planner")
         with away(opened):
             await asyncio.sleep(2 * LEASE)
         assert (await finish(driven)).ended.error is None
         assert await came_to(opened, driven) == ["ok", "ok"]
-        assert not (await opened.means.store.run(driven.run)).degraded
+        assert not (await opened.context.store.run(driven.run)).degraded
 
 
 async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
@@ -136,7 +136,7 @@ async def test_an_outage_beyond_the_deadline_ends_the_run_as_expired(
     monkeypatch.setattr(run_writer, "LATE_SECONDS", 0.2)
     monkeypatch.setattr(driver, "QUIESCE_SECONDS", 0.1)
     stub.script("alpha", Reply(header_delay=0.3))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, "baton-mini", seconds=1.0)
         driven = await opened.runs.start(order(opened, "baton-mini", plan=CHAIN, limits=limits))
         await stub.wait_for(1, "alpha")
@@ -152,25 +152,25 @@ async def test_what_others_hold_is_left_to_them_for_a_lease_after_the_return(
 ) -> None:
     """Nobody could prolong anything, so everything has lapsed: whoever is back first must not take it all."""
     stub.always("alpha", Reply(header_delay=4 * LEASE))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as first:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as first:
         driven = await first.runs.start(order(first, "baton-mini"))
         await stub.wait_for(1, "alpha")
-        async with open_house(tmp_path, pool_text(stub), SETTINGS) as second:
+        async with running_service(tmp_path, pool_text(stub), SETTINGS) as second:
             with away(first):
                 with away(second):
                     await asyncio.sleep(2 * LEASE)
                 await asyncio.sleep(LEASE / 3)  # it comes back last, though it has more to lose
             assert (await finish(driven)).ended.error is None
             assert await came_to(first, driven) == ["ok"]
-            assert (await first.means.store.run(driven.run)).epoch == 1
+            assert (await first.context.store.run(driven.run)).epoch == 1
         assert len(stub.requests) == 1
 
 
 async def commit_and_pretend(
-    opened: House, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[Entry], bool]
 ) -> list[Entry]:
     """From now on the chosen entries are committed, and the first answer to each is that they were not."""
-    append, seen = opened.means.store.append, list[Entry]()
+    append, seen = opened.context.store.append, list[Entry]()
 
     async def undecided(entry: Entry) -> Appended:
         appended = await append(entry)
@@ -179,7 +179,7 @@ async def commit_and_pretend(
             raise StoreUnavailable
         return appended
 
-    monkeypatch.setattr(opened.means.store, "append", undecided)
+    monkeypatch.setattr(opened.context.store, "append", undecided)
     return seen
 
 
@@ -188,7 +188,7 @@ async def test_a_drivers_entry_that_was_committed_unheard_is_not_written_twice(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
     stub.script("planner", Reply(chunks=('{"steps": [{"worker": 0, "subtask": "Do.", "access": ["user"]}]}',)))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         seen = await commit_and_pretend(
             opened, monkeypatch, lambda entry: entry.new is None and entry.move is None and bool(entry.events)
         )
@@ -210,7 +210,7 @@ async def test_an_outcome_that_was_committed_unheard_is_not_written_twice(
         told = [(draft.kind, draft.to_json().get("outcome")) for draft in entry.events]
         return told == [(Kind.CALL_FINISHED, "error"), (Kind.CALL_INTENDED, None)]
 
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         seen = await commit_and_pretend(opened, monkeypatch, next_intent)
         driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None

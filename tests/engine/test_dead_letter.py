@@ -11,25 +11,25 @@ from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
 from app.engine.steps.execution import DELIVERIES
 from app.errors import NotFound
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Entry, Ledger, Move
 from tests.harness.ends import end_of
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub
 
 PATIENT = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @asynccontextmanager
-async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[House]:
+async def silent_house(stub: ProviderStub, folder: Path) -> AsyncIterator[Runtime]:
     """A house whose dispatcher does not work until it is told to (`opened.dispatcher.run`)."""
-    async with open_house(folder, pool_text(stub), PATIENT, dispatches=False, audits=False) as opened:
+    async with running_service(folder, pool_text(stub), PATIENT, dispatches=False, audits=False) as opened:
         yield opened
 
 
-async def die(opened: House, run: str, times: int, *, with_intent: bool = False) -> None:
+async def die(opened: Runtime, run: str, times: int, *, with_intent: bool = False) -> None:
     """What dispatchers leave that claim a step, begin with it, and are never heard of again."""
-    store, now = opened.means.store, opened.means.now()
+    store, now = opened.context.store, opened.context.now()
     due = await store.due(run, 0)
     assert due is not None
     for n in range(times):
@@ -39,7 +39,7 @@ async def die(opened: House, run: str, times: int, *, with_intent: bool = False)
         await store.append(Entry(run, now, intent, move=move, hold=Ledger(5, 7) if with_intent else Ledger()))
 
 
-async def ended(opened: House, driven: Driven) -> str:
+async def ended(opened: Runtime, driven: Driven) -> str:
     """Let the dispatcher work; the state in which the run ends, and why."""
     stopping = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -61,10 +61,10 @@ async def test_a_step_that_silences_its_dispatchers_is_given_up(stub: ProviderSt
         assert [kind for kind, _ in tail] == [Kind.CALL_FINISHED, Kind.STEP_FAILED]
         assert (tail[0][1]["call"], tail[0][1]["outcome"], tail[0][1]["usd"]) == ("call_0", "unknown", 5)
         assert tail[1][1] == {"n": 0, "error": "dead_letter", "deliveries": DELIVERIES}
-        row = await opened.means.store.run(driven.run)
+        row = await opened.context.store.run(driven.run)
         assert (row.held, row.spent) == (Ledger(), Ledger(5, 7))
-        assert await opened.means.store.due(driven.run, 0) is None
-        assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in opened.means.telemetry.exposition()
+        assert await opened.context.store.due(driven.run, 0) is None
+        assert b'baton_dead_letters_total{tier="baton-mini"} 1.0' in opened.context.telemetry.exposition()
 
 
 async def test_one_dispatcher_less_and_the_step_is_tried_again(stub: ProviderStub, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ async def test_other_runs_and_steps_go_on(stub: ProviderStub, tmp_path: Path) ->
         assert await ended(opened, other) == "succeeded"
         assert await ended(opened, poisoned) == "succeeded"
         assert Kind.STEP_FAILED in kinds(await events(opened, poisoned.run))
-        assert (await opened.means.store.run(poisoned.run)).degraded
+        assert (await opened.context.store.run(poisoned.run)).degraded
 
 
 async def test_the_claim_comes_before_what_could_kill_again(

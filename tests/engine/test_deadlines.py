@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest
 
 from app.engine.calls.response import SPARE_CHARS, TOKEN_CHARS
-from app.process.wiring import House
-from tests.harness.in_process import finish, narrowed, open_house, order, plan, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import finish, narrowed, order, plan, pool_text, running_service
 from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Hang, ProviderStub, Reply, Stall, Trickle
 from tests.stubs.script import Behaviour
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """A service whose worker alpha must be quick."""
     quick = "[workers.alpha]\ndeadlines = { first = 0.3, gap = 0.3, total = 0.8 }\n"
-    async with open_house(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as running:
+    async with running_service(tmp_path, pool_text(stub).replace("[workers.alpha]\n", quick)) as running:
         yield running
 
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("act", [Hang(), Reply(trickle=Trickle(1, 0.05))], ids=["hangs", "drips"])
 async def test_a_worker_that_says_nothing_in_time_is_replaced(
-    stub: ProviderStub, opened: House, act: Behaviour, streams: bool
+    stub: ProviderStub, opened: Runtime, act: Behaviour, streams: bool
 ) -> None:
     stub.always("alpha", act)
     watch = Stopwatch()
@@ -37,7 +37,7 @@ async def test_a_worker_that_says_nothing_in_time_is_replaced(
 
 @pytest.mark.parametrize("act", [Reply(fault=Stall(after=1)), Reply(endless=True, gap=0.02)], ids=["stall", "endless"])
 async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
-    stub: ProviderStub, opened: House, act: Behaviour
+    stub: ProviderStub, opened: Runtime, act: Behaviour
 ) -> None:
     stub.always("alpha", act)
     watch = Stopwatch()
@@ -50,7 +50,7 @@ async def test_an_answer_that_was_begun_ends_at_the_workers_deadline(
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
-    stub: ProviderStub, opened: House, streams: bool
+    stub: ProviderStub, opened: Runtime, streams: bool
 ) -> None:
     """The run's five seconds are far below what beta may take by itself."""
     stub.always("beta", Hang())
@@ -62,7 +62,7 @@ async def test_a_worker_with_plain_deadlines_leaves_the_run_time_for_another(
     assert [call.worker for call in outcome.ended.state.calls.values()] == ["beta", "alpha"]
 
 
-async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, opened: House) -> None:
+async def test_a_worker_that_says_more_than_it_was_granted_is_cut_off(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(chunks=("x" * 30_000,) * 10, fault=Stall(after="close")))
     limits = narrowed(opened, "baton-mini", output_tokens=16)
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits, streams=True)))

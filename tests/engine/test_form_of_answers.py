@@ -8,8 +8,8 @@ import pytest
 
 from app.core.message.chat import Form, Message, Task, Text
 from app.core.run.events import Kind
-from app.process.wiring import House
-from tests.harness.in_process import events, finish, open_house, order, plan, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import events, finish, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 POINT = {
@@ -22,12 +22,12 @@ STRICT, LOOSE = Form(POINT, strict=True), Form(POINT)
 GOOD, BAD = Reply(chunks=('{"x"', ": 7}")), Reply(chunks=("Seven", "!"))
 
 
-def asked(opened: House, form: Form, tier: str = "baton-mini", **more: Any) -> Any:
+def asked(opened: Runtime, form: Form, tier: str = "baton-mini", **more: Any) -> Any:
     """An order whose answer must have this form."""
     return order(opened, tier, task=Task((Message("user", (Text("Where?"),)),), form=form), **more)
 
 
-async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, opened: House) -> None:
+async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", GOOD)
     outcome = await finish(await opened.runs.start(asked(opened, STRICT)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
@@ -36,7 +36,7 @@ async def test_a_strict_schema_is_the_providers_to_keep(stub: ProviderStub, open
     assert len(received.json["messages"]) == 1
 
 
-async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: ProviderStub, opened: House) -> None:
+async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", BAD, GOOD)
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE)))
     assert json.loads(outcome.ended.answer) == {"x": 7}
@@ -49,7 +49,7 @@ async def test_an_answer_off_form_is_repaired_once_with_its_faults(stub: Provide
     assert calls[1]["repairs"] == calls[0]["call"]
 
 
-async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, opened: House) -> None:
+async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", BAD)
     stub.always("beta", GOOD)
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE)))
@@ -58,7 +58,7 @@ async def test_another_worker_is_asked_when_the_repair_fails(stub: ProviderStub,
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, opened: House, streams: bool) -> None:
+async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, opened: Runtime, streams: bool) -> None:
     stub.always("*", BAD)
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=streams)))
     assert outcome.ended.error is not None
@@ -66,13 +66,13 @@ async def test_a_run_without_a_valid_answer_fails_clearly(stub: ProviderStub, op
     assert outcome.said == []
 
 
-async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, opened: House) -> None:
+async def test_a_stream_is_held_back_until_its_form_is_known(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", BAD, GOOD)
     outcome = await finish(await opened.runs.start(asked(opened, LOOSE, streams=True)))
     assert "".join(outcome.said) == outcome.ended.answer == '{"x": 7}'
 
 
-async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, opened: House) -> None:
+async def test_what_a_constrained_worker_says_is_told_as_it_comes(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
     outcome = await finish(await opened.runs.start(asked(opened, STRICT, streams=True)))
     assert len(outcome.said) > 1
@@ -96,7 +96,7 @@ async def test_open_schemas_are_kept_where_the_operator_says_so(
     """The worker is told the schema in words all the same: its server shows it none. Nothing else is relayed."""
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ": 7}"), gap=0.1))
-    async with open_house(tmp_path, pool) as opened:
+    async with running_service(tmp_path, pool) as opened:
         outcome = await finish(await opened.runs.start(asked(opened, form, streams=True)))
     assert (len(outcome.said) > 1, "".join(outcome.said)) == (live, '{"x": 7}')
     assert len(stub.requests[0].json["messages"]) == (1 if form is STRICT else 2)
@@ -105,13 +105,13 @@ async def test_open_schemas_are_kept_where_the_operator_says_so(
 async def test_an_open_answer_off_form_ends_the_stream(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("options = {", 'options = { open_schemas = "true",')
     stub.always("alpha", Reply(chunks=('{"x"', ': "7"}'), gap=0.1))
-    async with open_house(tmp_path, pool) as opened:
+    async with running_service(tmp_path, pool) as opened:
         outcome = await finish(await opened.runs.start(asked(opened, Form(OPEN), streams=True)))
     assert outcome.ended.error is not None
     assert (outcome.ended.error.public_code, len(stub.requests)) == ("answer_off_form", 1)
 
 
-async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, opened: House) -> None:
+async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("beta", GOOD)
     chosen = plan(("alpha", "Think.", ["user"]), ("beta", "", ["user", 0]))
     outcome = await finish(await opened.runs.start(asked(opened, STRICT, "baton-ultra", plan=chosen)))
@@ -120,20 +120,20 @@ async def test_only_the_answering_step_is_asked_for_the_form(stub: ProviderStub,
     assert "response_format" in stub.of("beta")[0].json
 
 
-async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, opened: House) -> None:
+async def test_an_answer_that_was_cut_off_is_passed_on_as_it_is(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"x"',), finish="length"))
     outcome = await finish(await opened.runs.start(asked(opened, STRICT)))
     assert (outcome.ended.answer, outcome.ended.finish) == ('{"x"', "length")
 
 
-async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, opened: House) -> None:
+async def test_a_bad_schema_of_the_callers_ejects_no_worker(stub: ProviderStub, opened: Runtime) -> None:
     """Nothing satisfies it, which says nothing of the workers."""
     for _ in range(6):
         await finish(await opened.runs.start(asked(opened, Form({"not": {}}))))
-    assert opened.means.health.ejected(list(opened.pool.catalog().workers.values())) == {}
+    assert opened.context.health.ejected(list(opened.pool.catalog().workers.values())) == {}
 
 
-async def test_any_object_will_do_in_json_mode(stub: ProviderStub, opened: House) -> None:
+async def test_any_object_will_do_in_json_mode(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(chunks=('{"anything": []}',)))
     outcome = await finish(await opened.runs.start(asked(opened, Form())))
     assert outcome.ended.answer == '{"anything": []}'

@@ -14,12 +14,12 @@ import pytest
 from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
 from app.errors import OverQuota, QueueUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.stepqueue.protocol import Live
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import Appended, Entry, Ledger, Move
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import Outcome, events, finish, kinds, open_house, order, plan, pool_text
+from tests.harness.in_process import Outcome, events, finish, kinds, order, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -33,18 +33,18 @@ LEASE = 1.0
 class Two:
     """A gateway and an engine; which kinds of events each has asked its store to write, entry by entry."""
 
-    gateway: House
-    engine: House
+    gateway: Runtime
+    engine: Runtime
     written: dict[str, list[list[Kind]]] = field(default_factory=lambda: {"gateway": [], "engine": []})
 
-    def watch(self, name: str, house: House) -> None:
-        append = house.means.store.append
+    def watch(self, name: str, runtime: Runtime) -> None:
+        append = runtime.context.store.append
 
         async def noted(entry: Entry) -> Appended:
             self.written[name].append([draft.kind for draft in entry.events])
             return await append(entry)
 
-        house.means.store.append = noted  # type: ignore[method-assign]
+        runtime.context.store.append = noted  # type: ignore[method-assign]
 
     async def run(self, tier: str = "baton-mini", **changes: object) -> Driven:
         return await self.gateway.runs.start(order(self.gateway, tier, **changes))
@@ -54,11 +54,11 @@ class Two:
 async def two(folder: Path, stub: ProviderStub, redis: str, **settings: str) -> AsyncIterator[Two]:
     environ = {"BATON_LEASE_SECONDS": str(LEASE), "BATON_REDIS_URL": redis} | settings
     async with (
-        open_house(folder, pool_text(stub), environ) as engine,
-        open_house(folder, pool_text(stub), environ, drives=False) as gateway,
+        running_service(folder, pool_text(stub), environ) as engine,
+        running_service(folder, pool_text(stub), environ, drives=False) as gateway,
     ):
         both = Two(gateway, engine)
-        await until(lambda: engine.drivers.has_room and gateway.means.queue.sound)
+        await until(lambda: engine.drivers.has_room and gateway.context.queue.healthy)
         both.watch("gateway", gateway)
         both.watch("engine", engine)
         yield both
@@ -99,7 +99,7 @@ async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
         await until(lambda: not len(both.engine.drivers))
         both.written["gateway"].clear()
         reads: list[str] = []
-        step_input, journal = both.engine.means.store.step_input, both.engine.means.store.journal
+        step_input, journal = both.engine.context.store.step_input, both.engine.context.store.journal
 
         async def noted(run: str, after: int = 0) -> object:
             reads.append(run)
@@ -109,8 +109,8 @@ async def test_a_next_turn_goes_to_the_engine_that_holds_the_state_of_the_run(
             reads.append(run)
             return await journal(run, upto, after)
 
-        both.engine.means.store.step_input = noted  # type: ignore[method-assign, assignment]
-        both.engine.means.store.journal = also  # type: ignore[method-assign, assignment]
+        both.engine.context.store.step_input = noted  # type: ignore[method-assign, assignment]
+        both.engine.context.store.journal = also  # type: ignore[method-assign, assignment]
         outcome = await talk.say()
     assert outcome.ended.answer == "It is 42."
     assert both.written["gateway"] == [[Kind.RESUMED, Kind.STEP_RESULTS]]
@@ -138,7 +138,7 @@ async def test_a_gateway_refuses_runs_while_too_many_wait_for_an_engine(
     stub: ProviderStub, tmp_path: Path, redis_url: str
 ) -> None:
     settings = {"BATON_REDIS_URL": redis_url, "BATON_WAITING_RUNS": "2"}
-    async with open_house(tmp_path, pool_text(stub), settings, drives=False, audits=False) as gateway:
+    async with running_service(tmp_path, pool_text(stub), settings, drives=False, audits=False) as gateway:
         for _ in range(2):
             await gateway.runs.start(order(gateway, "baton-mini"))
         refusals: list[OverQuota] = []
@@ -174,14 +174,14 @@ async def test_a_run_stops_whose_caller_has_left_its_gateway(
             ) -> None:
                 raise QueueUnavailable
 
-            monkeypatch.setattr(RedisQueue, "tell", away)
+            monkeypatch.setattr(RedisQueue, "publish", away)
         both.gateway.runs.leave(driven)
 
         async def ended() -> bool:
-            return (await both.engine.means.store.run(driven.run)).ended_at is not None
+            return (await both.engine.context.store.run(driven.run)).ended_at is not None
 
         await until(ended)
-        assert (await both.engine.means.store.run(driven.run)).state == "cancelled"
+        assert (await both.engine.context.store.run(driven.run)).state == "cancelled"
         journal = await events(both.engine, driven.run)
     (wish,) = [event for event in journal if event.kind is Kind.CANCEL_ASKED]
     assert wish.body == {"by": "client"}
@@ -195,11 +195,11 @@ async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_tic
     stub.always("alpha", Reply(chunks=("One ", "two ", "three."), gap=0.05))
     settings = {"BATON_LEASE_SECONDS": str(LEASE), "BATON_REDIS_URL": redis_url, "BATON_STEPS": "spread"}
     async with (
-        open_house(tmp_path, pool_text(stub), settings) as one,
-        open_house(tmp_path, pool_text(stub), settings) as other,
-        open_house(tmp_path, pool_text(stub), settings, drives=False) as gateway,
+        running_service(tmp_path, pool_text(stub), settings) as one,
+        running_service(tmp_path, pool_text(stub), settings) as other,
+        running_service(tmp_path, pool_text(stub), settings, drives=False) as gateway,
     ):
-        await until(lambda: one.drivers.has_room and other.drivers.has_room and gateway.means.queue.sound)
+        await until(lambda: one.drivers.has_room and other.drivers.has_room and gateway.context.queue.healthy)
         outcomes: list[Outcome] = []
         for _ in range(4):
             steps = plan(("beta", "one", ["user"]), ("alpha", "two", ["user", 0]))
@@ -214,9 +214,9 @@ async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_g
 ) -> None:
     """Although those claims would have lasted for a long time."""
     settings = {"BATON_LEASE_SECONDS": "60"}
-    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
+    async with running_service(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
         driven = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
-        store, now = engine.means.store, engine.means.now()
+        store, now = engine.context.store, engine.context.now()
         due = await store.due(driven.run, 0)
         assert due is not None
         body = {"call": "call_0", "n": 0, "worker": "alpha", "access": ["user"], "usd_held": 5, "tokens_held": 7}
@@ -226,10 +226,10 @@ async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_g
     with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:  # its engine has died
         database.execute("UPDATE runs SET driver = 'dead', lease_until = 0 WHERE id = ?", (driven.run,))
     database.close()
-    async with open_house(tmp_path, pool_text(stub), settings, audits=False) as heir:
+    async with running_service(tmp_path, pool_text(stub), settings, audits=False) as heir:
 
         async def ended() -> bool:
-            return (await heir.means.store.run(driven.run)).ended_at is not None
+            return (await heir.context.store.run(driven.run)).ended_at is not None
 
         await until(ended)
         journal = await events(heir, driven.run)

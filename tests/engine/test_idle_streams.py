@@ -20,11 +20,11 @@ from app.engine.calls.attempt import Attempt
 from app.engine.delivery.mailbox import Mailbox
 from app.gateway.app import create_app
 from app.gateway.http.connection import Connection
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Held
 from app.store.sql import SqlStore
 from tests.harness.callers import body, key_of
-from tests.harness.in_process import finish, open_house, order, plan, pool_text
+from tests.harness.in_process import finish, order, plan, pool_text, running_service
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub
@@ -75,7 +75,7 @@ async def _slope(stack: ExitStack, url: str, request: bytes) -> float:
 
 
 async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None:
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), drives=False, audits=False) as opened:
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub), drives=False, audits=False) as opened:
         key = await key_of(opened)
         asked = orjson.dumps(body(stream=True, baton={"plan": plan(("alpha", "one", ["user"]))}))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: baton\r\nauthorization: Bearer {key}\r\n"
@@ -89,7 +89,7 @@ async def test_an_idle_stream_holds_little(tmp_path: Path, traced: None) -> None
                 assert max(len(vars(one)) for one in connections) <= SHARED
 
 
-async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
+async def test_so_does_a_call(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Hang())
     driven = await opened.runs.start(order(opened, "baton-ultra", plan=plan(("alpha", "one", ["user"]))))
     await stub.wait_for()
@@ -100,7 +100,7 @@ async def test_so_does_a_call(stub: ProviderStub, opened: House) -> None:
 
 
 async def test_renewing_holds_nothing_until_the_next_time(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     renewed, keep = asyncio.Event(), SqlStore.renew_claims
 

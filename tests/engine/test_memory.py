@@ -7,7 +7,7 @@ from weakref import ref
 import pytest
 
 from app.engine.runs.driver import Driver
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.in_process import finish, order, plan, plan_text
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
@@ -22,7 +22,7 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-async def freed(opened: House, **asked: object) -> bool:
+async def freed(opened: Runtime, **asked: object) -> bool:
     """Whether the driver of such a run is gone soon after its end."""
     driven = await opened.runs.start(order(opened, "baton-ultra", **asked))
     driver: ref[Driver] = ref(opened.drivers.known(driven.run))  # type: ignore[arg-type]
@@ -32,19 +32,19 @@ async def freed(opened: House, **asked: object) -> bool:
     return await until(lambda: driver() is None, what="the driver is freed")
 
 
-async def test_a_driver_is_freed_with_its_run(opened: House, uncollected: None) -> None:
+async def test_a_driver_is_freed_with_its_run(opened: Runtime, uncollected: None) -> None:
     steps = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
     assert await freed(opened, plan=steps)
     assert await freed(opened, plan=steps, streams=True)
 
 
 async def test_a_driver_that_asked_a_conductor_is_freed_with_its_run(
-    stub: ProviderStub, opened: House, uncollected: None
+    stub: ProviderStub, opened: Runtime, uncollected: None
 ) -> None:
     stub.script("planner", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
     assert await freed(opened)
 
 
-async def test_a_driver_is_freed_after_failures(stub: ProviderStub, opened: House, uncollected: None) -> None:
+async def test_a_driver_is_freed_after_failures(stub: ProviderStub, opened: Runtime, uncollected: None) -> None:
     stub.always("*", Fail(status=400))
     assert await freed(opened, plan=plan(("alpha", "one", ["user"])))

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from app.core.run.events import Draft, Kind
+from app.core.run.events import Fact, Kind
 from app.engine.steps import pending_outcomes
 from app.errors import StoreUnavailable, WorkerUnavailable
 from app.store.protocol import Appended, Entry
 from app.store.sql import SqlStore
 from tests.harness.audited import audited
-from tests.harness.in_process import events, finish, open_house, order, plan_text, pool_text
+from tests.harness.in_process import events, finish, order, plan_text, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 AWAY = 0.8
@@ -34,7 +34,7 @@ class Refusing:
         self._append = SqlStore.append
         monkeypatch.setattr(SqlStore, "append", lambda store, entry: self(store, entry))
 
-    def _is_meant(self, draft: Draft) -> bool:
+    def _is_meant(self, draft: Fact) -> bool:
         return draft.kind is self._kind and draft.to_json()["n"] is None
 
     async def __call__(self, store: SqlStore, entry: Entry) -> Appended:
@@ -47,7 +47,7 @@ class Refusing:
 
 async def planned(stub: ProviderStub, folder: Path) -> tuple[list[str], list[str], bool]:
     """One run: the outcomes of its planning calls, what became of its proposals, and whether it had an answer."""
-    async with open_house(folder, pool_text(stub)) as opened:
+    async with running_service(folder, pool_text(stub)) as opened:
         outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
         journal = await events(opened, outcome.ended.state.run)
     assert await audited(f"sqlite:///{folder / 'baton.db'}") == []

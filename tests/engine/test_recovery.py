@@ -13,10 +13,10 @@ from app.core.run.events import Kind, fact_from_json
 from app.engine.runs.recovery import is_newer
 from app.engine.runs.registry import Drivers
 from app.errors import StoreUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Appended, Entry, Ledger, RunRow
 from app.store.sql import SqlStore
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, order, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Hang, ProviderStub, Reply
 
@@ -27,7 +27,7 @@ SETTINGS = {"BATON_LEASE_SECONDS": str(LEASE)}
 async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", seconds: float = 30.0) -> str:
     """A run that its process has left in the middle of things."""
     stub.script("planner", Hang())
-    async with open_house(folder, pool_text(stub), SETTINGS, dispatches=False) as opened:
+    async with running_service(folder, pool_text(stub), SETTINGS, dispatches=False) as opened:
         limits = narrowed(opened, tier, seconds=seconds)
         driven = await opened.runs.start(order(opened, tier, limits=limits))
         if tier == "baton-ultra":
@@ -36,27 +36,27 @@ async def abandoned(stub: ProviderStub, folder: Path, tier: str = "baton-mini", 
     return driven.run
 
 
-async def at_its_end(opened: House, run: str, within: float = 6.0) -> RunRow:
+async def at_its_end(opened: Runtime, run: str, within: float = 6.0) -> RunRow:
     """The run's row once it has ended."""
     async with asyncio.timeout(within):
-        while (row := await opened.means.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
+        while (row := await opened.context.store.run(run)).ended_at is None:  # noqa: ASYNC110 - the row is all there is
             await asyncio.sleep(0.02)
     return row
 
 
-def gauge(opened: House) -> float:
+def gauge(opened: Runtime) -> float:
     """How many orphans this process reports that it cannot drive."""
-    lines = opened.means.telemetry.exposition().decode().splitlines()
+    lines = opened.context.telemetry.exposition().decode().splitlines()
     return float(next(line.rpartition(" ")[2] for line in lines if line.startswith("baton_orphans_stranded ")))
 
 
-async def until_reported(opened: House) -> None:
+async def until_reported(opened: Runtime) -> None:
     async with asyncio.timeout(5):
         while not gauge(opened):  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.02)
 
 
-async def until_relieved(opened: House, run: str) -> None:
+async def until_relieved(opened: Runtime, run: str) -> None:
     """Until the driver that admitted a run is not its driver any more."""
     async with asyncio.timeout(20):
         while (now := opened.drivers.known(run)) is not None and now.writer.epoch == 1:  # noqa: ASYNC110 - there is no event
@@ -75,13 +75,13 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
         return await clock(store)
 
     monkeypatch.setattr(SqlStore, "clock", asked)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         with pytest.raises(StoreUnavailable):
             await opened.runs.start(order(opened, "baton-mini"))
-        before = await opened.means.store.due(run, 0)
+        before = await opened.context.store.due(run, 0)
         await asyncio.sleep(4 * LEASE)
-        assert (await opened.means.store.run(run)).epoch == 1
-        assert await opened.means.store.due(run, 0) == before
+        assert (await opened.context.store.run(run)).epoch == 1
+        assert await opened.context.store.due(run, 0) == before
         away = False
         await opened.clock.look()
         assert (await at_its_end(opened, run, 20.0)).state == "succeeded"
@@ -89,7 +89,7 @@ async def test_nothing_is_begun_or_judged_before_the_database_has_said_the_time(
 
 async def test_an_orphan_is_driven_to_its_end(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandoned(stub, tmp_path)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         assert (await at_its_end(opened, run)).state == "succeeded"
 
 
@@ -98,8 +98,8 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
     stub: ProviderStub, tmp_path: Path, tier: str
 ) -> None:
     run = await abandoned(stub, tmp_path, tier)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
-        await opened.means.store.erase(run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
+        await opened.context.store.erase(run)
         row = await at_its_end(opened, run)
         assert (row.state, row.error) == ("failed", "content_erased")
         journal = await events(opened, run)
@@ -112,11 +112,11 @@ async def test_an_orphan_without_content_fails_and_leaves_nothing_open(
 
 async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
-    async with open_house(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
+    async with running_service(tmp_path, pool_text(stub), settings, dispatches=False) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
-        row = await opened.means.store.run(driven.run)
-        assert row.lease_until > opened.means.now() + 30
-    async with open_house(tmp_path, pool_text(stub), settings) as heir:
+        row = await opened.context.store.run(driven.run)
+        assert row.lease_until > opened.context.now() + 30
+    async with running_service(tmp_path, pool_text(stub), settings) as heir:
         heir.drivers.sweep_soon()
         row = await at_its_end(heir, driven.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
@@ -125,10 +125,10 @@ async def test_what_a_process_leaves_as_it_stops_needs_no_lease_to_lapse(stub: P
 async def test_a_run_of_an_unknown_tier_waits_for_who_knows_it(stub: ProviderStub, tmp_path: Path) -> None:
     run = await abandoned(stub, tmp_path)
     renamed = pool_text(stub).replace("[tiers.baton-mini]", "[tiers.other]")
-    async with open_house(tmp_path, renamed, SETTINGS) as stranger:
+    async with running_service(tmp_path, renamed, SETTINGS) as stranger:
         await until_reported(stranger)
-        assert (await stranger.means.store.run(run)).epoch == 1
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+        assert (await stranger.context.store.run(run)).epoch == 1
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         assert (await at_its_end(opened, run)).state == "succeeded"
         assert gauge(opened) == 0
 
@@ -141,9 +141,9 @@ async def test_a_run_of_newer_code_waits_and_is_ended_by_anybody_when_its_time_i
         database.execute("UPDATE events SET kind = 'plan.dreamt' WHERE run = ? AND kind = 'plan.accepted'", (run,))
     database.close()
     monkeypatch.setattr("app.process.wiring.version", lambda _: "0.0.9")
-    async with open_house(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, audits=False) as opened:
         await until_reported(opened)
-        assert (await opened.means.store.run(run)).epoch == 1
+        assert (await opened.context.store.run(run)).epoch == 1
         row = await at_its_end(opened, run)
         assert (row.state, row.error, row.ended_at is not None and row.ended_at >= row.deadline) == (
             "expired",
@@ -160,14 +160,14 @@ async def test_a_process_takes_nothing_over_from_itself(
     async def away(*_: object) -> object:
         raise StoreUnavailable
 
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         with monkeypatch.context() as slow:  # its leases lapse, as they do when it stands still
             slow.setattr(SqlStore, "renew_leases", away)
             await asyncio.sleep(3 * LEASE)
         assert (await finish(driven)).ended.error is None
-        assert (await opened.means.store.run(driven.run)).epoch == 1
+        assert (await opened.context.store.run(driven.run)).epoch == 1
 
 
 async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is_heard_and_driven_on(
@@ -178,7 +178,7 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
     async def nothing(*_: object) -> Mapping[str, int]:
         return {}
 
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
 
         async def late(store: SqlStore, entry: Entry) -> Appended:
             appended = await append(store, entry)
@@ -191,7 +191,7 @@ async def test_a_run_that_is_taken_over_while_its_admission_is_being_answered_is
         monkeypatch.setattr(SqlStore, "renew_leases", nothing)
         driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.error is None
-        assert (await opened.means.store.run(driven.run)).epoch > 1
+        assert (await opened.context.store.run(driven.run)).epoch > 1
         await until(lambda: len(opened.drivers) == 0)
 
 
@@ -206,7 +206,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
         return None
 
     monkeypatch.setattr(Drivers, "_sweep_for_ever", nothing)  # it renews too
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         first = opened.drivers.known(driven.run)
 
@@ -217,8 +217,8 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
                 return await renew(store, driver, epochs, until)
             asked += 1
             if asked == 2:
-                now = opened.means.now()
-                ours = [("baton-mini", opened.means.code)]
+                now = opened.context.now()
+                ours = [("baton-mini", opened.context.code)]
                 (row,) = await store.take_over(driver, now + 60.0, now + LEASE, 1, ours)
                 await opened.drivers._recovery._go_on(row)
             return {}
@@ -226,7 +226,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
         monkeypatch.setattr(SqlStore, "renew_leases", lapsing)
         outcome = await finish(driven)
         assert (outcome.ended.error, asked) == (None, 2)
-        row = await opened.means.store.run(driven.run)
+        row = await opened.context.store.run(driven.run)
         assert (row.state, row.epoch > 1) == ("succeeded", True)
         assert first is not opened.drivers.known(driven.run)
         await until(lambda: len(opened.drivers) == 0)
@@ -234,7 +234,7 @@ async def test_the_loss_of_a_lease_does_not_strike_the_driver_that_has_just_take
 
 async def test_a_run_that_was_lost_and_comes_back_is_driven_once(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang(1.0))
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         old = opened.drivers.known(driven.run)
@@ -268,12 +268,12 @@ def test_versions_are_compared_by_number(code: str, than: str, newer: bool) -> N
 
 async def test_a_driver_that_is_told_nothing_learns_it_with_its_lease(stub: ProviderStub, tmp_path: Path) -> None:
     stub.script("alpha", Hang())
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-mini"))
         await stub.wait_for(1, "alpha")
         began = time.monotonic()
         asked = fact_from_json(Kind.CANCEL_ASKED, {"by": "operator"})
-        await opened.means.store.append(Entry(driven.run, opened.means.now(), (asked,)))
+        await opened.context.store.append(Entry(driven.run, opened.context.now(), (asked,)))
         assert (await finish(driven)).ended.state.state == "cancelled"
         assert time.monotonic() - began < LEASE / 3 + 0.5
 
@@ -296,7 +296,7 @@ async def test_waiting_drivers_do_not_read_their_journals(
     stub.always("alpha", Hang())
     monkeypatch.setattr(SqlStore, "journal", counted)
     monkeypatch.setattr(SqlStore, "renew_leases", one_query)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = [await opened.runs.start(order(opened, "baton-mini")) for _ in range(5)]
         await stub.wait_for(5, "alpha")
         reads.clear()

@@ -13,7 +13,7 @@ from app.core.message.chat import Form, Sampling, Task, Tool, Toolbox, summed
 from app.core.plan.workflow import CONDUCTOR
 from app.core.run.events import Event, Kind
 from app.core.run.state import DRIVER_LOST
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.ends import end_of
 from tests.harness.in_process import (
     SAYS,
@@ -25,11 +25,11 @@ from tests.harness.in_process import (
     kinds,
     narrowed,
     of,
-    open_house,
     order,
     plan_text,
     plans,
     pool_text,
+    running_service,
     speak,
 )
 from tests.harness.waiting import until
@@ -51,7 +51,7 @@ def said(stub: ProviderStub) -> None:
     speak(stub)
 
 
-async def run(opened: House, **changes: Any) -> Outcome:
+async def run(opened: Runtime, **changes: Any) -> Outcome:
     """A run of one round, if nothing else is said."""
     changes = {"limits": narrowed(opened, TIER, rounds=1)} | changes
     return await finish(await opened.runs.start(order(opened, TIER, **changes)))
@@ -74,7 +74,7 @@ def shown(stub: ProviderStub, subtask: str) -> str:
 # -- what it is
 
 
-async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, opened: House) -> None:
+async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, OUTER, INNER)
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
@@ -88,11 +88,11 @@ async def test_a_workflow_inside_a_step_gives_that_steps_answer(stub: ProviderSt
     assert of(journal, Kind.STEP_DONE, n=1)[0] | {"n": 4} == of(journal, Kind.STEP_DONE, n=4)[0] | {"from": 4}
     assert not of(journal, Kind.STEP_QUEUED, n=1), "nobody has a ticket for it"
     assert outcome.ended.answer == SAYS[state.steps[2].worker]
-    row = await opened.means.store.run(state.run)
+    row = await opened.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (5, "chain", False)
 
 
-async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, opened: House) -> None:
+async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: ProviderStub, opened: Runtime) -> None:
     """The step was given one answer, and not the question: nor is anybody inside, nor the conductor."""
     inner = plan_text((1, "Look at it", ["user"]), (2, "Say it", [0]))
     plans(stub, OUTER, inner)
@@ -121,7 +121,7 @@ async def test_a_step_inside_sees_its_parents_view_or_nothing_of_it(stub: Provid
     assert '<step index="4"' not in last
 
 
-async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, opened: House) -> None:
+async def test_the_answer_inside_has_the_form_that_the_caller_wants(stub: ProviderStub, opened: Runtime) -> None:
     """Only the step whose words the caller gets is held to it, and its answer comes whole."""
     for name in SAYS:
         stub.always(name, Reply(chunks=('{"a": ', "1}")))
@@ -143,7 +143,7 @@ def _sent(stub: ProviderStub) -> list[Any]:
     return [call for name in SAYS for call in stub.of(name)]
 
 
-async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, opened: House) -> None:
+async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStub, opened: Runtime) -> None:
     both = plan_text((ITSELF, "Left", ["user"]), (ITSELF, "Right", ["user"]), (0, "Join", [0, 1]))
     again = plan_text((ITSELF, "Mend it", ["previous"]))
     plans(stub, both, SIMPLE, SIMPLE, again, SIMPLE)
@@ -162,7 +162,7 @@ async def test_two_steps_may_be_taken_at_once_and_rounds_go_on(stub: ProviderStu
 # -- bounds
 
 
-async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=(ALONE,)))
     outcome = await run(opened)
     state = outcome.ended.state
@@ -173,7 +173,7 @@ async def test_a_conductor_that_always_takes_the_step_itself_is_held(stub: Provi
     assert len(_sent(stub)) == 1
 
 
-async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: House) -> None:
+async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: Runtime) -> None:
     everything = plan_text(*((ITSELF, f"Part {place}", ["user"]) for place in range(4)))
     stub.always("planner", Reply(chunks=(everything,)))
     state = (await run(opened)).ended.state
@@ -182,7 +182,7 @@ async def test_not_even_one_that_takes_all_of_them(stub: ProviderStub, opened: H
     assert len(state.nested) <= 8
 
 
-async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, opened: House) -> None:
+async def test_it_is_offered_only_where_depth_is_left(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, ALONE, ALONE, SIMPLE)
     outcome = await run(opened)
     assert not outcome.ended.state.degraded
@@ -199,7 +199,7 @@ def _first_step(call: dict[str, Any]) -> dict[str, Any]:
     return dict(schema["properties"]["steps"]["prefixItems"][0])
 
 
-async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, opened: House) -> None:
+async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: ProviderStub, opened: Runtime) -> None:
     box = Toolbox((Tool("look", "Looks something up."),))
     plans(stub, SIMPLE)
     outcome = await run(opened, task=Task(order(opened, TIER).task.messages, toolbox=box))
@@ -212,7 +212,7 @@ async def test_it_is_not_offered_where_tools_are_or_to_a_callers_plan(stub: Prov
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_plan")
 
 
-async def test_money_is_the_runs(stub: ProviderStub, opened: House) -> None:
+async def test_money_is_the_runs(stub: ProviderStub, opened: Runtime) -> None:
     """What was spent around it is not there inside, and its plan is not asked for."""
     stub.always("planner", Reply(chunks=(ALONE,), usage=Used(input=3_000, output=2_800)))
     outcome = await run(opened, limits=narrowed(opened, TIER, rounds=1, usd=13_000))
@@ -225,7 +225,7 @@ async def test_money_is_the_runs(stub: ProviderStub, opened: House) -> None:
 # -- failures inside
 
 
-async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: House) -> None:
+async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, ALONE, plan_text((9, "Nobody", ["user"])), SIMPLE)
     outcome = await run(opened)
     state = outcome.ended.state
@@ -236,7 +236,7 @@ async def test_a_plan_inside_is_mended(stub: ProviderStub, opened: House) -> Non
     assert "Do it all" in asked(stub, "planner", 2)
 
 
-async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, ALONE)
     stub.always("planner", Fail(status=400))
     outcome = await run(opened)
@@ -248,7 +248,7 @@ async def test_a_conductor_that_is_out_is_stood_in_for_inside(stub: ProviderStub
     assert "Do it all" in asked(stub, "beta")
 
 
-async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, opened: House) -> None:
+async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, ALONE, SIMPLE)
     for name in SAYS:
         stub.always(name, Fail(status=400))
@@ -261,7 +261,7 @@ async def test_a_step_whose_workflow_is_lost_is_a_failed_step(stub: ProviderStub
     assert (await run(opened)).ended.state.state == "succeeded"
 
 
-async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: House) -> None:
+async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, ALONE, SIMPLE)
     for name in SAYS:
         stub.always(name, Hang())
@@ -281,8 +281,8 @@ async def test_a_cancelled_run_stops_what_is_inside(stub: ProviderStub, opened: 
 
 async def _again(stub: ProviderStub, tmp_path: Path, run_id: str) -> tuple[Event, ...]:
     """Another process finishes the run."""
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.means.store, run_id)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
+        await ended_row(again.context.store, run_id)
         return await events(again, run_id)
 
 
@@ -290,7 +290,7 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
     """Nothing that was done is done again, and no plan is made twice."""
     plans(stub, OUTER)
     stub.script("planner", Hang())
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, TIER, rounds=1)
         driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
@@ -310,7 +310,7 @@ async def test_a_driver_that_dies_over_a_plan_inside_is_replaced(stub: ProviderS
 async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan inside is made, and nobody has begun to carry it out."""
     plans(stub, ALONE, INNER)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
         limits = narrowed(opened, TIER, rounds=1)
         driven = await opened.runs.start(order(opened, TIER, on_disconnect="finish", limits=limits))
 
@@ -327,7 +327,7 @@ async def test_a_driver_that_dies_with_steps_inside_is_replaced(stub: ProviderSt
 # -- what is told
 
 
-async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, OUTER, INNER)
     async with calling(opened) as client:
         question = {"model": TIER, "messages": [{"role": "user", "content": "Hello?"}]}
@@ -343,7 +343,7 @@ async def test_a_run_is_shown_as_a_tree(stub: ProviderStub, opened: House) -> No
         step = (await client.get(f"/v1/runs/{run_id}/steps/1")).json()
         assert step["messages"][-1]["content"][0]["text"].endswith("The task:\nTake it apart")
         assert step["output"] == SAYS[whole["steps"][4]["worker"]]
-    store = opened.means.store
+    store = opened.context.store
     found, question = await run_record.read(store, await store.run(run_id))
     out = StringIO()
     Console(file=out, width=160).print(run_tree.draw(found, question, full=False))

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.callers import Heard, body, calling, key_of, post, stream
-from tests.harness.in_process import events, kinds, open_house, pool_text
+from tests.harness.in_process import events, kinds, pool_text, running_service
 from tests.stubs import ProviderStub, Reply, Stall
 
 PIECES = ("Vier ", "mal ", "fünf ", "ist ", "zwanzig", ".")
@@ -38,8 +38,8 @@ async def stub() -> AsyncIterator[ProviderStub]:
 class Two:
     """Two processes; the second one executes the steps."""
 
-    driving: House
-    other: House
+    driving: Runtime
+    other: Runtime
     here: httpx.AsyncClient
     there: httpx.AsyncClient
     stack: AsyncExitStack
@@ -53,10 +53,12 @@ class Two:
 async def two(folder: Path, stub: ProviderStub, redis: str | None) -> AsyncIterator[Two]:
     settings = {"BATON_LEASE_SECONDS": str(LEASE)} | ({"BATON_REDIS_URL": redis} if redis else {})
     async with (
-        open_house(folder, pool_text(stub), settings) as other,
+        running_service(folder, pool_text(stub), settings) as other,
         AsyncExitStack() as stack,
     ):
-        driving = await stack.enter_async_context(open_house(folder, pool_text(stub), settings, dispatches=not redis))
+        driving = await stack.enter_async_context(
+            running_service(folder, pool_text(stub), settings, dispatches=not redis)
+        )
         key = await key_of(other)
         here = await stack.enter_async_context(calling(driving, key))
         async with calling(other, key) as there:

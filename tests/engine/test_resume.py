@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from app.core.run.position import ATTEMPT, DONE, FINISH, USAGE
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.callers import Heard, body, calling, key_of, listening, post, stream
 from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
@@ -30,7 +30,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
     async with calling(opened, await key_of(opened)) as running:
         yield running
 
@@ -168,7 +168,7 @@ async def test_a_collected_run_can_be_streamed_afterwards(client: httpx.AsyncCli
     assert (await watch(client, reply["id"])).text == ANSWER
 
 
-async def test_who_may_hear_a_run(stub: ProviderStub, opened: House, client: httpx.AsyncClient) -> None:
+async def test_who_may_hear_a_run(stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient) -> None:
     run = run_of(await stream(client, ASKED, "one"))
     keys = {
         "colleague": await key_of(opened),
@@ -206,7 +206,7 @@ async def test_a_watcher_who_leaves_disturbs_nobody(stub: ProviderStub, client: 
     assert (await first).text == ANSWER
 
 
-async def test_the_official_client_reads_numbered_events_and_takes_them_up(opened: House) -> None:
+async def test_the_official_client_reads_numbered_events_and_takes_them_up(opened: Runtime) -> None:
     key = await key_of(opened)
     async with calling(opened, key) as plain, AsyncOpenAI(base_url=f"{plain.base_url}/v1", api_key=key) as official:
         headers = {"Idempotency-Key": "one"}

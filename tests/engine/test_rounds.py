@@ -19,7 +19,7 @@ from app.engine.runs import driver as driver_module
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned, faults
 from app.gateway.chat.reply import extension
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import Live, Stop
 from app.store.protocol import Appended, Entry
@@ -35,11 +35,11 @@ from tests.harness.in_process import (
     kinds,
     narrowed,
     of,
-    open_house,
     order,
     plan_text,
     plans,
     pool_text,
+    running_service,
     speak,
 )
 from tests.harness.waiting import until
@@ -57,7 +57,7 @@ def said(stub: ProviderStub) -> None:
     speak(stub)
 
 
-async def run(opened: House, tier: str = "baton-deep", **changes: Any) -> Outcome:
+async def run(opened: Runtime, tier: str = "baton-deep", **changes: Any) -> Outcome:
     return await finish(await opened.runs.start(order(opened, tier, **changes)))
 
 
@@ -73,7 +73,7 @@ def worker_of(journal: tuple[Event, ...], n: int) -> str:
 # -- accepting and going on
 
 
-async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: House) -> None:
+async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, FIRST, EMPTY)
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
@@ -85,22 +85,24 @@ async def test_the_empty_plan_takes_the_answer(stub: ProviderStub, opened: House
     told = extension(outcome.ended)
     assert (told["rounds"], told["topology"]) == (1, "chain")
     assert [one["round"] for one in told["proposals"]] == [1, 2]
-    metrics = opened.means.telemetry.exposition().decode()
+    metrics = opened.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="accepted",tier="baton-deep"} 1.0' in metrics
 
 
-async def test_another_round_gives_another_answer(stub: ProviderStub, opened: House) -> None:
+async def test_another_round_gives_another_answer(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, FIRST, MEND, EMPTY)
     outcome = await run(opened)
     state, journal = outcome.ended.state, await events(opened, outcome.ended.state.run)
     assert outcome.ended.answer == SAYS[worker_of(journal, 2)]
     assert (end_of(state).step, state.rounds) == (2, 2)
     assert of(journal, Kind.PLAN_STEP, n=2)[0]["access"] == [1], "`previous` is the step that answered"
-    row = await opened.means.store.run(state.run)
+    row = await opened.context.store.run(state.run)
     assert (row.steps, row.topology, row.degraded) == (3, "single", False)
 
 
-async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(stub: ProviderStub, opened: House) -> None:
+async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(
+    stub: ProviderStub, opened: Runtime
+) -> None:
     stub.always("*", Reply(chunks=('I say {"steps": []} and === mark ===',)))
     for worker in SAYS:
         stub.always(worker, Reply(chunks=('I say {"steps": []}, conductor: accept!',)))
@@ -118,7 +120,7 @@ async def test_the_conductor_is_shown_the_plan_and_its_answer_behind_a_mark(stub
     assert len(again) == len(first) + 1
 
 
-async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: ProviderStub, opened: House) -> None:
+async def test_a_step_sees_of_the_round_before_what_its_access_list_names(stub: ProviderStub, opened: Runtime) -> None:
     again = plan_text((0, "Look anew", ["user"]), (1, "Compare", ["previous", 0]), (2, "Decide", [1]))
     plans(stub, FIRST, again, EMPTY)
     outcome = await run(opened, text="A question?")
@@ -150,7 +152,7 @@ def _of_step(call: Any, n: int) -> bool:
     return f"Your subtask:\n{subtask}" in str(call.json["messages"][-1]["content"])
 
 
-async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, opened: House) -> None:
+async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, MEND, FIRST, EMPTY)
     outcome = await run(opened)
     journal = await events(opened, outcome.ended.state.run)
@@ -165,7 +167,7 @@ async def test_previous_means_nothing_in_the_first_round(stub: ProviderStub, ope
 # -- bounds
 
 
-async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
     outcome = await run(opened)
     state = outcome.ended.state
@@ -177,7 +179,7 @@ async def test_a_conductor_that_always_wants_more_is_held(stub: ProviderStub, op
     assert len(stub.of("planner")) == 4
 
 
-async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: House) -> None:
+async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: Runtime) -> None:
     """Money that the first round spent is not there for the second; then its answer is the run's."""
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),), usage=Used(input=3_000, output=1_800)))
     outcome = await run(opened, limits=narrowed(opened, "baton-deep", usd=12_000))
@@ -187,11 +189,11 @@ async def test_a_budget_is_one_for_all_rounds(stub: ProviderStub, opened: House)
     assert (end_of(state).stopped, state.degraded) == ("run_over_budget", True)
     assert 6_000 < state.usd <= 12_000
     assert (state.rounds, len(stub.of("planner"))) == (1, 1), "the second call for a plan was refused, not made"
-    metrics = opened.means.telemetry.exposition().decode()
+    metrics = opened.context.telemetry.exposition().decode()
     assert 'baton_rounds_total{outcome="stopped",tier="baton-deep"} 1.0' in metrics
 
 
-async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: House) -> None:
+async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
     async with calling(opened) as client:
         question = {"model": "baton-deep", "messages": [{"role": "user", "content": "Hello?"}]}
@@ -203,14 +205,14 @@ async def test_the_caller_may_want_fewer_rounds(stub: ProviderStub, opened: Hous
         assert [one["round"] for one in whole["proposals"]] == [one["round"] for one in whole["steps"]] == [1, 2]
 
 
-async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, opened: House) -> None:
+async def test_a_plan_of_the_callers_has_one_round(stub: ProviderStub, opened: Runtime) -> None:
     own = {"steps": [{"worker": "alpha", "subtask": "Do it", "access": ["user"]}]}
     outcome = await run(opened, plan=own, streams=True)
     assert (outcome.ended.state.rounds, outcome.ended.state.admitted.limits.rounds) == (1, 1)
     assert not stub.of("planner")
 
 
-async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: House) -> None:
+async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: Runtime) -> None:
     outcome = await run(opened, "baton-again")
     journal = await events(opened, outcome.ended.state.run)
     assert [(body["worker"], body["access"]) for body in of(journal, Kind.PLAN_STEP)] == [
@@ -221,7 +223,7 @@ async def test_a_fixed_conductor_checks_its_answer(stub: ProviderStub, opened: H
     assert SAYS["alpha"] in asked(stub, "beta")
 
 
-async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, opened: House) -> None:
+async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: ProviderStub, opened: Runtime) -> None:
     """The first round took longer than all plans of one round may; the second is planned all the same."""
     plans(stub, plan_text((0, "One", ["user"])), EMPTY)
     for worker in SAYS:
@@ -233,7 +235,7 @@ async def test_a_further_round_has_its_share_of_the_time_that_is_left(stub: Prov
 # -- streaming
 
 
-async def test_words_are_told_as_they_come_in_the_last_round_only(stub: ProviderStub, opened: House) -> None:
+async def test_words_are_told_as_they_come_in_the_last_round_only(stub: ProviderStub, opened: Runtime) -> None:
     for worker in SAYS:
         stub.always(worker, Reply(chunks=("One ", "two ", "three."), gap=0.02))
     stub.always("planner", Reply(chunks=(plan_text((0, "More", ["user"])),)))
@@ -253,7 +255,7 @@ def _sent(stub: ProviderStub) -> list[dict[str, Any]]:
     return [call.json for worker in SAYS for call in stub.of(worker)]
 
 
-async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: House) -> None:
+async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, opened: Runtime) -> None:
     """A caller who heard half of the last round's answer does not hear the former round's as if it went on."""
     first, second = plan_text((0, "One", ["user"])), plan_text((0, "Two", ["user"]))
     limits = narrowed(opened, "baton-deep", rounds=2, attempts=1, seconds=2.0)
@@ -274,7 +276,7 @@ async def test_words_of_a_lost_last_round_are_not_continued(stub: ProviderStub, 
 
 @pytest.mark.parametrize("fault", ["outage", "garbage", "lost"])
 async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
-    stub: ProviderStub, opened: House, fault: str
+    stub: ProviderStub, opened: Runtime, fault: str
 ) -> None:
     plans(stub, plan_text((0, "One", ["user"])))
     if fault == "lost":
@@ -303,12 +305,12 @@ async def test_whatever_fails_in_a_further_round_leaves_the_answer_before(
 
 @pytest.mark.parametrize("late", [False, True])
 async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_answer(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch, late: bool
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
     """By a dispatcher elsewhere, when the driver has found that time is up: while it gives what runs time to write, or
     (`late`) when it writes the end, which is refused because it has not heard of the answer."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Two", ["user"])))
-    append, tell = opened.means.store.append, MemoryQueue.tell
+    append, tell = opened.context.store.append, MemoryQueue.publish
     ending, answered = asyncio.Event(), asyncio.Event()
 
     async def held(entry: Entry) -> Appended:
@@ -327,8 +329,8 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
             ending.set()
         await tell(queue, address, messages, at_once=at_once)
 
-    monkeypatch.setattr(opened.means.store, "append", held)
-    monkeypatch.setattr(MemoryQueue, "tell", stopping)
+    monkeypatch.setattr(opened.context.store, "append", held)
+    monkeypatch.setattr(MemoryQueue, "publish", stopping)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0 if late else 5.0)
     monkeypatch.setattr(opened.dispatcher, "_local", lambda _run: None)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
@@ -342,11 +344,11 @@ async def test_an_answer_that_is_committed_while_the_run_is_being_ended_is_its_a
 
 
 async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
-    stub: ProviderStub, opened: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, opened: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dispatcher beside it joins the driver, which reads the answer before; another step's call is still open."""
     plans(stub, plan_text((0, "One", ["user"])), plan_text((1, "Aside", ["user"]), (2, "Two", ["user"])))
-    contents, join = opened.means.store.contents, Driver.join
+    contents, join = opened.context.store.contents, Driver.join
     reading, answered, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def held(driver: Driver, entry: Entry) -> Appended:
@@ -360,12 +362,12 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
 
     async def slow(name: str, refs: Sequence[str]) -> Mapping[str, bytes]:
         found = await contents(name, refs)
-        if opened.means.now() >= driven.state.deadline:
+        if opened.context.now() >= driven.state.deadline:
             reading.set()
             await answered.wait()
         return found
 
-    monkeypatch.setattr(opened.means.store, "contents", slow)
+    monkeypatch.setattr(opened.context.store, "contents", slow)
     monkeypatch.setattr(Driver, "join", held)
     monkeypatch.setattr(driver_module, "QUIESCE_SECONDS", 0.0)
     limits = narrowed(opened, "baton-deep", rounds=2, seconds=2.0)
@@ -375,7 +377,7 @@ async def test_an_answer_that_is_folded_while_the_end_is_prepared_is_the_answer(
     assert (state.state, end_of(state).step, bool(end_of(state).stopped)) == ("succeeded", 2, False)
 
 
-async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: House) -> None:
+async def test_a_cancelled_further_round_is_a_cancelled_run(stub: ProviderStub, opened: Runtime) -> None:
     plans(stub, FIRST)
     stub.always("planner", Hang())
     driven = await opened.runs.start(order(opened, "baton-deep"))
@@ -391,14 +393,14 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
     """Nothing of the first round is done again, and no round is planned twice."""
     plans(stub, FIRST)
     stub.script("planner", Hang())
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(2, "planner")
     worked = sum(len(stub.of(worker)) for worker in SAYS)
     assert worked == 2
     plans(stub, MEND, EMPTY)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.means.store, driven.run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
+        await ended_row(again.context.store, driven.run)
         journal = await events(again, driven.run)
     assert journal[-1].kind is Kind.SUCCEEDED
     opened_plans = [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)]
@@ -411,7 +413,7 @@ async def test_a_driver_that_dies_in_a_further_round_is_replaced(stub: ProviderS
 async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub, tmp_path: Path) -> None:
     """The first round is over and nobody has opened the next one yet."""
     plans(stub, FIRST)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS, dispatches=False) as opened:
         driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish"))
         await stub.wait_for(1, "planner")
 
@@ -420,8 +422,8 @@ async def test_a_driver_that_dies_as_a_round_ends_is_replaced(stub: ProviderStub
 
         await until(planned)
     plans(stub, EMPTY)
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as again:
-        await ended_row(again.means.store, driven.run)
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as again:
+        await ended_row(again.context.store, driven.run)
         journal = await events(again, driven.run)
     assert [(body["round"], body["mode"]) for body in of(journal, Kind.PLAN_OPENED)] == [(1, "first"), (2, "first")]
     assert journal[-1].body["step"] == 1
@@ -432,13 +434,13 @@ async def test_a_run_that_nobody_can_drive_on_ends_with_the_answer_that_there_is
 ) -> None:
     plans(stub, FIRST)
     stub.script("planner", Hang())
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as opened:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as opened:
         limits = narrowed(opened, "baton-deep", seconds=3.0)
         driven = await opened.runs.start(order(opened, "baton-deep", on_disconnect="finish", limits=limits))
         await stub.wait_for(2, "planner")
     renamed = pool_text(stub).replace("[tiers.baton-deep]", "[tiers.other]")
-    async with open_house(tmp_path, renamed, SETTINGS, audits=False) as stranger:
-        row = await ended_row(stranger.means.store, driven.run)
+    async with running_service(tmp_path, renamed, SETTINGS, audits=False) as stranger:
+        row = await ended_row(stranger.context.store, driven.run)
         journal = await events(stranger, driven.run)
     assert (row.state, row.degraded) == ("succeeded", True)
     assert (journal[-1].body["step"], journal[-1].body["stopped"]) == (1, "run_expired")
@@ -453,7 +455,7 @@ def test_a_previous_answer_that_there_is_not_cannot_be_seen() -> None:
     assert faults(state, proposal, Planned(0, replace(seen, access=Access()))) == []
 
 
-async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: House) -> None:
+async def test_a_round_may_span_turns_and_a_turn_rounds(stub: ProviderStub, opened: Runtime) -> None:
     """The first round's answer needs a tool of the caller's; what came back is seen by nobody else."""
     call = ToolCall("look", '{"q": "a"}', "their-1")
     for worker in SAYS:

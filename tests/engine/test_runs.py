@@ -11,13 +11,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from app.core.message.chat import summed
 from app.core.run.events import Kind
 from app.errors import InvalidRequest
-from app.process.wiring import House
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, plan_text, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, plan_text, pool_text, running_service
 from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Fail, Hang, ProviderStub, Reply, Truncate
 
 
-async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, opened: House) -> None:
+async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, opened: Runtime) -> None:
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", "Say hello")))
     assert outcome.ended.error is None
     assert outcome.ended.answer == "Hello there." == "".join(outcome.said)
@@ -39,10 +39,10 @@ async def test_mini_answers_with_one_call_and_nothing_added(stub: ProviderStub, 
     assert outcome.ended.bill.usd == 12 + 14
 
 
-async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opened: House, monkeypatch: Any) -> None:
+async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opened: Runtime, monkeypatch: Any) -> None:
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(opened.means.telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(opened.context.telemetry, "_tracer", provider.get_tracer("test"))
     stub.always("planner", Reply(chunks=(plan_text((0, "Solve it", ["user"])),)))
     driven = await opened.runs.start(order(opened, "baton-ultra"))
     await finish(driven)
@@ -52,7 +52,7 @@ async def test_a_run_its_plan_and_its_calls_have_spans(stub: ProviderStub, opene
     assert dict(found["invoke_workflow"].attributes or {}) == {"baton.run.id": driven.run, "baton.tier": "baton-ultra"}
 
 
-async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: House) -> None:
+async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=tuple(plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0])))))
     outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
@@ -67,7 +67,7 @@ async def test_ultra_executes_the_conductors_plan(stub: ProviderStub, opened: Ho
     assert outcome.ended.bill.total == summed((outcome.ended.bill.visible, outcome.ended.bill.orchestration))
 
 
-async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderStub, opened: House) -> None:
+async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderStub, opened: Runtime) -> None:
     text = plan_text((0, "Plan it", ["user"]), (1, "Solve it", ["user", 0]))
     cut = text.index('{"worker": 1')
     stub.always("planner", Reply(chunks=(text[:cut], text[cut:]), gap=0.6))
@@ -76,7 +76,7 @@ async def test_the_first_step_starts_before_the_plan_is_complete(stub: ProviderS
     assert first.at - stub.of("planner")[0].at < 0.5
 
 
-async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, opened: House) -> None:
+async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Reply(first_delay=0.3))
     wanted = plan(("alpha", "a", ["user"]), ("beta", "b", ["user"]), ("gamma", "join", ["user", 0, 1]))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", plan=wanted)))
@@ -86,7 +86,7 @@ async def test_independent_steps_run_at_the_same_time(stub: ProviderStub, opened
     assert starts["gamma"] - max(starts["alpha"], starts["beta"]) >= 0.3
 
 
-async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderStub, opened: House) -> None:
+async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderStub, opened: Runtime) -> None:
     stub.script(
         "planner", Reply(chunks=(plan_text((9, "x", ["user", 3])),)), Reply(chunks=(plan_text((0, "y", ["user"])),))
     )
@@ -99,7 +99,7 @@ async def test_a_rejected_plan_gets_one_repair_with_all_reasons(stub: ProviderSt
     assert all(reason in asked for reason in first.reasons)
 
 
-async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, opened: House) -> None:
+async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Reply(chunks=("I would rather not.",)))
     outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
@@ -108,7 +108,7 @@ async def test_a_plan_rejected_twice_falls_back_and_says_so(stub: ProviderStub, 
     assert stub.requests[-1].model == "beta"
 
 
-async def test_a_conductor_outage_goes_straight_to_the_fallback(stub: ProviderStub, opened: House) -> None:
+async def test_a_conductor_outage_goes_straight_to_the_fallback(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("planner", Fail(status=500))
     outcome = await finish(await opened.runs.start(order(opened, "baton-ultra")))
     assert outcome.ended.error is None
@@ -118,7 +118,7 @@ async def test_a_conductor_outage_goes_straight_to_the_fallback(stub: ProviderSt
 
 async def test_a_conductor_that_is_not_cleared_never_sees_the_task(stub: ProviderStub, tmp_path: Path) -> None:
     cleared = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nclearance = ["phi"]\n')
-    async with open_house(tmp_path, cleared) as opened:
+    async with running_service(tmp_path, cleared) as opened:
         labelled = order(opened, "baton-ultra", labels=frozenset({"phi"}))
         outcome = await finish(await opened.runs.start(labelled))
     assert outcome.ended.answer == "Hello there."
@@ -141,7 +141,7 @@ async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_mus
 ) -> None:
     stub.always("planner", Reply(chunks=(plan_text((0, "Answer", ["user"])),)))
     pool = pool_text(stub).replace("[workers.gamma]\n", '[workers.gamma]\nregion = "eu"\nretention = "none"\n')
-    async with open_house(tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{said}\n")) as opened:
+    async with running_service(tmp_path, pool.replace("[workers.planner]\n", f"[workers.planner]\n{said}\n")) as opened:
         bound = order(opened, "baton-ultra", labels=frozenset({label}))
         outcome = await finish(await opened.runs.start(bound))
     assert outcome.ended.answer == "Hello there."
@@ -151,13 +151,13 @@ async def test_a_conductor_elsewhere_or_that_keeps_it_never_sees_a_task_that_mus
     assert outcome.ended.state.admitted.conductor == ("model" if seen else "fallback")
 
 
-async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, opened: House) -> None:
+async def test_nobody_may_take_a_task_without_the_clearance(stub: ProviderStub, opened: Runtime) -> None:
     with pytest.raises(InvalidRequest, match="not cleared for phi"):
         await opened.runs.start(order(opened, "baton-mini", labels=frozenset({"phi"})))
     assert stub.requests == []
 
 
-async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: ProviderStub, opened: House) -> None:
+async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Fail(status=503))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.error is None
@@ -167,23 +167,23 @@ async def test_a_failing_worker_is_retried_once_and_then_replaced(stub: Provider
     assert outcome.ended.state.steps[0].worker == "beta"
 
 
-async def test_a_refused_request_is_not_retried_with_the_same_worker(stub: ProviderStub, opened: House) -> None:
+async def test_a_refused_request_is_not_retried_with_the_same_worker(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Fail(status=400))
     await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert [received.model for received in stub.requests] == ["alpha", "beta"]
 
 
-async def test_a_run_fails_when_no_worker_is_left(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_fails_when_no_worker_is_left(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Fail(status=500))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.error is not None
     assert outcome.ended.state.state == "failed"
     assert len(stub.requests) == 4
-    row = await opened.means.store.run(outcome.ended.state.run)
+    row = await opened.context.store.run(outcome.ended.state.run)
     assert (row.state, row.held.usd) == ("failed", 0)
 
 
-async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, opened: House) -> None:
+async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(fault=Truncate(after=2)))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True)))
     assert outcome.said == ["Hello", " there"] or "".join(outcome.said) == "Hello there"
@@ -191,14 +191,14 @@ async def test_an_answer_that_was_told_is_not_tried_again(stub: ProviderStub, op
     assert [received.model for received in stub.requests] == ["alpha"]
 
 
-async def test_a_truncated_answer_nobody_heard_is_tried_again(stub: ProviderStub, opened: House) -> None:
+async def test_a_truncated_answer_nobody_heard_is_tried_again(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Reply(fault=Truncate(after=2)))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini")))
     assert outcome.ended.answer == "Hello there."
     assert [call.outcome for call in outcome.ended.state.calls.values()] == ["truncated", "ok"]
 
 
-async def test_cancelling_closes_the_upstream_within_two_seconds(stub: ProviderStub, opened: House) -> None:
+async def test_cancelling_closes_the_upstream_within_two_seconds(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Hang())
     driven = await opened.runs.start(order(opened, "baton-mini"))
     [received] = await stub.wait_for(1)
@@ -210,10 +210,10 @@ async def test_cancelling_closes_the_upstream_within_two_seconds(stub: ProviderS
     await until(lambda: received.disconnected_at is not None)
     journal = await events(opened, driven.run)
     assert kinds(journal)[-4:] == [Kind.CANCEL_ASKED, Kind.CALL_FINISHED, Kind.STEP_SKIPPED, Kind.CANCELLED]
-    assert (await opened.means.store.run(driven.run)).held.usd == 0
+    assert (await opened.context.store.run(driven.run)).held.usd == 0
 
 
-async def test_a_run_expires_at_its_deadline(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_expires_at_its_deadline(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Hang())
     limits = narrowed(opened, "baton-mini", seconds=0.5)
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
@@ -221,14 +221,14 @@ async def test_a_run_expires_at_its_deadline(stub: ProviderStub, opened: House) 
     assert all(call.outcome is not None for call in outcome.ended.state.calls.values())
 
 
-async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_never_holds_more_than_its_budget(stub: ProviderStub, opened: Runtime) -> None:
     limits = narrowed(opened, "baton-mini", usd=100)
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", limits=limits)))
     assert outcome.ended.state.state == "over_budget"
     assert stub.requests == []
 
 
-async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: House) -> None:
+async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: Runtime) -> None:
     wanted = plan(("alpha", "a", ["user", 1]), ("nobody", "b", ["user"]), *[("beta", "c", ["user"])] * 4)
     with pytest.raises(InvalidRequest) as caught:
         await opened.runs.start(order(opened, "baton-mini", plan=wanted))
@@ -237,7 +237,7 @@ async def test_an_invalid_plan_is_refused_with_all_its_faults(opened: House) -> 
     assert "6 steps" in caught.value.message
 
 
-async def test_deltas_of_the_answer_are_told_as_they_come(stub: ProviderStub, opened: House) -> None:
+async def test_deltas_of_the_answer_are_told_as_they_come(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Reply(chunks=("one ", "two ", "three"), gap=0.05))
     outcome = await finish(await opened.runs.start(order(opened, "baton-mini", streams=True, stream_steps=True)))
     assert len(outcome.said) == 3

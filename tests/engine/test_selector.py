@@ -16,9 +16,9 @@ from app.core.pool.catalog import SelectorSpec, Tier
 from app.core.rating.calibration import Trial
 from app.core.rating.features import features, from_json
 from app.core.run.events import Kind
-from app.engine.conductors.ratings import Learner, Standings
-from app.process.wiring import House
-from tests.harness.in_process import WORKER, calling, events, open_house, plan_text
+from app.engine.conductors.ratings import RatingReader, Standings
+from app.process.wiring import Runtime
+from tests.harness.in_process import WORKER, calling, events, plan_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 POOL = """
@@ -45,11 +45,11 @@ ARMS |= {f"answer-check {name} gamma" for name in ("alpha", "beta", "gamma")}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     bound = 'region = "eu"\nretention = "none"\nclearance = ["phi"]\n'
     workers = WORKER.format(name="planner")
     workers += "".join(WORKER.format(name=name) + bound for name in ("alpha", "beta", "gamma"))
-    async with open_house(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
+    async with running_service(tmp_path, POOL.format(url=stub.vllm_url, workers=workers)) as running:
         yield running
 
 
@@ -60,14 +60,14 @@ async def ask(client: httpx.AsyncClient, text: str = "What is 2 + 2?", model: st
     return str(reply.headers["x-baton-run"])
 
 
-async def decision(opened: House, run: str) -> dict[str, Any]:
+async def decision(opened: Runtime, run: str) -> dict[str, Any]:
     journal = await events(opened, run)
     found: dict[str, Any] = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
     return found
 
 
 async def test_a_decision_is_journaled_whole_before_anything_is_executed(
-    opened: House, client: httpx.AsyncClient
+    opened: Runtime, client: httpx.AsyncClient
 ) -> None:
     run = await ask(client)
     made = await decision(opened, run)
@@ -81,11 +81,11 @@ async def test_a_decision_is_journaled_whole_before_anything_is_executed(
     assert planned == made["action"].split(" ")[1:]
     kinds = [event.kind for event in journal]
     assert kinds.index(Kind.PLAN_OPENED) < kinds.index(Kind.CALL_INTENDED)
-    kept = await opened.means.store.contents(run, [made["features"]])
+    kept = await opened.context.store.contents(run, [made["features"]])
     assert from_json(orjson.loads(kept[made["features"]])) == features("What is 2 + 2?")
 
 
-async def test_what_is_not_eligible_is_no_arm(opened: House, client: httpx.AsyncClient) -> None:
+async def test_what_is_not_eligible_is_no_arm(opened: Runtime, client: httpx.AsyncClient) -> None:
     pinned = await decision(opened, await ask(client, pool={"pin": "beta"}))
     assert set(pinned["candidates"]) == {"answer beta", "answer-check beta beta"}
     denied = await decision(opened, await ask(client, pool={"deny": ["gamma"]}))
@@ -94,14 +94,14 @@ async def test_what_is_not_eligible_is_no_arm(opened: House, client: httpx.Async
     assert set(short["candidates"]) == {f"answer {name}" for name in ("alpha", "beta", "gamma")}
 
 
-async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: House, client: httpx.AsyncClient) -> None:
+async def test_who_forbids_to_explore_gets_the_best_with_certainty(opened: Runtime, client: httpx.AsyncClient) -> None:
     made = [await decision(opened, await ask(client, explore=False)) for _ in range(3)]
     assert {one["propensity"] for one in made} == {1.0}
     assert {(one["explore"], one["explored"]) for one in made} == {(0.0, False)}
     assert len({one["action"] for one in made}) == 1
 
 
-async def test_the_propensities_are_those_of_the_dice(opened: House, client: httpx.AsyncClient) -> None:
+async def test_the_propensities_are_those_of_the_dice(opened: Runtime, client: httpx.AsyncClient) -> None:
     made = [await decision(opened, await ask(client, model="baton-ultra", pool={"deny": []})) for _ in range(30)]
     assert {one["explore"] for one in made} == {1.0}
     assert all(set(one["candidates"].values()) == {1 / 3} for one in made)
@@ -109,7 +109,7 @@ async def test_the_propensities_are_those_of_the_dice(opened: House, client: htt
 
 
 async def test_ratings_move_the_choice_and_survive_a_restart(
-    opened: House, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub, tmp_path: Path
 ) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     for _ in range(30):
@@ -117,23 +117,23 @@ async def test_ratings_move_the_choice_and_survive_a_restart(
         action = (await decision(opened, run))["action"]
         good = action == "answer beta"
         assert (await client.post(f"/v1/runs/{run}/feedback", json={"score": float(good)})).status_code == 200
-        await opened.learner.learn(tier, spec_of(tier))
+        await opened.ratings.learn(tier, spec_of(tier))
     made = await decision(opened, run := await ask(client))
     assert max(made["candidates"], key=made["candidates"].get) == "answer beta"
     assert made["version"].partition("-")[0] == "30"
     shown = (await client.get(f"/v1/runs/{run}")).json()
     assert shown["proposals"][0]["decision"] == made
     text = (tmp_path / "pool.toml").read_text()
-    async with open_house(tmp_path, text) as again, calling(again) as other:
-        await again.learner.learn(tier, spec_of(tier))
+    async with running_service(tmp_path, text) as again, calling(again) as other:
+        await again.ratings.learn(tier, spec_of(tier))
         anew = await decision(again, await ask(other))
         assert anew["version"] == made["version"]
 
 
-async def test_processes_that_learn_at_once_come_to_the_same(opened: House, client: httpx.AsyncClient) -> None:
+async def test_processes_that_learn_at_once_come_to_the_same(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     standings = [Standings() for _ in range(3)]
-    learners = [Learner(opened.means, one) for one in standings]
+    learners = [RatingReader(opened.context, one) for one in standings]
     for _ in range(3):
         for _ in range(2):
             await client.post(f"/v1/runs/{await ask(client)}/feedback", json={"thumbs": "up"})
@@ -144,34 +144,34 @@ async def test_processes_that_learn_at_once_come_to_the_same(opened: House, clie
     assert {one.posterior.ratings for one in known} == {6}, "each rating was learned once"
 
 
-async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: House, client: httpx.AsyncClient) -> None:
+async def test_ratings_are_learned_once_and_signs_and_labels_never(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     run = await ask(client)
     for body in ({"label": "odd"}, {"score": 0.2}, {"score": 0.2}, {"score": 0.8}, {"score": 1, "source": "other"}):
         await client.post(f"/v1/runs/{run}/feedback", json=body)
-        await opened.learner.learn(tier, spec_of(tier))
+        await opened.ratings.learn(tier, spec_of(tier))
     version = (await decision(opened, await ask(client)))["version"]
-    await opened.learner.learn(tier, spec_of(tier))
+    await opened.ratings.learn(tier, spec_of(tier))
     assert (await decision(opened, await ask(client)))["version"] == version
-    assert opened.means.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
+    assert opened.context.telemetry.exposition().decode().count('baton_selector_ratings{tier="baton-mini"} 1.0') == 1
 
 
-async def test_the_trials_of_a_calibration_are_what_it_begins_with(opened: House, client: httpx.AsyncClient) -> None:
+async def test_the_trials_of_a_calibration_are_what_it_begins_with(opened: Runtime, client: httpx.AsyncClient) -> None:
     tier = opened.pool.catalog().tiers["baton-mini"]
     for worker in tier.pool:
         for n in range(12):
-            at = opened.means.now() - 60 + n
+            at = opened.context.now() - 60 + n
             trial = Trial(worker, worker, "tasks-1", f"{n}", "numbers", "sum", 0, QUESTION, "run", at, 0, 0, 0)
-            await opened.means.store.note_trial(replace(trial, score=float(worker == "beta")))
-    await opened.learner.learn(tier, spec_of(tier))
+            await opened.context.store.note_trial(replace(trial, score=float(worker == "beta")))
+    await opened.ratings.learn(tier, spec_of(tier))
     made = await decision(opened, await ask(client, explore=False))
     assert made["action"].split()[:2] in (["answer", "beta"], ["answer-check", "beta"])
-    await opened.learner.learn(tier, spec_of(tier))
+    await opened.ratings.learn(tier, spec_of(tier))
     assert (await decision(opened, await ask(client)))["version"] == made["version"], "no trial counts twice"
 
 
 async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_task(
-    client: httpx.AsyncClient, opened: House, stub: ProviderStub
+    client: httpx.AsyncClient, opened: Runtime, stub: ProviderStub
 ) -> None:
     for label in ("region:eu", "retention:none", "phi"):
         made = await decision(opened, await ask(client, model="baton-ultra", labels=[label]))
@@ -180,7 +180,7 @@ async def test_the_models_own_plan_is_no_arm_where_the_model_may_not_read_the_ta
 
 
 async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
-    opened: House, client: httpx.AsyncClient, stub: ProviderStub
+    opened: Runtime, client: httpx.AsyncClient, stub: ProviderStub
 ) -> None:
     for _ in range(40):
         stub.script("planner", Reply(chunks=(plan_text((0, "Think", ["user"]), (1, "Answer", ["user", 0])),)))
@@ -197,7 +197,7 @@ async def test_the_models_own_plan_is_an_arm_where_it_may_be_asked(
     rated = await client.post(f"/v1/runs/{run}/feedback", json={"score": 1})
     assert rated.status_code == 200
     tier = opened.pool.catalog().tiers["baton-ultra"]
-    await opened.learner.learn(tier, spec_of(tier))
+    await opened.ratings.learn(tier, spec_of(tier))
     shown = "\n".join(why((await client.get(f"/v1/runs/{run}")).json()))
     assert "the selector chose by what it has learned from ratings" in shown
     assert "model, with probability 0.333 among 3 arms" in shown

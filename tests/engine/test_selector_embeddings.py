@@ -11,9 +11,9 @@ import pytest
 from app.core.pool.catalog import SelectorSpec
 from app.core.rating.features import SKETCH, features, from_json
 from app.core.run.events import Event, Kind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.embedding_server import DIMENSIONS, Embeddings, Fault, embeddings
-from tests.harness.in_process import WORKER, events, open_house
+from tests.harness.in_process import WORKER, events, running_service
 from tests.stubs import ProviderStub
 
 POOL = """
@@ -52,11 +52,11 @@ async def served() -> AsyncIterator[Embeddings]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, served: Embeddings, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, served: Embeddings, tmp_path: Path) -> AsyncIterator[Runtime]:
     cleared = 'clearance = ["internal", "secret"]\nregion = "eu"\nretention = "none"\n'
     workers = "".join(WORKER.format(name=name) + cleared for name in ("alpha", "beta"))
     made = POOL.format(url=stub.vllm_url, vectors=served.url, workers=workers, dimensions=DIMENSIONS)
-    async with open_house(tmp_path, made) as running:
+    async with running_service(tmp_path, made) as running:
         yield running
 
 
@@ -68,16 +68,16 @@ async def ask(client: httpx.AsyncClient, text: str = QUESTION, model: str = "bat
     return str(reply.headers["x-baton-run"])
 
 
-async def seen(opened: House, run: str) -> tuple[dict[str, Any], list[Event], Any]:
+async def seen(opened: Runtime, run: str) -> tuple[dict[str, Any], list[Event], Any]:
     """The decision, the journal, and the features that were looked at."""
     journal = await events(opened, run)
     decision = next(event.body["decision"] for event in journal if event.kind is Kind.PLAN_OPENED)
-    kept = await opened.means.store.contents(run, [decision["features"]])
+    kept = await opened.context.store.contents(run, [decision["features"]])
     return decision, journal, from_json(orjson.loads(kept[decision["features"]]))
 
 
 async def test_an_embedding_stands_beside_the_words_and_its_call_in_the_journal(
-    opened: House, client: httpx.AsyncClient, served: Embeddings
+    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     decision, journal, found = await seen(opened, await ask(client))
     asked = {"model": "eye-1", "input": QUESTION, "encoding_format": "float"}
@@ -107,7 +107,7 @@ FAULTS: dict[Fault, str] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
-    opened: House, client: httpx.AsyncClient, served: Embeddings, fault: Fault
+    opened: Runtime, client: httpx.AsyncClient, served: Embeddings, fault: Fault
 ) -> None:
     served.fault = fault
     decision, journal, found = await seen(opened, await ask(client))
@@ -119,7 +119,7 @@ async def test_without_an_embedding_the_words_do_and_the_journal_says_why(
 
 
 async def test_an_endpoint_that_keeps_failing_is_left_alone(
-    opened: House, client: httpx.AsyncClient, served: Embeddings
+    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     served.fault = "500"
     for _ in range(12):
@@ -131,7 +131,7 @@ async def test_an_endpoint_that_keeps_failing_is_left_alone(
 
 @pytest.mark.parametrize(("barred", "allowed"), [("secret", "internal"), ("region:eu", "retention:none")])
 async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
-    opened: House, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
+    opened: Runtime, client: httpx.AsyncClient, served: Embeddings, barred: str, allowed: str
 ) -> None:
     decision, _, found = await seen(opened, await ask(client, labels=[allowed, barred]))
     assert served.asked == []
@@ -143,15 +143,15 @@ async def test_what_it_is_not_cleared_for_is_not_sent_to_it(
 
 
 async def test_what_was_rated_is_learned_of_the_embedding_too(
-    opened: House, client: httpx.AsyncClient, served: Embeddings
+    opened: Runtime, client: httpx.AsyncClient, served: Embeddings
 ) -> None:
     run = await ask(client)
     await client.post(f"/v1/runs/{run}/feedback", json={"score": 0})
     tier = opened.pool.catalog().tiers["baton-mini"]
     spec = tier.conductor.selector
     assert isinstance(spec, SelectorSpec)
-    await opened.learner.learn(tier, spec)
+    await opened.ratings.learn(tier, spec)
     _, _, found = await seen(opened, run)
-    weights = opened.learner._standings.of("baton-mini").posterior.weights["base"]
+    weights = opened.ratings._standings.of("baton-mini").posterior.weights["base"]
     assert all(weights[place][0] != 0 for place in weights if place >= 1_000_000 or place < 1024)
     assert len([place for place in weights if place > 10_000]) == len(found.vector)

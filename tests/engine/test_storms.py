@@ -10,8 +10,8 @@ import pytest
 
 from app.core.pool.breaker import MINIMUM, SHARE
 from app.core.run.events import Kind
-from app.process.wiring import House
-from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, open_house, order, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import Outcome, events, finish, kinds, narrowed, order, pool_text, running_service
 from tests.harness.waiting import Stopwatch, until
 from tests.stubs import Fail, ProviderStub, Reply
 
@@ -21,7 +21,7 @@ RETRY_DELAY = 0.5
 
 
 @pytest.fixture
-async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     """A service with one worker."""
     text = (
         pool_text(stub)
@@ -29,16 +29,16 @@ async def lonely(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
         .replace('workers = ["alpha", "beta"]', 'workers = ["alpha"]')
         .replace('fallback = "beta"', 'fallback = "alpha"')
     )
-    async with open_house(tmp_path, text) as running:
+    async with running_service(tmp_path, text) as running:
         yield running
 
 
-async def run(opened: House, **changes: Any) -> Outcome:
+async def run(opened: Runtime, **changes: Any) -> Outcome:
     """One run, to its end."""
     return await finish(await opened.runs.start(order(opened, "baton-mini", **changes)))
 
 
-async def timed(opened: House, **changes: Any) -> tuple[Outcome, float]:
+async def timed(opened: Runtime, **changes: Any) -> tuple[Outcome, float]:
     """The same, with its seconds."""
     began = time.monotonic()
     return await run(opened, **changes), time.monotonic() - began
@@ -59,7 +59,7 @@ async def timed(opened: House, **changes: Any) -> tuple[Outcome, float]:
     ],
 )
 async def test_a_storm_gets_little_more_than_one_attempt_a_call(
-    stub: ProviderStub, opened: House, act: Fail, warm: bool
+    stub: ProviderStub, opened: Runtime, act: Fail, warm: bool
 ) -> None:
     runs = 48
     if warm:
@@ -71,7 +71,7 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
         outcomes += await asyncio.gather(*(run(opened) for _ in range(12)))
     assert {outcome.ended.state.state for outcome in outcomes} == {"failed"}
     assert runs <= len(stub.requests) <= (1 + SHARE) * runs + 3 * MINIMUM
-    counted = opened.means.telemetry.registry.get_sample_value
+    counted = opened.context.telemetry.registry.get_sample_value
     made = sum(
         counted("baton_retries_total", {"worker": worker, "kind": kind}) or 0
         for worker in ("alpha", "beta", "gamma")
@@ -80,7 +80,7 @@ async def test_a_storm_gets_little_more_than_one_attempt_a_call(
     assert made == len(stub.requests) - runs
 
 
-async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened: House) -> None:
+async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("*", Fail(status=429, retry_after=RETRY_DELAY))
     await asyncio.gather(*(run(opened) for _ in range(20)))
     stub.always("*", Reply())
@@ -89,21 +89,23 @@ async def test_a_storm_ends_when_the_workers_are_back(stub: ProviderStub, opened
     assert {outcome.ended.answer for outcome in outcomes} == {ANSWER}
 
 
-async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(stub: ProviderStub, lonely: House) -> None:
+async def test_the_journal_says_that_there_was_no_budget_for_another_attempt(
+    stub: ProviderStub, lonely: Runtime
+) -> None:
     stub.always("*", Fail(status=500))
     outcomes = [await run(lonely) for _ in range(MINIMUM + 1)]
     *_, failed, _ = await events(lonely, outcomes[-1].ended.state.run)
     assert failed.kind is Kind.STEP_FAILED
     assert failed.body["passed_over"] == [{"worker": "alpha", "reason": "retry_budget"}]
     assert failed.body["error"] == "worker_unavailable"
-    counted = lonely.means.telemetry.registry.get_sample_value
+    counted = lonely.context.telemetry.registry.get_sample_value
     assert counted("baton_retry_budget_exhausted_total", {"worker": "alpha"}) == 1
 
 
 # -- Retry-After
 
 
-async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, opened: House) -> None:
+async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Fail(status=429, retry_after=0.7))
     outcome, seconds = await timed(opened)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
@@ -112,7 +114,7 @@ async def test_a_step_waits_as_long_as_retry_after_says(stub: ProviderStub, open
     assert outcome.ended.answer == ANSWER
 
 
-async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: House) -> None:
+async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Fail(status=503, retry_after=2, as_date=True))
     await run(opened)
     assert [received.model for received in stub.requests] == ["alpha", "alpha"]
@@ -120,7 +122,7 @@ async def test_a_date_is_as_good_as_seconds(stub: ProviderStub, opened: House) -
 
 
 async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once(
-    stub: ProviderStub, opened: House
+    stub: ProviderStub, opened: Runtime
 ) -> None:
     stub.always("alpha", Fail(status=429, retry_after=25))
     outcome, seconds = await timed(opened)
@@ -132,7 +134,7 @@ async def test_a_worker_that_wants_to_be_left_alone_for_long_is_replaced_at_once
 
 
 @pytest.mark.parametrize("retry_after", [20, 7])
-async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely: House, retry_after: float) -> None:
+async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely: Runtime, retry_after: float) -> None:
     stub.always("alpha", Fail(status=429, retry_after=retry_after))
     outcome, seconds = await timed(lonely, limits=narrowed(lonely, "baton-mini", seconds=6.0))
     assert seconds < 2
@@ -140,14 +142,14 @@ async def test_nobody_waits_beyond_the_runs_deadline(stub: ProviderStub, lonely:
     assert len(stub.requests) == 1
 
 
-async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: House) -> None:
+async def test_the_only_worker_is_waited_for(stub: ProviderStub, lonely: Runtime) -> None:
     stub.script("alpha", Fail(status=429, retry_after=1.2))
     outcome, seconds = await timed(lonely)
     assert outcome.ended.answer == ANSWER
     assert seconds >= 1.2
 
 
-async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: House) -> None:
+async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub, lonely: Runtime) -> None:
     stub.always("alpha", Fail(status=429, retry_after=20))
     driven = await lonely.runs.start(order(lonely, "baton-mini"))
     await stub.wait_for(1)
@@ -164,13 +166,13 @@ async def test_a_wait_ends_with_its_run_and_hides_no_outcome(stub: ProviderStub,
     assert watch.seconds < 1
     assert outcome.ended.state.state == "cancelled"
     assert len(stub.requests) == 1
-    await until(lambda: lonely.means.telemetry.registry.get_sample_value("baton_steps_running") == 0)
+    await until(lambda: lonely.context.telemetry.registry.get_sample_value("baton_steps_running") == 0)
 
 
 # -- time
 
 
-async def test_a_step_that_nobody_could_do_in_time_is_not_begun(stub: ProviderStub, lonely: House) -> None:
+async def test_a_step_that_nobody_could_do_in_time_is_not_begun(stub: ProviderStub, lonely: Runtime) -> None:
     stub.always("alpha", Reply(header_delay=1.0))
     await asyncio.gather(*(run(lonely) for _ in range(5)))
     stub.requests.clear()
@@ -184,7 +186,7 @@ async def test_a_step_that_nobody_could_do_in_time_is_not_begun(stub: ProviderSt
     assert 0 < failed.body["left"] < 0.9
 
 
-async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(stub: ProviderStub, opened: House) -> None:
+async def test_a_worker_that_is_too_slow_for_what_is_left_is_passed_over(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(header_delay=1.2))
     await asyncio.gather(*(run(opened) for _ in range(5)))
     outcome = await run(opened, limits=narrowed(opened, "baton-mini", seconds=1.1))

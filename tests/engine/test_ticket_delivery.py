@@ -13,14 +13,14 @@ from app.stepqueue.memory import MemoryQueue
 from app.stepqueue.protocol import AGAIN, Ticket
 from app.store.protocol import Appended, Entry, Journal
 from app.store.sql import SqlStore
-from tests.harness.in_process import events, finish, kinds, narrowed, open_house, order, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, narrowed, order, plan, pool_text, running_service
 from tests.stubs import ProviderStub
 
 
 async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
     """A run whose second step sees the first, by tickets alone."""
     chain = plan(("alpha", "one", ["user"]), ("beta", "two", ["user", 0]))
-    async with ProviderStub() as stub, open_house(folder, pool_text(stub)) as opened:  # which audits what was sent
+    async with ProviderStub() as stub, running_service(folder, pool_text(stub)) as opened:  # which audits what was sent
         opened.drivers.spread = True
         patch.setattr(opened.dispatcher, "_local", lambda _run: None)  # and as if the run were driven elsewhere
         driven = await opened.runs.start(order(opened, "baton-mini", plan=chain))
@@ -30,7 +30,7 @@ async def chained(folder: Path, patch: pytest.MonkeyPatch) -> None:
 async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, ring = SqlStore.journal, MemoryQueue.ring
+    journal, ring = SqlStore.journal, MemoryQueue.enqueue
 
     async def no_more(store: SqlStore, run: str, upto: int | None = None, after: int = 0) -> Journal:
         read = await journal(store, run, upto, after)
@@ -40,7 +40,7 @@ async def test_a_step_sees_the_answers_before_it_however_little_its_ticket_lets_
         await ring(queue, [replace(ticket, seq=6) for ticket in tickets])
 
     monkeypatch.setattr(SqlStore, "journal", no_more)
-    monkeypatch.setattr(MemoryQueue, "ring", early)
+    monkeypatch.setattr(MemoryQueue, "enqueue", early)
     await chained(tmp_path, monkeypatch)
 
 
@@ -48,7 +48,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody guesses it, and the claim is so long on its way that the step has been queued when it arrives."""
-    ring, append = MemoryQueue.ring, SqlStore.append
+    ring, append = MemoryQueue.enqueue, SqlStore.append
 
     async def guessed(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [*tickets, *(replace(ticket, step=1) for ticket in tickets if ticket.step == 0)])
@@ -58,7 +58,7 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
             await asyncio.sleep(0.5)
         return await append(store, entry)
 
-    monkeypatch.setattr(MemoryQueue, "ring", guessed)
+    monkeypatch.setattr(MemoryQueue, "enqueue", guessed)
     monkeypatch.setattr(SqlStore, "append", slow)
     await chained(tmp_path, monkeypatch)
 
@@ -66,13 +66,13 @@ async def test_a_step_whose_ticket_comes_before_it_is_queued_sees_the_answers_be
 async def test_a_step_that_was_claimed_and_cannot_be_paid_for_ends_its_run_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring = MemoryQueue.ring
+    ring = MemoryQueue.enqueue
 
     async def again(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
         await ring(queue, [replace(ticket, version=AGAIN) for ticket in tickets])
 
-    monkeypatch.setattr(MemoryQueue, "ring", again)
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+    monkeypatch.setattr(MemoryQueue, "enqueue", again)
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
         opened.drivers.spread = True
         poor = narrowed(opened, "baton-mini", usd=1)
         driven = await opened.runs.start(order(opened, "baton-mini", limits=poor))
@@ -83,17 +83,17 @@ async def test_a_step_of_a_run_that_is_asked_to_end_calls_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its dispatcher has read so, though its driver has yet to hear of it."""
-    ring = MemoryQueue.ring
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub)) as opened:
+    ring = MemoryQueue.enqueue
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub)) as opened:
         opened.drivers.spread = True
 
         async def late(queue: MemoryQueue, tickets: Sequence[Ticket]) -> None:
             asked = (fact_from_json(Kind.CANCEL_ASKED, {"by": "caller"}),)
             for ticket in tickets:
-                await opened.means.store.append(Entry(ticket.run, opened.means.now(), asked))
+                await opened.context.store.append(Entry(ticket.run, opened.context.now(), asked))
             await ring(queue, [replace(ticket, seq=ticket.seq + 1) for ticket in tickets])
 
-        monkeypatch.setattr(MemoryQueue, "ring", late)
+        monkeypatch.setattr(MemoryQueue, "enqueue", late)
         driven = await opened.runs.start(order(opened, "baton-mini"))
         assert (await finish(driven)).ended.state.state == "cancelled"
         assert Kind.CALL_INTENDED not in kinds(await events(opened, driven.run))

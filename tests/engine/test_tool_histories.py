@@ -9,9 +9,9 @@ import pytest
 
 from app.core.message.chat import Message, Text, ToolCall, Usage, summed
 from app.gateway.runs.cancel import settled
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.conversations import ASK, Talk, calling, look
-from tests.harness.in_process import finish, open_house, pool_text
+from tests.harness.in_process import finish, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs import Usage as Billed
 
@@ -21,8 +21,8 @@ RUN_SECONDS = 3.0
 
 
 @pytest.fixture
-async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         yield opened
 
 
@@ -30,10 +30,10 @@ async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
 
 
 async def test_words_after_the_results_are_heard_by_the_step_that_may_see_the_user(
-    stub: ProviderStub, house: House
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     talk.messages.append(Message("user", (Text("And hurry."),)))
@@ -44,20 +44,22 @@ async def test_words_after_the_results_are_heard_by_the_step_that_may_see_the_us
 
 
 @pytest.mark.parametrize("foreign", ["call_abc", "toolu_01A09q90qw90lq917835lq9", "functions.look:0"])
-async def test_a_loop_that_began_elsewhere_is_history(stub: ProviderStub, house: House, foreign: str) -> None:
+async def test_a_loop_that_began_elsewhere_is_history(stub: ProviderStub, runtime: Runtime, foreign: str) -> None:
     stub.script("alpha", DONE)
     call = ToolCall(foreign, "look", '{"q": "a"}')
     result = Message("tool", (Text("A"),), call_id=foreign)
-    ended = (await Talk(house, messages=[ASK, Message("assistant", (), calls=(call,)), result]).say()).ended
+    ended = (await Talk(runtime, messages=[ASK, Message("assistant", (), calls=(call,)), result]).say()).ended
     assert ended.answer == "It is 42."
     sent = stub.of("alpha")[0].json["messages"]
     assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
     assert sent[1]["tool_calls"][0]["id"] == sent[2]["tool_call_id"] == foreign
 
 
-async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(stub: ProviderStub, house: House) -> None:
+async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
     stub.script("alpha", calling(look("a")), DONE, calling(look("b")), Reply(chunks=("43.",)))
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     done = await talk.say()
@@ -71,10 +73,10 @@ async def test_a_later_run_of_the_conversation_sees_the_earlier_ones_messages(st
     assert sent[1]["tool_calls"][0]["id"] == first.ended.calls[0].id
 
 
-async def test_results_for_a_run_that_has_ended_are_history_for_a_new_one(stub: ProviderStub, house: House) -> None:
+async def test_results_for_a_run_that_has_ended_are_history_for_a_new_one(stub: ProviderStub, runtime: Runtime) -> None:
     """A caller who comes too late can go on all the same: nothing is lost but the workflow."""
     stub.script("alpha", calling(look("a")), DONE, Reply(chunks=("Again 42.",)))
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     await talk.say()
@@ -82,23 +84,26 @@ async def test_results_for_a_run_that_has_ended_are_history_for_a_new_one(stub: 
     assert (again.answer, again.state.run != first.ended.state.run) == ("Again 42.", True)
 
 
-async def test_erased_content_makes_history_of_what_the_caller_still_has(stub: ProviderStub, house: House) -> None:
+async def test_erased_content_makes_history_of_what_the_caller_still_has(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
-    assert await house.means.store.erase(first.ended.state.run)
+    assert await runtime.context.store.erase(first.ended.state.run)
     assert (await talk.say()).ended.state.run != first.ended.state.run
 
 
 async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStub, tmp_path: Path) -> None:
     """Though this one still has the run in its memory."""
     stub.script("alpha", calling(look("a")), DONE)
-    async with open_house(tmp_path, pool_text(stub)) as house, open_house(tmp_path, pool_text(stub)) as other:
-        talk = Talk(house)
+    async with (
+        running_service(tmp_path, pool_text(stub)) as runtime,
+        running_service(tmp_path, pool_text(stub)) as other,
+    ):
+        talk = Talk(runtime)
         first = await talk.say()
         talk.answer(first, "A")
-        assert await other.means.store.erase(first.ended.state.run)
+        assert await other.context.store.erase(first.ended.state.run)
         assert (await talk.say()).ended.state.run != first.ended.state.run
 
 
@@ -107,32 +112,32 @@ async def test_what_another_process_erased_is_not_gone_on_with(stub: ProviderStu
 
 async def test_an_abandoned_wait_expires(stub: ProviderStub, tmp_path: Path) -> None:
     pool = pool_text(stub).replace("seconds = 30,", "seconds = 30, tool_wait = 0.5,")
-    async with open_house(tmp_path, pool, {"BATON_LEASE_SECONDS": "1"}) as opened:
+    async with running_service(tmp_path, pool, {"BATON_LEASE_SECONDS": "1"}) as opened:
         stub.script("alpha", calling(look("a")), DONE)
         talk = Talk(opened)
         first = await talk.say()
-        row = await settled(opened.means.store, await opened.means.store.run(first.ended.state.run), 10.0)
+        row = await settled(opened.context.store, await opened.context.store.run(first.ended.state.run), 10.0)
         assert (row.state, row.error) == ("expired", "tool_results_missing")
-        counted = opened.means.telemetry.exposition().decode()
+        counted = opened.context.telemetry.exposition().decode()
         assert 'baton_runs_total{outcome="abandoned",tier="baton-mini"} 1.0' in counted, "no fault of this service"
         talk.answer(first, "A")
         assert (await talk.say()).ended.state.run != row.id
 
 
-async def test_the_wait_does_not_count_as_the_runs_time(stub: ProviderStub, house: House) -> None:
+async def test_the_wait_does_not_count_as_the_runs_time(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), Reply(header_delay=0.5), DONE)
-    chosen = house.pool.catalog().tiers["baton-mini"]
-    talk = Talk(house, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=RUN_SECONDS)})
+    chosen = runtime.pool.catalog().tiers["baton-mini"]
+    talk = Talk(runtime, extra={"limits": replace(chosen.efforts[chosen.effort], seconds=RUN_SECONDS)})
     talk.answer(await talk.say(), "A")
     await asyncio.sleep(1.1 * RUN_SECONDS)
     assert (await talk.say()).ended.state.state == "succeeded"
 
 
-async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, house: House) -> None:
+async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, runtime: Runtime) -> None:
     bills = [Billed(input=10, output=5, cached=2), Billed(input=30, output=7, reasoning=3), Billed(input=50, output=9)]
     stub.script("alpha", calling(look("a"), usage=bills[0]), calling(look("b"), usage=bills[1]))
     stub.script("alpha", Reply(usage=bills[2]))
-    talk = Talk(house)
+    talk = Talk(runtime)
     told = []
     for result in ("A", "B", ""):
         outcome = await talk.say()
@@ -143,12 +148,12 @@ async def test_each_turn_tells_its_own_usage_and_all_add_up(stub: ProviderStub, 
     assert all(bill.orchestration == Usage() for bill in told)
     assert summed(bill.turn for bill in told) == told[-1].total
     assert sum(bill.turn_usd for bill in told) == told[-1].usd
-    assert (await house.means.store.run(outcome.ended.state.run)).spent.usd == told[-1].usd
+    assert (await runtime.context.store.run(outcome.ended.state.run)).spent.usd == told[-1].usd
 
 
-async def test_the_budget_is_for_all_turns(stub: ProviderStub, house: House) -> None:
+async def test_the_budget_is_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:
     stub.always("alpha", calling(look("a"), usage=Billed(input=200_000, output=10)))
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     talk.answer(await talk.say(), "B")
     ended = (await finish(await talk.begin())).ended

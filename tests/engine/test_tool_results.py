@@ -13,9 +13,9 @@ from app.core.message.chat import Image, Message, Text
 from app.core.message.tools import mint
 from app.engine.runs import tool_results
 from app.errors import InvalidRequest
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.conversations import ASK, Talk, calling, look
-from tests.harness.in_process import finish, open_house, pool_text
+from tests.harness.in_process import finish, pool_text, running_service
 from tests.harness.waiting import NotInTime, until
 from tests.stubs import ProviderStub, Reply
 
@@ -23,8 +23,8 @@ DONE = Reply(chunks=("It is ", "42."))
 
 
 @pytest.fixture
-async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         yield opened
 
 
@@ -32,9 +32,9 @@ def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
     return refused.value.public_code
 
 
-async def test_results_of_several_calls_come_together(stub: ProviderStub, house: House) -> None:
+async def test_results_of_several_calls_come_together(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a"), look("b")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A", "B")
     kept = talk.messages.pop()
@@ -46,9 +46,9 @@ async def test_results_of_several_calls_come_together(stub: ProviderStub, house:
     assert (await talk.say()).ended.answer == "It is 42."
 
 
-async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, house: House) -> None:
+async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     together = await asyncio.gather(*(talk.say() for _ in range(3)))
     late = await talk.say()
@@ -59,11 +59,11 @@ async def test_the_same_results_again_hear_the_same_reply(stub: ProviderStub, ho
 
 
 async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
-    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three bring the same at once, and each looks at the run before any of the others has begun, if it may."""
     stub.script("alpha", calling(look("a")), calling(look("b")), DONE)
-    talk, looking, find = Talk(house), 0, tool_results.find
+    talk, looking, find = Talk(runtime), 0, tool_results.find
 
     async def find_together(*given: Any) -> Any:
         nonlocal looking
@@ -77,12 +77,12 @@ async def test_whoever_loses_the_race_to_a_turn_leaves_its_driver_alone(
     replies = await asyncio.gather(*(talk.say() for _ in range(3)))
     assert len({outcome.ended.calls for outcome in replies}) == 1
     assert len(stub.of("alpha")) == 2
-    await until(lambda: not len(house.drivers))
+    await until(lambda: not len(runtime.drivers))
 
 
-async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, house: House) -> None:
+async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), replace(calling(look("b")), header_delay=0.3), DONE)
-    talk, liar = Talk(house), Talk(house)
+    talk, liar = Talk(runtime), Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     liar.answer(first, "not A")
@@ -98,9 +98,11 @@ async def test_other_results_for_the_same_calls_are_refused(stub: ProviderStub, 
     await talk.say()
 
 
-async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(stub: ProviderStub, house: House) -> None:
+async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
     stub.script("alpha", *[calling(look(str(n))) for n in range(3)])
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     early = list(talk.messages)
     talk.answer(await talk.say(), "B")
@@ -111,45 +113,45 @@ async def test_results_of_an_earlier_turn_are_refused_while_the_run_goes_on(stub
     assert code(refused) == "tool_call_answered"
 
 
-async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: ProviderStub, house: House) -> None:
+async def test_ids_that_were_not_given_to_this_caller_are_unknown(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")))
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     (given,) = first.ended.calls
     nobodys = replace(given, id=mint("run_" + "0" * 31, b"x" * 9))
     others = replace(given, id=mint(first.ended.state.run, b"x" * 9))
     for call, tenant in ((nobodys, "tenant"), (others, "tenant"), (given, "stranger")):
         result = Message("tool", (Text("A"),), call_id=call.id)
-        stranger = Talk(house, messages=[ASK, Message("assistant", (), calls=(call,)), result])
+        stranger = Talk(runtime, messages=[ASK, Message("assistant", (), calls=(call,)), result])
         with pytest.raises(InvalidRequest) as refused:
-            await house.runs.start(replace(stranger.order(), tenant=tenant))
+            await runtime.runs.start(replace(stranger.order(), tenant=tenant))
         assert code(refused) == "unknown_tool_call"
         assert call.id not in refused.value.message
 
 
-async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, house: House) -> None:
+async def test_another_key_goes_on_only_in_the_same_tier(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     asked = replace(talk.order(), key="other")
     with pytest.raises(InvalidRequest) as refused:
-        await house.runs.start(replace(asked, tier=house.pool.catalog().tiers["baton-ultra"]))
+        await runtime.runs.start(replace(asked, tier=runtime.pool.catalog().tiers["baton-ultra"]))
     assert code(refused) == "unknown_tool_call"
-    assert (await finish(await house.runs.start(asked))).ended.answer == "It is 42."
+    assert (await finish(await runtime.runs.start(asked))).ended.answer == "It is 42."
 
 
-async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, house: House) -> None:
+async def test_labels_do_not_grow_behind_the_workers_backs(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")))
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     with pytest.raises(InvalidRequest) as refused:
         await talk.say(labels=frozenset({"phi"}))
     assert (code(refused), refused.value.param) == ("labels_changed", "baton.labels")
 
 
-async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStub, house: House) -> None:
+async def test_an_image_for_a_worker_that_sees_none_is_refused(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")))
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     talk.messages[-1] = replace(talk.messages[-1], parts=(Image("data:image/png;base64,AA"),))

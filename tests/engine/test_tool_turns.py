@@ -11,10 +11,10 @@ from app.core.message.chat import Toolbox
 from app.core.message.tools import mint, run_of
 from app.core.run.events import Kind, fact_from_json
 from app.errors import InvalidRequest
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Entry
 from tests.harness.conversations import ADD, BOX, LOOK, Talk, calling, gathered, look
-from tests.harness.in_process import events, finish, kinds, open_house, plan, pool_text
+from tests.harness.in_process import events, finish, kinds, plan, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Raw, Reply
 from tests.stubs import ToolCall as Calls
@@ -26,8 +26,8 @@ for one in PARALLEL["steps"][:2]:
 
 
 @pytest.fixture
-async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         yield opened
 
 
@@ -38,10 +38,10 @@ def code(refused: pytest.ExceptionInfo[InvalidRequest]) -> str | None:
 # --- the loop
 
 
-async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, house: House) -> None:
+async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, runtime: Runtime) -> None:
     more = calling(look("b", "their-2"), Calls("add", "", "their-3"))
     stub.script("alpha", calling(look("a", "their-1"), words="Let me see. "), more, DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     state = first.ended.state
     assert (first.ended.finish, first.ended.answer, state.state) == ("tool_calls", "Let me see. ", "awaiting_tool")
@@ -62,60 +62,60 @@ async def test_a_tool_loop_is_one_run_and_one_call_a_turn(stub: ProviderStub, ho
     assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "their-1", "A")
     assert [message["content"] for message in sent[2] if message["role"] == "tool"] == ["A", "B", "3"]
     assert all(len(received.json["tools"]) == 2 for received in stub.requests)
-    assert kinds(await events(house, state.run)).count(Kind.PLAN_OPENED) == 1
+    assert kinds(await events(runtime, state.run)).count(Kind.PLAN_OPENED) == 1
 
 
 async def test_a_run_that_waits_here_is_not_looked_up(
-    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit of the turn is fenced by the epoch under which it waited."""
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
-    monkeypatch.setattr(house.means.store, "run", None)
+    monkeypatch.setattr(runtime.context.store, "run", None)
     assert (await talk.say()).ended.answer == "It is 42."
 
 
 @pytest.mark.parametrize("remembered", [True, False])
 async def test_a_run_that_was_cancelled_while_it_waited_calls_nobody_again(
-    stub: ProviderStub, house: House, remembered: bool
+    stub: ProviderStub, runtime: Runtime, remembered: bool
 ) -> None:
     """Though this process may remember it as it was before, and its caller has brought what it waited for."""
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     first = await talk.say()
     talk.answer(first, "A")
     run = first.ended.state.run
-    await until(lambda: not len(house.drivers))
+    await until(lambda: not len(runtime.drivers))
     if not remembered:
-        assert house.runs._waiting.take(run) is not None
-    await house.means.store.append(
-        Entry(run, house.means.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),))
+        assert runtime.runs._waiting.take(run) is not None
+    await runtime.context.store.append(
+        Entry(run, runtime.context.now(), (fact_from_json(Kind.CANCEL_ASKED, {"by": "client"}),))
     )
     assert (await finish(await talk.begin())).ended.state.state == "cancelled"
-    assert Kind.RESUMED in kinds(await events(house, run))
+    assert Kind.RESUMED in kinds(await events(runtime, run))
     assert len(stub.requests) == 1
 
 
-async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, house: House) -> None:
+async def test_a_waiting_run_holds_no_driver_no_slot_and_no_lease(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")))
-    ended = (await Talk(house).say()).ended
-    await until(lambda: not len(house.drivers))
-    row = await house.means.store.run(ended.state.run)
+    ended = (await Talk(runtime).say()).ended
+    await until(lambda: not len(runtime.drivers))
+    row = await runtime.context.store.run(ended.state.run)
     assert (row.state, row.driver, row.held.usd) == ("awaiting_tool", "", 0)
-    assert row.lease_until == row.deadline == pytest.approx(house.means.now() + 600, abs=30)
-    assert await house.means.store.due(row.id, 0) is None
-    assert house.dispatcher._works == {}
+    assert row.lease_until == row.deadline == pytest.approx(runtime.context.now() + 600, abs=30)
+    assert await runtime.context.store.due(row.id, 0) is None
+    assert runtime.dispatcher._works == {}
     gauge = b"\nbaton_runs_waiting 1.0"
-    house.drivers.sweep_soon()
-    await until(lambda: gauge in house.means.telemetry.exposition())
+    runtime.drivers.sweep_soon()
+    await until(lambda: gauge in runtime.context.telemetry.exposition())
 
 
-async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: ProviderStub, house: House) -> None:
+async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: ProviderStub, runtime: Runtime) -> None:
     two = calling(look("a"), Calls("add", '{"n": 1}'), words="Hm. ", gap=0.01)
     stub.script("alpha", two, Reply(chunks=("It ", "is ", "42."), gap=0.01))
-    talk = Talk(house, extra={"streams": True})
+    talk = Talk(runtime, extra={"streams": True})
     first = await talk.say()
     assert "".join(first.said) == "Hm. "
     assert len(first.called) > 3
@@ -127,12 +127,12 @@ async def test_streams_tell_calls_as_they_come_and_every_turn_by_itself(stub: Pr
 
 
 async def test_the_id_of_a_call_is_made_while_the_worker_works(
-    stub: ProviderStub, house: House, monkeypatch: pytest.MonkeyPatch
+    stub: ProviderStub, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     monkeypatch.setattr("app.engine.steps.execution.mint", lambda run, token: made.append(mint(run, token)) or made[-1])
     stub.script("alpha", calling(look("a"), header_delay=0.3), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     driven = await talk.begin()
     await until(lambda: bool(stub.of("alpha")))
     before = list(made)
@@ -140,9 +140,11 @@ async def test_the_id_of_a_call_is_made_while_the_worker_works(
     assert [call.id for call in outcome.ended.calls] == before
 
 
-async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(stub: ProviderStub, house: House) -> None:
+async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house, toolbox=Toolbox((LOOK, ADD), "required"))
+    talk = Talk(runtime, toolbox=Toolbox((LOOK, ADD), "required"))
     talk.answer(await talk.say(), "A")
     talk.toolbox = Toolbox((LOOK,), parallel=False)
     await talk.say()
@@ -151,11 +153,13 @@ async def test_what_the_caller_says_of_decoding_and_tools_holds_from_then_on(stu
     assert ("tool_choice" in two, two["parallel_tool_calls"], len(two["tools"])) == (False, False, 1)
 
 
-async def test_the_same_worker_goes_on_and_gets_back_what_its_provider_wants(stub: ProviderStub, house: House) -> None:
+async def test_the_same_worker_goes_on_and_gets_back_what_its_provider_wants(
+    stub: ProviderStub, runtime: Runtime
+) -> None:
     """The planned worker is down, so another one calls the tool; with the results it is asked again, not the first."""
     stub.script("alpha", *[Fail(status=503)] * 2)
     stub.script("beta", calling(look("a"), reasoning=("secret",)), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     ended = (await talk.say()).ended
     assert (ended.answer, ended.state.steps[0].worker) == ("It is 42.", "beta")
@@ -164,11 +168,11 @@ async def test_the_same_worker_goes_on_and_gets_back_what_its_provider_wants(stu
 
 
 async def test_another_worker_takes_over_with_the_transcript_but_not_with_the_first_ones_thoughts(
-    stub: ProviderStub, house: House
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     stub.script("alpha", calling(look("a", "theirs"), reasoning=("secret",)), *[Fail(status=503)] * 2)
     stub.script("beta", DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     assert (await talk.say()).ended.answer == "It is 42."
     (received,) = stub.of("beta")
@@ -177,10 +181,10 @@ async def test_another_worker_takes_over_with_the_transcript_but_not_with_the_fi
     assert received.json["messages"][1]["tool_calls"][0]["id"] == received.json["messages"][2]["tool_call_id"]
 
 
-async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, house: House) -> None:
+async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, runtime: Runtime) -> None:
     turns = [calling(look(str(n))) for n in range(6)]
     stub.script("alpha", *turns, DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     for n in range(6):
         talk.answer(await talk.say(), str(n))
     assert (await talk.say()).ended.answer == "It is 42."
@@ -195,15 +199,15 @@ async def test_attempts_are_counted_anew_in_each_turn(stub: ProviderStub, house:
     [calling(Calls("look", '{"q": ')), calling(Calls("look", "[1]")), calling(Calls("rm", "{}")), Reply(chunks=())],
 )
 async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
-    stub: ProviderStub, house: House, wrong: Reply, live: bool
+    stub: ProviderStub, runtime: Runtime, wrong: Reply, live: bool
 ) -> None:
     """Unless the caller has heard the beginning of it, when it was streamed: that cannot be unsaid. All of it is paid
     for; where it was not heard out nobody knows how much that is."""
     stub.script("alpha", replace(wrong, gap=0.02), calling(look("a")))
-    talk = Talk(house, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
+    talk = Talk(runtime, toolbox=Toolbox((LOOK,), "required"), extra={"streams": live})
     outcome = await finish(await talk.begin())
     told = live and any(call.name == "look" for call in wrong.tool_calls)
-    journal = await events(house, outcome.ended.state.run)
+    journal = await events(runtime, outcome.ended.state.run)
     first = next(event.body for event in journal if event.kind is Kind.CALL_FINISHED)
     assert (first["outcome"], first["error"], "blamed" in first) == ("error", "tool_call_malformed", False)
     heard_out = not (live and any(call.name == "rm" for call in wrong.tool_calls))
@@ -221,15 +225,15 @@ async def test_calls_that_cannot_be_handed_on_are_an_attempt_that_failed(
         assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
 
 
-async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, house: House) -> None:
+async def test_what_comes_with_the_end_is_told_with_it(stub: ProviderStub, runtime: Runtime) -> None:
     """So a reply that came in one piece is judged before anybody hears of it, and another one may take its place."""
     stub.script("alpha", in_one_piece('{"q": '), in_one_piece('{"q": "a"}'))
-    talk = Talk(house, extra={"streams": True})
+    talk = Talk(runtime, extra={"streams": True})
     outcome = await talk.say()
     assert gathered(outcome.called) == [(c.id, c.name, c.arguments) for c in outcome.ended.calls]
     assert [json.loads(call.arguments) for call in outcome.ended.calls] == [{"q": "a"}]
     assert ("".join(outcome.said), len(outcome.called)) == ("Hm. ", 1)
-    journal = await events(house, outcome.ended.state.run)
+    journal = await events(runtime, outcome.ended.state.run)
     assert [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED] == ["error", "ok"]
 
 
@@ -240,11 +244,11 @@ def in_one_piece(arguments: str) -> Raw:
     return Raw(body=f"data: {json.dumps({'choices': [said]})}\n\ndata: [DONE]\n\n")
 
 
-async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub, house: House) -> None:
+async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub, runtime: Runtime) -> None:
     """A server that does not know the parameter is not believed."""
     stub.script("alpha", *[calling(look("a", "x"), look("b", "y")), DONE] * 2)
     for streams in (True, False):
-        talk = Talk(house, toolbox=replace(BOX, parallel=False), extra={"streams": streams})
+        talk = Talk(runtime, toolbox=replace(BOX, parallel=False), extra={"streams": streams})
         first = await talk.say()
         assert [json.loads(call.arguments) for call in first.ended.calls] == [{"q": "a"}]
         assert not streams or len(gathered(first.called)) == 1
@@ -254,28 +258,28 @@ async def test_one_call_at_a_time_where_the_caller_wants_that(stub: ProviderStub
         assert [call["id"] for call in said["tool_calls"]] == ["x"]
 
 
-async def test_a_turn_that_is_cut_off_calls_nothing(stub: ProviderStub, house: House) -> None:
+async def test_a_turn_that_is_cut_off_calls_nothing(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Let me",), tool_calls=(Calls("look", '{"q'),), finish="length"))
-    ended = (await Talk(house).say()).ended
+    ended = (await Talk(runtime).say()).ended
     assert (ended.answer, ended.finish, ended.calls, ended.state.state) == ("Let me", "length", (), "succeeded")
 
 
-async def test_without_tools_on_offer_a_call_is_malformed(stub: ProviderStub, house: House) -> None:
+async def test_without_tools_on_offer_a_call_is_malformed(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), DONE)
     for toolbox in (Toolbox(), Toolbox((LOOK,), "none")):
-        assert (await Talk(house, toolbox=toolbox).say()).ended.answer
+        assert (await Talk(runtime, toolbox=toolbox).say()).ended.answer
     assert "tool_choice" not in stub.requests[0].json
 
 
 # --- several steps
 
 
-async def test_steps_that_wait_together_call_in_one_reply(stub: ProviderStub, house: House) -> None:
+async def test_steps_that_wait_together_call_in_one_reply(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("left", "x-1"), words="Left."), Reply(chunks=("L",)))
     stub.script("beta", Reply(header_delay=0.1, chunks=(), tool_calls=(look("right", "x-1"),), finish="tool"))
     stub.script("beta", Reply(chunks=("R",)))
     stub.script("gamma", calling(look("both", "x-1"), words="Both."), Reply(chunks=("L and R.",)))
-    talk = Talk(house, "baton-ultra", extra={"plan": PARALLEL})
+    talk = Talk(runtime, "baton-ultra", extra={"plan": PARALLEL})
     first = await talk.say()
     assert [json.loads(call.arguments)["q"] for call in first.ended.calls] == ["left", "right"]
     assert (first.ended.answer, len({call.id for call in first.ended.calls})) == ("", 2)
@@ -293,32 +297,32 @@ async def test_steps_that_wait_together_call_in_one_reply(stub: ProviderStub, ho
 
 
 async def test_only_the_answering_step_has_tools_unless_the_plan_says_otherwise(
-    stub: ProviderStub, house: House
+    stub: ProviderStub, runtime: Runtime
 ) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     stub.script("beta", DONE)
-    talk = Talk(house, "baton-ultra", toolbox=Toolbox((LOOK,), "none"), extra={"plan": steps})
+    talk = Talk(runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "none"), extra={"plan": steps})
     await talk.say()
     assert "tools" not in stub.of("alpha")[0].json
     assert stub.of("beta")[0].json["tool_choice"] == "none"
 
 
-async def test_what_is_demanded_is_demanded_of_the_answering_step(stub: ProviderStub, house: House) -> None:
+async def test_what_is_demanded_is_demanded_of_the_answering_step(stub: ProviderStub, runtime: Runtime) -> None:
     steps = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
     steps["steps"][0]["tools"] = True
     stub.script("beta", calling(look("a")))
-    talk = Talk(house, "baton-ultra", toolbox=Toolbox((LOOK,), "named", "look"), extra={"plan": steps})
+    talk = Talk(runtime, "baton-ultra", toolbox=Toolbox((LOOK,), "named", "look"), extra={"plan": steps})
     assert len((await talk.say()).ended.calls) == 1
     assert "tool_choice" not in stub.of("alpha")[0].json
     assert stub.of("beta")[0].json["tool_choice"] == {"type": "function", "function": {"name": "look"}}
 
 
-async def test_a_conductor_plans_once_for_all_turns(stub: ProviderStub, house: House) -> None:
+async def test_a_conductor_plans_once_for_all_turns(stub: ProviderStub, runtime: Runtime) -> None:
     text = '{"steps": [{"worker": 0, "subtask": "Answer.", "access": ["user"], "tools": true}]}'
     stub.always("planner", Reply(chunks=tuple(text)))
     for name in ("alpha", "beta", "gamma"):
         stub.script(name, calling(look("a")), calling(look("b")), DONE)
-    talk = Talk(house, "baton-ultra")
+    talk = Talk(runtime, "baton-ultra")
     for result in ("A", "B"):
         talk.answer(await talk.say(), result)
     assert (await talk.say()).ended.answer == "It is 42."

@@ -11,23 +11,23 @@ import httpx
 import pytest
 
 from app.errors import NotFound, StoreUnavailable
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import UNDECIDED, Appended, Entry, RunRow
-from tests.harness.in_process import calling, ended_row, open_house, pool_text
+from tests.harness.in_process import calling, ended_row, pool_text, running_service
 from tests.stubs import Hang, ProviderStub
 
 SETTINGS = {"BATON_LEASE_SECONDS": "0.5"}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub), SETTINGS) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub), SETTINGS) as running:
         yield running
 
 
-def unanswered(opened: House, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
+def unanswered(opened: Runtime, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -> None:
     """The next admission is committed or not, and the store cannot find out which."""
-    append, done = opened.means.store.append, False
+    append, done = opened.context.store.append, False
 
     async def undecided(entry: Entry) -> Appended:
         nonlocal done
@@ -38,7 +38,7 @@ def unanswered(opened: House, monkeypatch: pytest.MonkeyPatch, *, lands: bool) -
             await append(entry)
         raise StoreUnavailable(code=UNDECIDED, retry_after=1.0)
 
-    monkeypatch.setattr(opened.means.store, "append", undecided)
+    monkeypatch.setattr(opened.context.store, "append", undecided)
 
 
 async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
@@ -46,14 +46,14 @@ async def asked(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json=body | more.pop("body", {}), **more)
 
 
-async def ended(opened: House, run: str) -> RunRow:
+async def ended(opened: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
-    return await ended_row(opened.means.store, run)
+    return await ended_row(opened.context.store, run)
 
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
-    opened: House, monkeypatch: pytest.MonkeyPatch, lands: bool
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch, lands: bool
 ) -> None:
     unanswered(opened, monkeypatch, lands=lands)
     async with calling(opened) as client:
@@ -69,7 +69,7 @@ async def test_the_caller_is_told_that_it_is_not_known_and_the_runs_id(
 
 
 async def test_a_run_that_nobody_waits_for_is_cancelled(
-    opened: House, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub
 ) -> None:
     stub.always("alpha", Hang())
     unanswered(opened, monkeypatch, lands=True)
@@ -78,7 +78,7 @@ async def test_a_run_that_nobody_waits_for_is_cancelled(
     assert (await ended(opened, reply.headers["x-baton-run"])).state == "cancelled"
 
 
-async def test_a_run_that_is_to_be_finished_goes_on(opened: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_is_to_be_finished_goes_on(opened: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     unanswered(opened, monkeypatch, lands=True)
     async with calling(opened) as client:
         reply = await asked(client, body={"baton": {"on_disconnect": "finish"}})
@@ -88,7 +88,7 @@ async def test_a_run_that_is_to_be_finished_goes_on(opened: House, monkeypatch: 
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again(
-    opened: House, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
+    opened: Runtime, monkeypatch: pytest.MonkeyPatch, stub: ProviderStub, lands: bool
 ) -> None:
     unanswered(opened, monkeypatch, lands=lands)
     async with calling(opened) as client:
@@ -99,4 +99,4 @@ async def test_the_same_request_with_an_idempotency_key_may_simply_be_sent_again
     assert len(stub.requests) == 1
     if not lands:
         with pytest.raises(NotFound):
-            await opened.means.store.run(first.headers["x-baton-run"])
+            await opened.context.store.run(first.headers["x-baton-run"])

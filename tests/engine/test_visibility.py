@@ -20,10 +20,10 @@ from app.core.plan.workflow import Access
 from app.core.run.state import RunState
 from app.engine.calls.step_request import View
 from app.engine.steps import execution
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Store
 from tests.harness.audited import look
-from tests.harness.in_process import WORKERS, finish, open_house, order, pool_text
+from tests.harness.in_process import WORKERS, finish, order, pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.record import Received
 
@@ -132,7 +132,7 @@ class Table:
             self.wrong.append("the conductor saw names")
         return Reply(chunks=(json.dumps(one.plan((0, 1, 2), self.random)),))
 
-    async def play(self, opened: House) -> None:
+    async def play(self, opened: Runtime) -> None:
         """One run, planned by its caller or by a conductor."""
         one = game(self.random)
         self.games.append(one)
@@ -149,17 +149,17 @@ class Table:
 
 
 @pytest.fixture
-async def opened(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[House, Table]]:
+async def opened(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Runtime, Table]]:
     """The service, with all workers played by one table."""
     table = Table(Random(20_260_101))
     honest = "leak" not in request.fixturenames
-    async with ProviderStub() as stub, open_house(tmp_path, pool_text(stub), audits=honest) as running:
+    async with ProviderStub() as stub, running_service(tmp_path, pool_text(stub), audits=honest) as running:
         stub.always("*", table.answer)
         stub.always("planner", table.conduct)
         yield running, table
 
 
-async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(opened: tuple[House, Table]) -> None:
+async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(opened: tuple[Runtime, Table]) -> None:
     running, table = opened
     for _ in range(RUNS // AT_ONCE):
         await asyncio.gather(*(table.play(running) for _ in range(AT_ONCE)))
@@ -172,7 +172,7 @@ async def test_a_request_holds_what_its_access_list_grants_and_nothing_else(open
 
 @pytest.mark.parametrize("leak", ["user", "steps", "both"])
 async def test_an_ignored_access_list_would_be_noticed(
-    opened: tuple[House, Table], monkeypatch: pytest.MonkeyPatch, leak: str
+    opened: tuple[Runtime, Table], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     """The check is shown a dispatcher that grants too much."""
     honest = execution.look

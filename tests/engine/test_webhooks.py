@@ -17,10 +17,10 @@ from app.core.run import notices
 from app.engine.delivery import webhooks
 from app.errors import StoreUnavailable
 from app.gateway.responses import reply
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.sql import SqlStore
 from tests.engine.test_tool_turns import Talk
-from tests.harness.in_process import finish, open_house, order, pool_text
+from tests.harness.in_process import finish, order, pool_text, running_service
 from tests.harness.waiting import stays, until
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
@@ -93,36 +93,36 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[House]:
+async def opened_house(stub: ProviderStub, receiver: Receiver, folder: Path, **more: Any) -> AsyncIterator[Runtime]:
     environ = {"BATON_WEBHOOK_URL": receiver.url, "BATON_WEBHOOK_SECRET": SECRET} | more.pop("environ", {})
-    async with open_house(folder, pool_text(stub), environ, **more) as opened:
+    async with running_service(folder, pool_text(stub), environ, **more) as opened:
         yield opened
 
 
-async def run_of(opened: House, wire: dict[str, Any] | None = None) -> str:
+async def run_of(opened: Runtime, wire: dict[str, Any] | None = None) -> str:
     """A background run of this process, to its end."""
     driven = await opened.runs.start(order(opened, "baton-mini", wire=BACKGROUND if wire is None else wire))
     await finish(driven)
     return driven.run
 
 
-def metric(opened: House, sample: str) -> float:
-    lines = opened.means.telemetry.exposition().decode().splitlines()
+def metric(opened: Runtime, sample: str) -> float:
+    lines = opened.context.telemetry.exposition().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{sample} "))
 
 
-def outcomes(opened: House) -> list[float]:
+def outcomes(opened: Runtime) -> list[float]:
     """How many tries were delivered, retried and failed."""
     return [metric(opened, f'baton_webhooks_total{{outcome="{word}"}}') for word in ("delivered", "retried", "failed")]
 
 
-async def none_left(opened: House) -> None:
+async def none_left(opened: Runtime) -> None:
     await until_pending(opened, 0)
 
 
-async def until_pending(opened: House, count: int) -> None:
+async def until_pending(opened: Runtime, count: int) -> None:
     async def pending() -> bool:
-        return await opened.means.store.pending_notices(100) == count
+        return await opened.context.store.pending_notices(100) == count
 
     await until(pending)
 
@@ -134,7 +134,7 @@ async def test_the_end_of_a_background_response_is_told_once(
         run = await run_of(opened)
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id, event.object) == ("response.completed", f"resp_{run}", "event")
-        assert event.created_at == int((await opened.means.store.run(run)).ended_at or 0)
+        assert event.created_at == int((await opened.context.store.run(run)).ended_at or 0)
         await none_left(opened)
         await stays(lambda: len(receiver.came) == 1, seconds=0.3)
         assert outcomes(opened) == [1, 0, 0]
@@ -203,7 +203,7 @@ async def test_an_end_that_nobody_can_explain_is_told_too(
     async with opened_house(stub, receiver, tmp_path, audits=False) as opened:
         (event,) = await receiver.wait_for(1)
         assert (event.type, event.data.id) == ("response.failed", f"resp_{driven.run}")
-        assert (await opened.means.store.run(driven.run)).state == "expired"
+        assert (await opened.context.store.run(driven.run)).state == "expired"
 
 
 @pytest.mark.parametrize("trouble", [500, 404, 429, "hang", "redirect"])
@@ -304,7 +304,7 @@ async def test_a_process_that_dies_over_a_delivery_has_it_repeated_by_another(
         async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
             await run_of(opened)
             await receiver.wait_for(1)
-            assert await opened.means.store.pending_notices(9) == 1
+            assert await opened.context.store.pending_notices(9) == 1
     async with opened_house(stub, receiver, tmp_path, environ=database) as opened:
         await receiver.wait_for(2)
         await none_left(opened)
@@ -354,9 +354,9 @@ async def test_without_a_webhook_nothing_is_kept_and_old_notices_are_forgotten(
     async with opened_house(stub, receiver, tmp_path, environ={"BATON_WEBHOOK_URL": "http://127.0.0.1:1/"}) as opened:
         await run_of(opened)
     monkeypatch.setattr(webhooks, "FORGETTING", 0.02)
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         await run_of(opened)
-        assert await opened.means.store.pending_notices(9) == 1
+        assert await opened.context.store.pending_notices(9) == 1
         with sqlite3.connect(tmp_path / "baton.db", timeout=5) as database:
             database.execute("UPDATE notices SET at = at - ?, due = 0", (notices.KEEP,))
         database.close()

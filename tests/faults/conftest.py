@@ -21,7 +21,7 @@ def swept() -> Iterator[None]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     """The file's own `shared` installation, as if it were new."""
     shared.reset()
     return shared

@@ -1,6 +1,6 @@
 """The service under a fate: `python -m tests.faults.doomed [--at ORDER] [--orders FILE] -- gateway|dispatcher|serve`.
 
-This runs the real `app`, all of it; only the seams that `wiring.house` opens are wrapped (`seams.py`), so the product
+This runs the real `app`, all of it; only the seams that `wiring.scene` opens are wrapped (`seams.py`), so the product
 needs no hooks. `--at` is an order for this process alone, `--orders` a file that is watched for them (`fate.py`).
 `--clock FILE` holds seconds that are added to this process's wall clock, read anew whenever it asks for the time.
 `--copies N` sends everything that goes through the queue N times, batches in reverse. `--files N` is the most files
@@ -43,7 +43,7 @@ def bend(fate: Fate, *, clock: Path | None, copies: int) -> None:
     wiring.Pool = doomed_pool(fate)  # type: ignore[misc]
     http.Call = doomed_call(fate)  # type: ignore[misc]
     if clock is not None:
-        serve.house = partial(serve.house, now=shifted(clock))
+        serve.scene = partial(serve.scene, now=shifted(clock))
 
 
 def shifted(path: Path) -> Callable[[], float]:

@@ -51,7 +51,7 @@ class Order:
         how = (found["how"] or "kill").strip()
         return cls(found["at"], labels, int(found["n"] or 1), how, text.strip().startswith("*"))
 
-    def means(self, at: str, labels: frozenset[str]) -> bool:
+    def context(self, at: str, labels: frozenset[str]) -> bool:
         """Whether this passing counts."""
         return at == self.at and self.labels <= labels
 
@@ -69,7 +69,7 @@ class Fate:
     def pass_by(self, at: str, *labels: str) -> None:
         """Say that this process passes a boundary; it may well not return."""
         found = frozenset(labels)
-        if self.own is not None and self.own.means(at, found):
+        if self.own is not None and self.own.context(at, found):
             self._seen += 1
             if self._seen == self.own.n:
                 _end(self.own)
@@ -85,7 +85,7 @@ class Fate:
         if mark != self._mark:
             self._mark, self._text, self._seen = mark, text, 0
         order = Order.read(text)
-        if not order.means(at, labels):
+        if not order.context(at, labels):
             return
         self._seen += 1
         if self._seen < order.n:

@@ -66,9 +66,9 @@ class DoomedQueue:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    async def ring(self, tickets: Sequence[Ticket]) -> None:
+    async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         self._fate.pass_by("ring.before", *_steps(tickets))
-        await self._queue.ring(self._stuttered(tickets))
+        await self._queue.enqueue(self._stuttered(tickets))
         self._fate.pass_by("ring.after", *_steps(tickets))
 
     async def take(self, slots: int, wait: float) -> list[Ticket]:
@@ -82,21 +82,21 @@ class DoomedQueue:
         await self._queue.done(tickets)
         self._fate.pass_by("done.after", *_steps(tickets))
 
-    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         labels = {label for message in messages for label in _told(message)}
         self._fate.pass_by("tell.before", *labels)
-        await self._queue.tell(address, self._stuttered(messages), at_once=at_once)
+        await self._queue.publish(address, self._stuttered(messages), at_once=at_once)
         voice = getattr(self._queue, "_voice", None)  # the queue within a process delivers at once
         if voice is not None:
             await voice.silent.wait()  # until then it is only said, not told
         self._fate.pass_by("tell.after", *labels)
 
-    def hear(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
+    def subscribe(self, address: str, sink: Callable[[Live], None]) -> AbstractAsyncContextManager[None]:
         def doomed(message: Live) -> None:
             sink(message)
             self._fate.pass_by("hear.after", *_told(message))
 
-        return self._queue.hear(address, doomed)
+        return self._queue.subscribe(address, doomed)
 
     def _stuttered(self, sent: Sequence[Any]) -> list[Any]:
         """As it is; or each thing so many times and, where there are several, the last one first."""

@@ -39,9 +39,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def wire(house: Scene) -> Iterator[Line]:
+def wire(system: Scene) -> Iterator[Line]:
     """A line to the gateway."""
-    with line(house.gateway.port) as made:
+    with line(system.gateway.port) as made:
         yield made
 
 
@@ -97,17 +97,17 @@ def leaving(one: Leaving, policy: str) -> object:
 @pytest.mark.parametrize(
     ("one", "policy"), [leaving(one, policy) for policy in ("cancel", "finish") for one in LEAVINGS]
 )
-def test_a_run_whose_caller_is_gone(house: Scene, one: Leaving, policy: str, record_property: Record) -> None:
-    house.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if one.until else Reply(chunks=WORDS, first_delay=6.0))
-    with closing(sent(house.gateway.port, streams=one.streams, on_disconnect=policy)) as peer:
+def test_a_run_whose_caller_is_gone(system: Scene, one: Leaving, policy: str, record_property: Record) -> None:
+    system.stub.always("alpha", Reply(chunks=WORDS, gap=0.1) if one.until else Reply(chunks=WORDS, first_delay=6.0))
+    with closing(sent(system.gateway.port, streams=one.streams, on_disconnect=policy)) as peer:
         if one.until:
             read_until(peer, one.until)
-        house.asked("alpha")
+        system.asked("alpha")
     left = time.time()
-    run = house.latest()
-    wait_until(lambda: house.ended(run), within=30, what="the run ends")
-    assert settle(house) == []
-    found = account(house, run)
+    run = system.latest()
+    wait_until(lambda: system.ended(run), within=30, what="the run ends")
+    assert settle(system) == []
+    found = account(system, run)
     took = found.row["ended_at"] - left
     record_property("measured", f"{found.row['state']} {took:.1f} s later")
     if policy == "finish":
@@ -117,7 +117,7 @@ def test_a_run_whose_caller_is_gone(house: Scene, one: Leaving, policy: str, rec
     else:
         assert (found.row["state"], found.outcomes()) == ("cancelled", [["cancelled"]])
         assert took < STOPPED + SLACK
-        assert house.stub.requests("alpha")[0]["disconnected_at"] is not None
+        assert system.stub.requests("alpha")[0]["disconnected_at"] is not None
     nothing_is_held(found)
 
 
@@ -127,48 +127,48 @@ def nothing_is_held(run: Account) -> None:
 
 
 @at("F-30", "a hundred callers leave at once", "each run is cancelled; the gateway serves on", ci=True)
-def test_many_callers_leave_at_once(house: Scene) -> None:
-    house.stub.always("alpha", Hang())
-    peers = [sent(house.gateway.port, streams=bool(n % 2)) for n in range(100)]
-    wait_until(lambda: house.open_runs() == len(peers), within=20, what="all are admitted")
+def test_many_callers_leave_at_once(system: Scene) -> None:
+    system.stub.always("alpha", Hang())
+    peers = [sent(system.gateway.port, streams=bool(n % 2)) for n in range(100)]
+    wait_until(lambda: system.open_runs() == len(peers), within=20, what="all are admitted")
     for peer in peers:
         peer.close()
-    assert settle(house, 30) == []
-    states = house.rows("SELECT state, count(*) FROM runs GROUP BY state")
+    assert settle(system, 30) == []
+    states = system.rows("SELECT state, count(*) FROM runs GROUP BY state")
     assert {row[0]: row[1] for row in states} == {"cancelled": len(peers)}
-    house.stub.always("alpha", Reply())
-    assert ask(house.gateway, "baton-mini").status == 200
+    system.stub.always("alpha", Reply())
+    assert ask(system.gateway, "baton-mini").status == 200
 
 
 @at("F-30", "caller's line goes dead in the middle of a stream", "the run ends; nothing is held for it")
-def test_a_half_open_caller_holds_nothing(house: Scene, wire: Line) -> None:
-    house.stub.always("alpha", Reply(chunks=WORDS, gap=0.05))
+def test_a_half_open_caller_holds_nothing(system: Scene, wire: Line) -> None:
+    system.stub.always("alpha", Reply(chunks=WORDS, gap=0.05))
     with closing(sent(wire.port, streams=True)) as peer:
         read_until(peer, b"word3")
         wire.set(Hole())
-        wait_until(lambda: house.ended(house.latest()), within=30, what="the run ends")
-        assert settle(house) == []
-        run = account(house, house.latest())
+        wait_until(lambda: system.ended(system.latest()), within=30, what="the run ends")
+        assert settle(system) == []
+        run = account(system, system.latest())
         assert run.row["state"] in ("succeeded", "cancelled")
         nothing_is_held(run)
     wire.set(Refuse())
-    wait_until(lambda: connections(house) == 0, within=20, what="its connection is closed")
+    wait_until(lambda: connections(system) == 0, within=20, what="its connection is closed")
 
 
-def connections(house: Scene) -> int:
+def connections(system: Scene) -> int:
     """How many callers are connected to the gateway."""
-    found = psutil.Process(house.gateway.pid).net_connections("tcp")
-    return sum(one.laddr.port == house.gateway.port and one.status == psutil.CONN_ESTABLISHED for one in found)
+    found = psutil.Process(system.gateway.pid).net_connections("tcp")
+    return sum(one.laddr.port == system.gateway.port and one.status == psutil.CONN_ESTABLISHED for one in found)
 
 
 @at("F-30", "callers who read slowly", "others unaffected; no more than 1 MiB for each of them")
-def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Record) -> None:
-    house.stub.always("alpha", Reply(chunks=("Hello.",)))
+def test_slow_readers_cost_little(system: Scene, wire: Line, record_property: Record) -> None:
+    system.stub.always("alpha", Reply(chunks=("Hello.",)))
     for _ in range(3):
-        assert ask(house.gateway, "baton-mini").status == 200
+        assert ask(system.gateway, "baton-mini").status == 200
     chunk = "x" * 1_000
-    house.stub.always("alpha", Reply(chunks=(chunk,) * (SIZE // len(chunk))))
-    process = psutil.Process(house.gateway.pid)
+    system.stub.always("alpha", Reply(chunks=(chunk,) * (SIZE // len(chunk))))
+    process = psutil.Process(system.gateway.pid)
     before = process.memory_info().rss
     wire.set(Slow(2_000))
     peers = [sent(wire.port, streams=True) for _ in range(READERS)]
@@ -178,10 +178,10 @@ def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Rec
         while time.monotonic() < until:
             most = max(most, process.memory_info().rss - before)
             time.sleep(LOOK_PAUSE)
-        wait_until(lambda: house.open_runs() == 0, within=20, what="their runs end, however slowly they read")
+        wait_until(lambda: system.open_runs() == 0, within=20, what="their runs end, however slowly they read")
         most = max(most, process.memory_info().rss - before)
-        house.stub.always("alpha", Reply(chunks=("Hello.",)))
-        other = ask(house.gateway, "baton-mini")
+        system.stub.always("alpha", Reply(chunks=("Hello.",)))
+        other = ask(system.gateway, "baton-mini")
         assert other.status == 200
         assert other.seconds < 5
     finally:
@@ -190,4 +190,4 @@ def test_slow_readers_cost_little(house: Scene, wire: Line, record_property: Rec
     record_property("measured", f"{most / READERS / 1024:.0f} KiB for each of {READERS}, of {SIZE // 1024} KiB answers")
     assert most / READERS < EACH
     wire.set(Refuse())
-    assert settle(house) == []
+    assert settle(system) == []

@@ -65,7 +65,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     for name in WORKERS:
         shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.2))
@@ -78,22 +78,22 @@ def wrong(one: Wrong) -> object:
 
 
 @pytest.mark.parametrize("one", [wrong(one) for one in WRONGS])
-def test_a_wrong_clock_ends_no_run_and_repeats_none(house: Scene, one: Wrong, record_property: Record) -> None:
-    clock = house.folder / f"{one.who}.clock"
-    process = house.gateways[0] if one.who == "gateway" else house.dispatchers[0]
+def test_a_wrong_clock_ends_no_run_and_repeats_none(system: Scene, one: Wrong, record_property: Record) -> None:
+    clock = system.folder / f"{one.who}.clock"
+    process = system.gateways[0] if one.who == "gateway" else system.dispatchers[0]
     clock.write_text(str(one.before))
     process.stop()
-    house.mend()
+    system.mend()
     try:
-        with flood(house.gateways, CALLERS) as load:
+        with flood(system.gateways, CALLERS) as load:
             wait_until(lambda: len(load.answers) > CALLERS, within=20, what="runs are under way")
             clock.write_text(str(one.after))
             time.sleep(WRONG_SECONDS)
-        assert settle(house) == []
+        assert settle(system) == []
     finally:
         clock.write_text("0")
         process.stop()
-    ours = accounts(house.database)
+    ours = accounts(system.database)
     repeated = sum(outcomes != ["ok"] for run in ours for outcomes in run.outcomes())
     record_property("measured", f"{len(ours)} runs, {repeated} steps done twice")
     assert load.statuses == {200: load.asked}

@@ -104,7 +104,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     shared.stub.always(f"planner-{len(PLIGHTS)}", TREE)
     return shared
@@ -119,15 +119,15 @@ def plight(number: int) -> object:
 
 
 @pytest.mark.parametrize("number", [plight(number) for number in range(len(PLIGHTS))])
-def test_the_fallback_takes_over(house: Scene, number: int, record_property: Record) -> None:
+def test_the_fallback_takes_over(system: Scene, number: int, record_property: Record) -> None:
     one = PLIGHTS[number]
-    house.stub.always(f"planner-{number}", one.act)
-    asking = house.aside(ask, house.gateway, f"baton-{number}", timeout=60)
-    control = ask(house.gateway, f"baton-{len(PLIGHTS)}", timeout=30)
+    system.stub.always(f"planner-{number}", one.act)
+    asking = system.aside(ask, system.gateway, f"baton-{number}", timeout=60)
+    control = ask(system.gateway, f"baton-{len(PLIGHTS)}", timeout=30)
     assert (control.status, control.document["baton"]["degraded"]) == (200, False)
     answered = asking.result(60)
-    assert settle(house) == []
-    run = account(house, answered.run)
+    assert settle(system) == []
+    run = account(system, answered.run)
     record_property("measured", f"{', '.join(run.planning())}; answered after {answered.seconds:.1f} s")
     assert (answered.status, answered.document["baton"]["degraded"]) == (200, True)
     assert (run.row["state"], run.row["degraded"]) == ("succeeded", True)
@@ -135,22 +135,22 @@ def test_the_fallback_takes_over(house: Scene, number: int, record_property: Rec
     assert len(run.planning()) in ({0, one.asked} if one.probed else {one.asked})
     assert len(run.bodies(Kind.PLAN_STEP)) <= 2 * STEPS + 1
     assert answered.seconds < TRIPPED
-    assert house.gateway.alive
+    assert system.gateway.alive
 
 
 @at("F-29", "conductor and workers cannot be reached, then can", "failed at once, then answered again, not degraded")
-def test_when_everything_is_away_runs_end_and_when_it_is_back_they_succeed(house: Scene) -> None:
+def test_when_everything_is_away_runs_end_and_when_it_is_back_they_succeed(system: Scene) -> None:
     tier = f"baton-{len(PLIGHTS)}"
-    with house.to_stub.being(Refuse()):
-        answered = ask(house.gateway, tier, timeout=60)
+    with system.to_stub.being(Refuse()):
+        answered = ask(system.gateway, tier, timeout=60)
         assert (answered.status >= 500, bool(answered.code)) == (True, True)
         assert answered.seconds < SECONDS
     until = time.monotonic() + 30
-    again = ask(house.gateway, tier, timeout=60)
+    again = ask(system.gateway, tier, timeout=60)
     while (again.status, again.document.get("baton", {}).get("degraded")) != (200, False):
         assert time.monotonic() < until, again
-        again = ask(house.gateway, tier, timeout=60)
-    assert settle(house) == []
+        again = ask(system.gateway, tier, timeout=60)
+    assert settle(system) == []
 
 
 def bomb(name: str, plan: Any) -> object:
@@ -174,9 +174,9 @@ def bomb(name: str, plan: Any) -> object:
         bomb("that names its conductor as a worker", {"steps": [step("planner-0")]}),
     ],
 )
-def test_a_bomb_from_a_caller_is_refused(house: Scene, plan: Any) -> None:
-    answered = ask(house.gateway, f"baton-{len(PLIGHTS)}", extra_body={"baton": {"plan": plan}})
+def test_a_bomb_from_a_caller_is_refused(system: Scene, plan: Any) -> None:
+    answered = ask(system.gateway, f"baton-{len(PLIGHTS)}", extra_body={"baton": {"plan": plan}})
     assert (answered.status, bool(answered.code)) == (400, True), answered
-    assert settle(house) == []
-    assert accounts(house.database) == []
-    assert not any(house.stub.requests(name) for name in WORKERS)
+    assert settle(system) == []
+    assert accounts(system.database) == []
+    assert not any(system.stub.requests(name) for name in WORKERS)

@@ -58,45 +58,45 @@ def cut(boundary: Boundary, n: int) -> object:
 
 @pytest.mark.parametrize(("boundary", "n"), [cut(boundary, n) for boundary in BOUNDARIES for n in (0, 2, 4)])
 def test_a_dispatcher_that_is_killed_is_replaced(
-    house: Scene, boundary: Boundary, n: int, record_property: Callable[[str, object], None]
+    system: Scene, boundary: Boundary, n: int, record_property: Callable[[str, object], None]
 ) -> None:
     if "read" in boundary.order:  # many small pieces
-        house.stub.always(WORKERS[n], Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
+        system.stub.always(WORKERS[n], Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
     if boundary.order:
-        house.orders.lay(boundary.order.format(n=n, worker=WORKERS[n]))
+        system.orders.lay(boundary.order.format(n=n, worker=WORKERS[n]))
     else:
-        house.stub.script(WORKERS[n], Hang())
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
-    taken = house.struck() if boundary.order else killed_while_it_waits(house, WORKERS[n])
+        system.stub.script(WORKERS[n], Hang())
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
+    taken = system.struck() if boundary.order else killed_while_it_waits(system, WORKERS[n])
     answered = calling.result(30)
     assert answered.status == 200, answered
-    assert settle(house) == []
-    run = account(house, answered.run)
+    assert settle(system) == []
+    run = account(system, answered.run)
     expected = [["ok"] for _ in WORKERS]
     expected[n] = list(boundary.outcomes)
     assert run.outcomes() == expected
-    assert len(house.stub.requests(WORKERS[n])) == boundary.received
+    assert len(system.stub.requests(WORKERS[n])) == boundary.received
     went_on = resumed(run, taken.at)
     record_property("measured", f"resumed after {went_on:.1f} s")
     assert went_on < RESUMED
 
 
 @at("F-01..06", "dispatcher killed in the middle of a told answer", "an error event; the run is done anew", ci=True)
-def test_an_answer_that_was_begun_is_not_mixed_with_another(house: Scene) -> None:
-    house.stub.script("alpha", Reply(chunks=("One", " thing"), fault=Stall(after=1)))
-    house.stub.always("alpha", Reply(chunks=("Another", " thing")))
-    house.orders.lay("tell.after[delta]")
-    answered = ask(house.gateway, "baton-mini", streams=True)
+def test_an_answer_that_was_begun_is_not_mixed_with_another(system: Scene) -> None:
+    system.stub.script("alpha", Reply(chunks=("One", " thing"), fault=Stall(after=1)))
+    system.stub.always("alpha", Reply(chunks=("Another", " thing")))
+    system.orders.lay("tell.after[delta]")
+    answered = ask(system.gateway, "baton-mini", streams=True)
     assert (answered.status, answered.code in ("run_failed", "answer_changed")) == (200, True), answered
-    assert settle(house) == []
-    run = account(house, house.latest())
+    assert settle(system) == []
+    run = account(system, system.latest())
     assert (run.row["state"], run.outcomes()) == ("succeeded", [["unknown", "ok"]])
 
 
-def killed_while_it_waits(house: Scene, worker: str) -> Taken:
+def killed_while_it_waits(system: Scene, worker: str) -> Taken:
     """The request is at the worker, which says nothing."""
-    house.asked(worker)
-    victim = house.holding()
+    system.asked(worker)
+    victim = system.holding()
     pid = victim.pid
     victim.kill()
     return Taken(pid, time.time(), "the worker has the request")

@@ -87,28 +87,28 @@ def f08(moment: Moment) -> object:
 
 @pytest.mark.parametrize("moment", [f07(moment) for moment in GIVEN])
 def test_a_run_outlives_its_gateway(
-    house: Scene, moment: Moment, record_property: Callable[[str, object], None]
+    system: Scene, moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
-    house.orders.lay(moment.order)
-    answered = ask(house.gateway, "baton-ultra", extra_body=PLANNED)
+    system.orders.lay(moment.order)
+    answered = ask(system.gateway, "baton-ultra", extra_body=PLANNED)
     assert answered.status == 0, answered
-    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
-    run = finished(house, record_property)
+    wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
+    run = finished(system, record_property)
     assert run.outcomes() == [["ok"]] * 5
-    assert len(house.stub.requests()) == 5
+    assert len(system.stub.requests()) == 5
 
 
 @pytest.mark.parametrize("moment", [f08(moment) for moment in PLANS])
 def test_a_plan_outlives_its_engine(
-    house: Scene, moment: Moment, record_property: Callable[[str, object], None]
+    system: Scene, moment: Moment, record_property: Callable[[str, object], None]
 ) -> None:
-    house.stub.always("planner", replace(TREE, gap=0.02))
-    house.orders.lay(moment.order)
-    answered = ask(house.gateway, "baton-ultra")
+    system.stub.always("planner", replace(TREE, gap=0.02))
+    system.orders.lay(moment.order)
+    answered = ask(system.gateway, "baton-ultra")
     assert answered.status == 200, answered
-    run = finished(house, record_property)
+    run = finished(system, record_property)
     assert tuple(run.planning()) == moment.planning
-    assert len(house.stub.requests("planner")) == moment.received
+    assert len(system.stub.requests("planner")) == moment.received
     ends = (Kind.PLAN_ACCEPTED, Kind.PLAN_REJECTED)
     assert tuple(event.kind.value[5:] for event in run.events if event.kind in ends) == moment.proposals
     last = [step for step in run.bodies(Kind.PLAN_STEP) if step["proposal"] == len(moment.proposals) - 1]
@@ -118,32 +118,32 @@ def test_a_plan_outlives_its_engine(
 
 
 @at("F-07", "gateway killed before the admission", "not accepted: no run, no call", ci=True)
-def test_what_was_not_admitted_never_was(house: Scene) -> None:
-    house.orders.lay("append.before[run.admitted]")
-    assert ask(house.gateway, "baton-ultra").status == 0
-    assert settle(house) == []
-    assert accounts(house.database) == []
-    assert house.stub.requests() == []
+def test_what_was_not_admitted_never_was(system: Scene) -> None:
+    system.orders.lay("append.before[run.admitted]")
+    assert ask(system.gateway, "baton-ultra").status == 0
+    assert settle(system) == []
+    assert accounts(system.database) == []
+    assert system.stub.requests() == []
 
 
 @at("F-07", "gateway killed in the middle of a stream", "the run finishes; what was told is its beginning", ci=True)
 def test_a_stream_that_breaks_is_the_beginning_of_the_recorded_answer(
-    house: Scene, record_property: Callable[[str, object], None]
+    system: Scene, record_property: Callable[[str, object], None]
 ) -> None:
     words = [f"word{n} " for n in range(40)]
-    house.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
+    system.stub.always("alpha", Reply(chunks=tuple(words), gap=0.05))
     heard = ""
-    with caller(house.gateway) as one, suppress(openai.APIError, httpx.HTTPError):
+    with caller(system.gateway) as one, suppress(openai.APIError, httpx.HTTPError):
         for chunk in one.client.chat.completions.create(model="baton-mini", messages=asking("Tell."), stream=True):  # type: ignore[call-overload]
             heard += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            if heard.count(" ") >= 5 and house.gateway.alive:
-                house.gateway.kill()
+            if heard.count(" ") >= 5 and system.gateway.alive:
+                system.gateway.kill()
     assert 5 <= heard.count(" ") < 40
-    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
-    run = finished(house, record_property)
+    wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
+    run = finished(system, record_property)
     assert run.outcomes() == [["ok"]], "the engine goes on with the call that it has begun"
-    house.mend()
-    with caller(house.gateway) as one:
+    system.mend()
+    with caller(system.gateway) as one:
         answer = one.read(f"/v1/runs/{run.id}/steps/0")["output"]
     assert answer == "".join(words)
     assert answer.startswith(heard)
@@ -168,14 +168,14 @@ def back(moment: Moment, streams: bool) -> object:
 
 
 @pytest.mark.parametrize(("moment", "streams"), [back(moment, streams) for streams in (False, True) for moment in BACK])
-def test_whoever_comes_back_gets_the_same_bytes(house: Scene, moment: Moment, streams: bool) -> None:
+def test_whoever_comes_back_gets_the_same_bytes(system: Scene, moment: Moment, streams: bool) -> None:
     words = tuple(f"word{n} " for n in range(20))
-    house.stub.always("epsilon", Reply(chunks=words, gap=0.05))
-    house.orders.lay(moment.order or ANSWERED[streams])
-    assert sent(house, streams) is None
-    wait_until(lambda: not house.gateway.alive, within=10, what="the gateway is dead")
-    house.mend()
-    first, again, later = sent(house, streams), sent(house, streams), sent(house, streams)
+    system.stub.always("epsilon", Reply(chunks=words, gap=0.05))
+    system.orders.lay(moment.order or ANSWERED[streams])
+    assert sent(system, streams) is None
+    wait_until(lambda: not system.gateway.alive, within=10, what="the gateway is dead")
+    system.mend()
+    first, again, later = sent(system, streams), sent(system, streams), sent(system, streams)
     assert first is not None
     assert again is not None
     assert again == later
@@ -183,11 +183,11 @@ def test_whoever_comes_back_gets_the_same_bytes(house: Scene, moment: Moment, st
         assert told(first) == told(again) == "".join(words)
     else:
         assert first == again
-    assert settle(house, 30) == []
-    (run,) = accounts(house.database)
+    assert settle(system, 30) == []
+    (run,) = accounts(system.database)
     assert run.row["state"] == "succeeded"
     assert "".join(words) in first if not streams else first.count('"content":"word') > 0
-    with caller(house.gateway) as one:
+    with caller(system.gateway) as one:
         stored = one.read(f"/v1/runs/{run.id}/steps/4")["output"]
     assert stored == "".join(words)
 
@@ -199,11 +199,11 @@ def told(stream: str) -> str:
     return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
 
 
-def sent(house: Scene, streams: bool) -> str | None:
+def sent(system: Scene, streams: bool) -> str | None:
     """What the same request with the same key brings, once it is over; None if the connection breaks."""
     body = {"model": "baton-ultra", "messages": asking("Tell."), "stream": streams, **PLANNED}
     headers = {"Authorization": f"Bearer {KEY}", "Idempotency-Key": "the same"}
-    url = f"{house.gateway.url}/v1/chat/completions"
+    url = f"{system.gateway.url}/v1/chat/completions"
     try:
         reply = httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
     except httpx.TransportError:
@@ -213,27 +213,27 @@ def sent(house: Scene, streams: bool) -> str | None:
 
 
 @at("F-08", "engine killed, and its successor too", "a third one finishes; every attempt declared")
-def test_a_plan_outlives_two_engines(house: Scene, record_property: Callable[[str, object], None]) -> None:
-    house.orders.lay("stream.last[worker=planner]")
-    calling = house.aside(ask, house.gateway, "baton-ultra")
-    house.struck()
-    house.mend()
-    house.orders.lay("append.before[plan.accepted]")
-    house.struck()
+def test_a_plan_outlives_two_engines(system: Scene, record_property: Callable[[str, object], None]) -> None:
+    system.orders.lay("stream.last[worker=planner]")
+    calling = system.aside(ask, system.gateway, "baton-ultra")
+    system.struck()
+    system.mend()
+    system.orders.lay("append.before[plan.accepted]")
+    system.struck()
     assert calling.result(30).status == 200
-    run = finished(house, record_property)
+    run = finished(system, record_property)
     assert run.planning() == ["unknown", "ok", "ok"]
     assert run.outcomes()[-3:] == [["ok"]] * 3
 
 
-def finished(house: Scene, record_property: Callable[[str, object], None]) -> Account:
+def finished(system: Scene, record_property: Callable[[str, object], None]) -> Account:
     """The run, once it has succeeded; how long it took until somebody wrote to its journal again."""
-    assert settle(house, 30) == []
-    run = account(house, house.latest())
+    assert settle(system, 30) == []
+    run = account(system, system.latest())
     assert run.row["state"] == "succeeded"
     assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
-    if house.orders.taken:
-        killed = house.orders.taken[-1].at
+    if system.orders.taken:
+        killed = system.orders.taken[-1].at
         later = [event.at - killed for event in run.events if event.at > killed]
         if later:
             record_property("measured", f"resumed after {later[0]:.1f} s")

@@ -46,19 +46,19 @@ def cut(boundary: Boundary) -> object:
 
 @pytest.mark.parametrize("boundary", [cut(boundary) for boundary in BOUNDARIES])
 def test_an_engine_that_is_killed_is_replaced(
-    house: Scene, boundary: Boundary, record_property: Callable[[str, object], None]
+    system: Scene, boundary: Boundary, record_property: Callable[[str, object], None]
 ) -> None:
-    house.orders.lay(boundary.order)
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = house.struck()
+    system.orders.lay(boundary.order)
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = system.struck()
     answered = calling.result(30)
     assert answered.status == 200, answered
-    assert settle(house) == []
-    run = account(house, answered.run)
+    assert settle(system) == []
+    run = account(system, answered.run)
     expected = [["ok"] for _ in WORKERS]
     if boundary.again is not None:
         expected[boundary.again] = ["unknown", "ok"]
-        assert len(house.stub.requests(WORKERS[boundary.again])) == boundary.received
+        assert len(system.stub.requests(WORKERS[boundary.again])) == boundary.received
         went_on = resumed(run, taken.at)
         record_property("measured", f"resumed after {went_on:.1f} s")
         assert went_on < RESUMED

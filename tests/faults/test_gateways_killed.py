@@ -20,29 +20,29 @@ GATEWAYS = 3
 def test_no_run_is_lost_and_every_answer_is_the_same_elsewhere(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    with fleet(tmp_path) as house:
-        PRESENT.migrate(tmp_path, house.environ)
-        house.add(PRESENT, "gateway", GATEWAYS)
-        house.add(PRESENT, "dispatcher", 2)
-        house.wait()
-        with mixed_load(house.urls) as load:
+    with fleet(tmp_path) as scene:
+        PRESENT.migrate(tmp_path, scene.environ)
+        scene.add(PRESENT, "gateway", GATEWAYS)
+        scene.add(PRESENT, "dispatcher", 2)
+        scene.wait()
+        with mixed_load(scene.urls) as load:
             load.go_on()
-            for gateway in house.processes["gateway"]:
+            for gateway in scene.processes["gateway"]:
                 load.wait_for_a_request_at(gateway.url)
                 gateway.kill()
                 load.go_on()
                 gateway.start()
-                house.wait()
+                scene.wait()
         load.check()
-        runs = house.runs()
+        runs = scene.runs()
         states = [run["state"] for run in runs]
         assert states == ["succeeded"] * load.conversations, "one run for each conversation"
-        for gateway in house.processes["gateway"]:
+        for gateway in scene.processes["gateway"]:
             again = Client([gateway.url])
             differing = [one for one in load.answers if asked_again(again, one) != one.seen]
             assert differing == []
-        assert house.runs() == runs, "nothing was begun anew"
-        assert house.violations() == []
+        assert scene.runs() == runs, "nothing was begun anew"
+        assert scene.violations() == []
     cut_off = load.broken["RemoteProtocolError"] + load.broken["ReadError"]
     assert cut_off > 0, "requests were under way at the gateways that were killed"
     measured = f"{len(runs)} runs, {cut_off} replies cut off, slowest {load.slowest:.1f} s"

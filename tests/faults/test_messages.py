@@ -29,25 +29,25 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @at("F-26", "every message three times, batches in reverse", "each step is executed once", ci=True)
-def test_messages_that_come_again_do_nothing(house: Scene, record_property: Record) -> None:
-    with flood(house.gateways, CALLERS) as load:
+def test_messages_that_come_again_do_nothing(system: Scene, record_property: Record) -> None:
+    with flood(system.gateways, CALLERS) as load:
         wait_until(lambda: len(load.answers) >= 2 * CALLERS, within=30, what="many runs are over")
-    assert settle(house) == []
+    assert settle(system) == []
     assert load.statuses == {200: load.asked}
-    ours = accounts(house.database)
+    ours = accounts(system.database)
     record_property("measured", f"{len(ours)} runs")
     for run in ours:
         assert run.outcomes() == [["ok"]] * 3
-    assert sum(len(house.stub.requests(name)) for name in WORKERS) == 3 * len(ours)
+    assert sum(len(system.stub.requests(name)) for name in WORKERS) == 3 * len(ours)
 
 
 @at("F-26", "every live message three times, streamed", "the answer is told once", ci=True)
-def test_words_that_come_again_are_told_once(house: Scene) -> None:
+def test_words_that_come_again_are_told_once(system: Scene) -> None:
     words = tuple(f"word{n} " for n in range(30))
-    house.stub.always("epsilon", Reply(chunks=words, gap=0.01))
-    answered = ask(house.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
+    system.stub.always("epsilon", Reply(chunks=words, gap=0.01))
+    answered = ask(system.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
     assert (answered.status, answered.text) == (200, "".join(words))
-    assert settle(house) == []
+    assert settle(system) == []
 
 
 FORGERIES: dict[str, Callable[[str], bytes]] = {
@@ -74,31 +74,31 @@ def forgery(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", [forgery(name) for name in FORGERIES])
-def test_a_forged_ticket_is_ignored(house: Scene, name: str) -> None:
-    house.stub.always("beta", Reply(chunks=("beta ", "says so."), first_delay=1.0))
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
-    house.asked("beta")
-    run = house.latest()
-    with Redis.from_url(house.redis.url) as redis:
+def test_a_forged_ticket_is_ignored(system: Scene, name: str) -> None:
+    system.stub.always("beta", Reply(chunks=("beta ", "says so."), first_delay=1.0))
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": CHAIN}})
+    system.asked("beta")
+    run = system.latest()
+    with Redis.from_url(system.redis.url) as redis:
         stream = Keys("baton").steps("baton-ultra")
         for _ in range(3):
             redis.xadd(stream, {FIELD: FORGERIES[name](run)})
         answered = calling.result(30)
         wait_until(lambda: not redis.xlen(stream), within=20, what="the forged tickets are gone")
     assert (answered.status, answered.run) == (200, run)
-    assert settle(house) == []
-    (ours,) = accounts(house.database)
+    assert settle(system) == []
+    (ours,) = accounts(system.database)
     assert ours.outcomes() == [["ok"]] * len(WORKERS)
-    assert len(house.stub.requests()) == len(WORKERS)
-    assert all(process.alive for process in house.processes)
+    assert len(system.stub.requests()) == len(WORKERS)
+    assert all(process.alive for process in system.processes)
 
 
 @at("F-26", "forged live messages to every process", "ignored; the answer is the worker's own", ci=True)
-def test_live_messages_that_cannot_be_read_are_ignored(house: Scene) -> None:
-    house.stub.always("epsilon", Reply(chunks=tuple("A word and another. "), gap=0.05))
-    calling = house.aside(ask, house.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
-    house.asked("epsilon")
-    run = house.latest()
+def test_live_messages_that_cannot_be_read_are_ignored(system: Scene) -> None:
+    system.stub.always("epsilon", Reply(chunks=tuple("A word and another. "), gap=0.05))
+    calling = system.aside(ask, system.gateway, "baton-ultra", streams=True, extra_body={"baton": {"plan": CHAIN}})
+    system.asked("epsilon")
+    run = system.latest()
     rubbish = (
         b"",
         b"[",
@@ -108,10 +108,10 @@ def test_live_messages_that_cannot_be_read_are_ignored(house: Scene) -> None:
         b'[["x"]]',
         b"\xff" * 1000,
     )
-    with Redis.from_url(house.redis.url) as redis:
+    with Redis.from_url(system.redis.url) as redis:
         for address in redis.pubsub_channels():
             for payload in rubbish:
                 redis.publish(address, payload)
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, "A word and another. ")
-    assert settle(house) == []
+    assert settle(system) == []

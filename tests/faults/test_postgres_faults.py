@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     for name in WORKERS:
         shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.7))
@@ -41,25 +41,25 @@ def house(shared: Scene) -> Scene:
 
 
 @contextmanager
-def restarted(house: Scene) -> Iterator[None]:
-    house.postgres.stop()
+def restarted(system: Scene) -> Iterator[None]:
+    system.postgres.stop()
     try:
         yield
     finally:
-        house.postgres.start()
+        system.postgres.start()
 
 
 @contextmanager
-def crashed(house: Scene) -> Iterator[None]:
-    house.postgres.crash()
+def crashed(system: Scene) -> Iterator[None]:
+    system.postgres.crash()
     try:
         yield
     finally:
-        house.postgres.start()
+        system.postgres.start()
 
 
 def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
-    return lambda house: house.to_postgres.being(mode)
+    return lambda system: system.to_postgres.being(mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +94,28 @@ def away(outage: Outage) -> object:
 
 @pytest.mark.parametrize("outage", [away(outage) for outage in OUTAGES])
 def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
-    house: Scene, outage: Outage, record_property: Record
+    system: Scene, outage: Outage, record_property: Record
 ) -> None:
-    with flood(house.gateways, CALLERS) as load:
-        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
-        calm = ask(house.gateway, "baton-mini", timeout=60).seconds
-        wait_until(lambda: house.open_runs() > CALLERS * 0.3, within=20, what="the runs are in flight")
-        with outage.breaks(house):
+    with flood(system.gateways, CALLERS) as load:
+        wait_until(lambda: system.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
+        calm = ask(system.gateway, "baton-mini", timeout=60).seconds
+        wait_until(lambda: system.open_runs() > CALLERS * 0.3, within=20, what="the runs are in flight")
+        with outage.breaks(system):
             began = time.monotonic()
             time.sleep(NOTICED_SECONDS)
-            stranger(house)
-            called = len(house.stub.requests())
+            stranger(system)
+            called = len(system.stub.requests())
             time.sleep(max(0.0, outage.seconds - (time.monotonic() - began)))
-            assert len(house.stub.requests()) == called, "no worker was called meanwhile"
-            assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
+            assert len(system.stub.requests()) == called, "no worker was called meanwhile"
+            assert (probe(system.gateway, "/healthz"), probe(system.gateway, "/readyz")) == (200, 503)
         mended = time.monotonic()
         wait_until(
-            lambda: ask(house.gateway, "baton-mini", timeout=20).status == 200, within=20, what="it admits again"
+            lambda: ask(system.gateway, "baton-mini", timeout=20).status == 200, within=20, what="it admits again"
         )
         recovered = time.monotonic() - mended
-    assert settle(house, 30) == []
+    assert settle(system, 30) == []
     refused_politely(load)
-    ours = accounts(house.database)
+    ours = accounts(system.database)
     record_property(
         "measured",
         f"{len(ours)} runs; {load.statuses[503]} refused; back after {recovered:.1f} s, all within the limit",
@@ -124,11 +124,11 @@ def test_while_the_database_is_away_nothing_begins_and_nothing_is_lost(
     assert recovered < BACK + max(3 * 0.7, 2 * calm), "a run takes three times as long as its workers think"
 
 
-def stranger(house: Scene) -> None:
+def stranger(system: Scene) -> None:
     """Keys cannot be looked up: that is our fault and never the caller's."""
     for key in (KEY, KEY.replace("0", "9")):
         reply = httpx.post(
-            f"{house.gateway.url}/v1/chat/completions",
+            f"{system.gateway.url}/v1/chat/completions",
             json={"model": "baton-mini", "messages": asking("Hello?")},
             headers={"Authorization": f"Bearer {key}"},
             timeout=20,
@@ -146,30 +146,30 @@ def refused_politely(load: Flood) -> None:
 
 
 @at("F-14", "Postgres resets connections in the middle of answers", "0 runs lost, no call unaccounted for", ci=True)
-def test_connections_that_break_now_and_then_are_replaced(house: Scene, record_property: Record) -> None:
-    with flood(house.gateways, CALLERS) as load:
-        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
+def test_connections_that_break_now_and_then_are_replaced(system: Scene, record_property: Record) -> None:
+    with flood(system.gateways, CALLERS) as load:
+        wait_until(lambda: system.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
         for _ in range(6):
-            with house.to_postgres.being(Cut(after=20_000)):
+            with system.to_postgres.being(Cut(after=20_000)):
                 time.sleep(CUTTING_SECONDS)
             time.sleep(WHOLE_SECONDS)
-    assert house.to_postgres.cuts > 0
-    assert settle(house, 30) == []
+    assert system.to_postgres.cuts > 0
+    assert settle(system, 30) == []
     refused_politely(load)
-    record_property("measured", f"{house.to_postgres.cuts} cuts, {dict(load.statuses)}")
-    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+    record_property("measured", f"{system.to_postgres.cuts} cuts, {dict(load.statuses)}")
+    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-14", "Postgres goes away while one call is in flight", "its outcome is written later, no second call", ci=True)
-def test_an_outcome_waits_for_the_database(house: Scene) -> None:
-    house.stub.always("alpha", Reply(first_delay=3.0))
-    answer = house.aside(ask, house.gateway, "baton-mini")
-    house.asked("alpha")
-    with restarted(house):
+def test_an_outcome_waits_for_the_database(system: Scene) -> None:
+    system.stub.always("alpha", Reply(first_delay=3.0))
+    answer = system.aside(ask, system.gateway, "baton-mini")
+    system.asked("alpha")
+    with restarted(system):
         time.sleep(AWAY_SECONDS)
     answered = answer.result(40)
     assert answered.status in (200, 503), answered
-    assert settle(house, 30) == []
-    (run,) = accounts(house.database)
+    assert settle(system, 30) == []
+    (run,) = accounts(system.database)
     assert (run.row["state"], run.outcomes()) == ("succeeded", [["ok"]])
-    assert len(house.stub.requests("alpha")) == 1
+    assert len(system.stub.requests("alpha")) == 1

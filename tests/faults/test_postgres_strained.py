@@ -52,7 +52,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     for name in WORKERS:
         shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
@@ -60,14 +60,14 @@ def house(shared: Scene) -> Scene:
 
 
 @contextmanager
-def trouble(house: Scene, state: str, every: int) -> Iterator[None]:
+def trouble(system: Scene, state: str, every: int) -> Iterator[None]:
     """Each n-th transaction fails as soon as it inserts an event, whatever else is in it. (Were it each n-th event, a
     batch of more than n of them would never be committed.)"""
-    house.script(TROUBLE.format(state=state, every=every))
+    system.script(TROUBLE.format(state=state, every=every))
     try:
         yield
     finally:
-        house.script(NO_TROUBLE)
+        system.script(NO_TROUBLE)
 
 
 def refused(state: str, meaning: str, *, ci: bool) -> object:
@@ -83,17 +83,17 @@ def refused(state: str, meaning: str, *, ci: bool) -> object:
         refused("57P01", "administrator's command", ci=False),
     ],
 )
-def test_a_transaction_that_is_refused_is_tried_again(house: Scene, state: str, record_property: Record) -> None:
-    with flood(house.gateways, CALLERS) as load:
-        wait_until(lambda: house.open_runs() > 5, within=20, what="the runs are in flight")
-        with trouble(house, state, 4):
+def test_a_transaction_that_is_refused_is_tried_again(system: Scene, state: str, record_property: Record) -> None:
+    with flood(system.gateways, CALLERS) as load:
+        wait_until(lambda: system.open_runs() > 5, within=20, what="the runs are in flight")
+        with trouble(system, state, 4):
             time.sleep(REFUSING_SECONDS)
-            struck = int(house.rows("SELECT last_value FROM trouble")[0][0])
-    assert settle(house, 30) == []
+            struck = int(system.rows("SELECT last_value FROM trouble")[0][0])
+    assert settle(system, 30) == []
     record_property("measured", f"{struck} transactions refused, {dict(load.statuses)}")
     assert struck >= 5
     assert load.statuses == {200: load.asked}
-    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
 
 
 def strained(mode: Mode, place: str) -> object:
@@ -108,82 +108,82 @@ def strained(mode: Mode, place: str) -> object:
         strained(Delay(2.5), "Postgres answers 2.5 s late"),
     ],
 )
-def test_a_slow_database_slows_and_drops_nothing(house: Scene, mode: Mode, record_property: Record) -> None:
-    with flood(house.gateways, 5) as load:
-        wait_until(lambda: house.open_runs() > 2, within=20, what="the runs are in flight")
-        with house.to_postgres.being(mode):
+def test_a_slow_database_slows_and_drops_nothing(system: Scene, mode: Mode, record_property: Record) -> None:
+    with flood(system.gateways, 5) as load:
+        wait_until(lambda: system.open_runs() > 2, within=20, what="the runs are in flight")
+        with system.to_postgres.being(mode):
             time.sleep(SLOW_SECONDS)
-    assert settle(house, 30) == []
+    assert settle(system, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
     assert set(load.statuses) <= {200, 503}
-    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-19", "Postgres locks the runs' table for 5 s", "it waits or is refused, nothing dropped")
-def test_a_lock_on_the_runs_is_outlived(house: Scene, record_property: Record) -> None:
-    with flood(house.gateways, CALLERS) as load:
-        wait_until(lambda: house.open_runs() > 5, within=20, what="the runs are in flight")
-        house.script("BEGIN; LOCK TABLE runs IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(5); COMMIT")
-    assert settle(house, 30) == []
+def test_a_lock_on_the_runs_is_outlived(system: Scene, record_property: Record) -> None:
+    with flood(system.gateways, CALLERS) as load:
+        wait_until(lambda: system.open_runs() > 5, within=20, what="the runs are in flight")
+        system.script("BEGIN; LOCK TABLE runs IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(5); COMMIT")
+    assert settle(system, 30) == []
     record_property("measured", f"{dict(load.statuses)}, slowest {load.slowest:.1f} s")
     assert set(load.statuses) <= {200, 503}
-    assert {one.row["state"] for one in accounts(house.database)} == {"succeeded"}
+    assert {one.row["state"] for one in accounts(system.database)} == {"succeeded"}
 
 
 @at("F-16", "Postgres has no connection left", "503 within seconds; those in flight end; all well when some are free")
-def test_no_connection_left(house: Scene, record_property: Record) -> None:
-    asyncio.run(exhausted(house, record_property))
-    assert ask(house.gateway, "baton-mini").status == 200
-    assert settle(house, 30) == []
+def test_no_connection_left(system: Scene, record_property: Record) -> None:
+    asyncio.run(exhausted(system, record_property))
+    assert ask(system.gateway, "baton-mini").status == 200
+    assert settle(system, 30) == []
 
 
-async def exhausted(house: Scene, record_property: Record) -> None:
+async def exhausted(system: Scene, record_property: Record) -> None:
     """Take every connection there is, once the service's own were closed under it."""
     async with AsyncExitStack() as stack:
-        house.to_postgres.reset()
+        system.to_postgres.reset()
         taken = 0
         until = time.monotonic() + 4
         while time.monotonic() < until:  # also those that the service opens, and loses again, meanwhile
             with suppress(asyncpg.PostgresError, OSError, TimeoutError):
-                opened = await asyncpg.connect(house.database, timeout=2)
+                opened = await asyncpg.connect(system.database, timeout=2)
                 stack.push_async_callback(opened.close)
                 taken += 1
                 continue
-            house.to_postgres.reset()
+            system.to_postgres.reset()
             await asyncio.sleep(RETRY_PAUSE)
-        answer = await asyncio.to_thread(ask, house.gateway, "baton-mini")
+        answer = await asyncio.to_thread(ask, system.gateway, "baton-mini")
         record_property("measured", f"{taken} connections taken; 503 after {answer.seconds:.1f} s")
         assert (answer.status, answer.code) == (503, "store_unavailable")
         assert answer.seconds < 8
-        assert await asyncio.to_thread(probe, house.gateway, "/healthz") == 200
-        assert await asyncio.to_thread(probe, house.gateway, "/readyz") == 503
-    wait_until(house.gateway.ready, within=15, what="it is ready again")
+        assert await asyncio.to_thread(probe, system.gateway, "/healthz") == 200
+        assert await asyncio.to_thread(probe, system.gateway, "/readyz") == 503
+    wait_until(system.gateway.ready, within=15, what="it is ready again")
 
 
 @at("F-15", "Postgres is down at boot, and without a schema at first", "ready without a restart", ci=True)
 def test_a_database_that_comes_late(tmp_path: Path) -> None:
-    with scene(tmp_path, dispatchers=1, start=False) as house:
-        house.postgres.stop()
-        for process in house.processes:
+    with scene(tmp_path, dispatchers=1, start=False) as system:
+        system.postgres.stop()
+        for process in system.processes:
             process.start(wait=False)
-        for process in house.processes:
+        for process in system.processes:
             process.wait_until_announced()
-        assert (probe(house.gateway, "/healthz"), probe(house.gateway, "/readyz")) == (200, 503)
-        early = ask(house.gateway, "baton-mini", timeout=20)
+        assert (probe(system.gateway, "/healthz"), probe(system.gateway, "/readyz")) == (200, 503)
+        early = ask(system.gateway, "baton-mini", timeout=20)
         assert (early.status, early.code) == (503, "store_unavailable")
-        house.postgres.start()
-        assert probe(house.gateway, "/readyz") == 503, "it has no schema yet"
-        migrated = command(tmp_path, house.environ, "migrate")
+        system.postgres.start()
+        assert probe(system.gateway, "/readyz") == 503, "it has no schema yet"
+        migrated = command(tmp_path, system.environ, "migrate")
         assert migrated.returncode == 0, migrated.stderr
-        wait_until(house.gateway.ready, within=20, what="it is ready")
-        wait_until(lambda: known(house), within=10, what="its first key is there")
-        assert ask(house.gateway, "baton-mini").text
-        assert settle(house) == []
+        wait_until(system.gateway.ready, within=20, what="it is ready")
+        wait_until(lambda: known(system), within=10, what="its first key is there")
+        assert ask(system.gateway, "baton-mini").text
+        assert settle(system) == []
 
 
-def known(house: Scene) -> bool:
+def known(system: Scene) -> bool:
     """Whether our key is accepted yet."""
-    with caller(house.gateway) as one, suppress(httpx.HTTPError, openai.APIError):
+    with caller(system.gateway) as one, suppress(httpx.HTTPError, openai.APIError):
         one.client.models.list()
         return True
     return False

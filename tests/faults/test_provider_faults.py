@@ -145,18 +145,18 @@ def place(number: int) -> object:
 
 
 @pytest.mark.parametrize("number", [place(number) for number in range(len(PLACES))])
-def test_a_provider_that_misbehaves_is_contained(house: Scene, number: int, record_property: Record) -> None:
+def test_a_provider_that_misbehaves_is_contained(system: Scene, number: int, record_property: Record) -> None:
     fault, streams = PLACES[number]
     bad, good = f"bad-{number + 1}", f"good-{number + 1}"
-    house.stub.always(bad, fault.act)
+    system.stub.always(bad, fault.act)
     plan = {"steps": [{"worker": bad, "subtask": "Answer.", "access": ["user"]}]}
     extension = {"plan": plan, "pool": {"allow": [bad, good]}}
-    asking = house.aside(ask, house.gateway, "baton-mini", streams=streams, extra_body={"baton": extension})
-    control = ask(house.gateway, "baton-mini", timeout=10)
+    asking = system.aside(ask, system.gateway, "baton-mini", streams=streams, extra_body={"baton": extension})
+    control = ask(system.gateway, "baton-mini", timeout=10)
     assert (control.status, control.text) == (200, "Hello there."), "others go on as if nothing had happened"
     answered = asking.result(60)
-    assert settle(house) == []
-    run = account(house, answered.run or house.latest_of(bad))
+    assert settle(system) == []
+    run = account(system, answered.run or system.latest_of(bad))
     outcomes = run.outcomes()[0]
     record_property("measured", f"{', '.join(outcomes)} in {answered.seconds:.1f} s")
     if fault.outcome == "ok":
@@ -171,8 +171,8 @@ def test_a_provider_that_misbehaves_is_contained(house: Scene, number: int, reco
         assert len(outcomes) <= 3
     tries = [body for body in run.bodies(Kind.CALL_INTENDED) if body["worker"] == bad]
     assert answered.seconds < len(tries) * fault.seconds + 3
-    assert house.dispatchers[0].alive
-    assert probe(house.gateway, "/readyz") == 200
+    assert system.dispatchers[0].alive
+    assert probe(system.gateway, "/readyz") == 200
 
 
 def contained(fault: Fault, run: Account) -> None:

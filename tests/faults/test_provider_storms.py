@@ -104,24 +104,24 @@ def storm(number: int) -> object:
 
 
 @pytest.mark.parametrize("number", [storm(number) for number in range(len(STORMS))])
-def test_a_storm_is_weathered(house: Scene, number: int, record_property: Record) -> None:
+def test_a_storm_is_weathered(system: Scene, number: int, record_property: Record) -> None:
     one, bad, good = STORMS[number], f"bad-{number}", f"good-{number}"
-    house.stub.always(bad, one.act)
+    system.stub.always(bad, one.act)
     began = time.monotonic()
     answers = []
     for _ in range(ASKED // AT_ONCE):
         calls = [
-            house.aside(ask, house.gateway, f"baton-{number}", timeout=60, extra_body=LABELS) for _ in range(AT_ONCE)
+            system.aside(ask, system.gateway, f"baton-{number}", timeout=60, extra_body=LABELS) for _ in range(AT_ONCE)
         ]
         answers += [call.result(90) for call in calls]
     seconds = time.monotonic() - began
-    assert settle(house) == []
-    received = {name: len(house.stub.requests(name)) for name in (bad, good, f"uncleared-{number}")}
+    assert settle(system) == []
+    received = {name: len(system.stub.requests(name)) for name in (bad, good, f"uncleared-{number}")}
     record_property("measured", f"{received[bad]} calls of the bad, {received[good]} of the good, {seconds:.1f} s")
     workers = 2 if one.spare else 1
     assert sum(received.values()) <= (1 + SHARE) * ASKED + workers * MINIMUM + AT_ONCE * (workers - 1)
     assert received[f"uncleared-{number}"] == 0
-    ours = accounts(house.database)
+    ours = accounts(system.database)
     if one.spare:
         assert {answer.status for answer in answers} == {200}
         assert received[good] >= ASKED
@@ -132,4 +132,4 @@ def test_a_storm_is_weathered(house: Scene, number: int, record_property: Record
         assert all(answer.status >= 400 and answer.code for answer in answers)
     for run in ours:
         assert {body["worker"] for body in run.bodies(Kind.CALL_INTENDED)} <= {bad, good}
-    assert house.dispatchers[0].alive
+    assert system.dispatchers[0].alive

@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     for name in WORKERS:
         shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.5))
@@ -50,18 +50,18 @@ def pace(shared: Scene) -> float:
 
 
 @contextmanager
-def restarted(house: Scene) -> Iterator[None]:
-    house.redis.stop()
+def restarted(system: Scene) -> Iterator[None]:
+    system.redis.stop()
     try:
         yield
     finally:
-        house.redis.start()
+        system.redis.start()
 
 
 @contextmanager
-def flushed(house: Scene) -> Iterator[None]:
+def flushed(system: Scene) -> Iterator[None]:
     """Again and again, so that it strikes between any two steps."""
-    with Redis.from_url(house.redis.url) as redis:
+    with Redis.from_url(system.redis.url) as redis:
         for _ in range(10):
             redis.flushall()
             time.sleep(FLUSH_PAUSE)
@@ -69,32 +69,32 @@ def flushed(house: Scene) -> Iterator[None]:
 
 
 @contextmanager
-def crashed(house: Scene) -> Iterator[None]:
-    house.redis.crash()
-    house.redis.start()
+def crashed(system: Scene) -> Iterator[None]:
+    system.redis.crash()
+    system.redis.start()
     yield
 
 
 @contextmanager
-def failed_over(house: Scene, *, lag: bool) -> Iterator[None]:
+def failed_over(system: Scene, *, lag: bool) -> Iterator[None]:
     """The primary dies; a replica that has missed the last seconds, or an empty one, answers in its place."""
     with servers.redis() as other, Redis.from_url(other.url) as replica:
         if lag:
-            replica.replicaof("127.0.0.1", house.redis.port)
+            replica.replicaof("127.0.0.1", system.redis.port)
             wait_until(
                 lambda: replica.info("replication")["master_link_status"] == "up", within=10, what="the replica follows"
             )
             replica.replicaof("NO", "ONE")
             time.sleep(LAG_SECONDS)
-        house.redis.crash()
-        house.to_redis.aim(other.port)
+        system.redis.crash()
+        system.to_redis.aim(other.port)
         yield
-        house.to_redis.aim(house.redis.port)
-        house.redis.start()
+        system.to_redis.aim(system.redis.port)
+        system.redis.start()
 
 
 def line_is(mode: Mode) -> Callable[[Scene], AbstractContextManager[None]]:
-    return lambda house: house.to_redis.being(mode)
+    return lambda system: system.to_redis.being(mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ OUTAGES = (
     Outage("killed, back with an empty disk", crashed, 0, "F-10"),
     Outage("failed over to a lagging replica", partial(failed_over, lag=True), 3, "F-11", ci=True),
     Outage("failed over to an empty server", partial(failed_over, lag=False), 3, "F-11"),
-    Outage("frozen for 6 s", lambda house: house.redis.frozen(), 6, "F-12", ci=True),
-    Outage("frozen for 60 s", lambda house: house.redis.frozen(), 60, "F-12"),
+    Outage("frozen for 6 s", lambda system: system.redis.frozen(), 6, "F-12", ci=True),
+    Outage("frozen for 60 s", lambda system: system.redis.frozen(), 60, "F-12"),
     Outage("behind a black hole for 6 s", line_is(Hole()), 6, "F-12"),
     Outage("behind a black hole for 60 s", line_is(Hole()), 60, "F-12"),
     Outage("refused for 10 s", line_is(Refuse()), 10, "F-09"),
@@ -138,14 +138,14 @@ def broken(outage: Outage) -> object:
 
 
 @pytest.mark.parametrize("outage", [broken(outage) for outage in OUTAGES])
-def test_no_run_is_lost(pace: float, house: Scene, outage: Outage, record_property: Record) -> None:
-    with flood(house.gateways, CALLERS) as load:
-        wait_until(lambda: house.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
-        with outage.breaks(house):
-            slowest_probe = probed(house, outage.seconds)
+def test_no_run_is_lost(pace: float, system: Scene, outage: Outage, record_property: Record) -> None:
+    with flood(system.gateways, CALLERS) as load:
+        wait_until(lambda: system.open_runs() > CALLERS * 0.8, within=20, what="the runs are in flight")
+        with outage.breaks(system):
+            slowest_probe = probed(system, outage.seconds)
         mended = time.time()
-    assert settle(house, RECOVERED + pace) == []
-    ours = accounts(house.database)
+    assert settle(system, RECOVERED + pace) == []
+    ours = accounts(system.database)
     took = max(one.row["ended_at"] for one in ours) - mended
     record_property("measured", f"{len(ours)} runs, slowest {load.slowest:.1f} s, last end {took:.1f} s after")
     assert load.statuses == {200: load.asked}
@@ -155,13 +155,13 @@ def test_no_run_is_lost(pace: float, house: Scene, outage: Outage, record_proper
     assert slowest_probe < 5
 
 
-def probed(house: Scene, seconds: float) -> float:
+def probed(system: Scene, seconds: float) -> float:
     """The slowest answer of the probes while it lasts: they live, and they are ready, if degraded."""
     until, slowest = time.monotonic() + seconds, 0.0
     while time.monotonic() < until:
         for path in ("/healthz", "/readyz"):
             began = time.monotonic()
-            assert httpx.get(f"{house.gateway.url}{path}", timeout=20, trust_env=False).status_code == 200
+            assert httpx.get(f"{system.gateway.url}{path}", timeout=20, trust_env=False).status_code == 200
             slowest = max(slowest, time.monotonic() - began)
         time.sleep(PROBE_PAUSE)
     return slowest

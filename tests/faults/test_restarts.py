@@ -29,30 +29,30 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def house(shared: Scene) -> Scene:
+def system(shared: Scene) -> Scene:
     shared.reset()
     for name in WORKERS:
         shared.stub.always(name, Reply(chunks=(f"{name} ", "says so."), first_delay=0.3))
     return shared
 
 
-def restarted(house: Scene, process: Process) -> float:
+def restarted(system: Scene, process: Process) -> float:
     """Stop it as a deployment does, start it again, and wait until it serves; the seconds until it had stopped."""
     began = time.monotonic()
     assert process.stop() == 0
     took = time.monotonic() - began
-    house.mend()
+    system.mend()
     return took
 
 
-def rolled(house: Scene, processes: list[Process], record_property: Record) -> None:
+def rolled(system: Scene, processes: list[Process], record_property: Record) -> None:
     slowest = 0.0
-    with flood(house.gateways, CALLERS, retries=True) as load:
+    with flood(system.gateways, CALLERS, retries=True) as load:
         wait_until(lambda: len(load.answers) > CALLERS, within=30, what="runs are under way")
         for n in range(RESTARTS):
-            slowest = max(slowest, restarted(house, processes[n % len(processes)]))
-    assert settle(house, 30) == []
-    ours = accounts(house.database)
+            slowest = max(slowest, restarted(system, processes[n % len(processes)]))
+    assert settle(system, 30) == []
+    ours = accounts(system.database)
     record_property("measured", f"{RESTARTS} restarts, {len(ours)} runs, slowest stop {slowest:.1f} s")
     assert load.statuses == {200: load.asked}
     assert {run.row["state"] for run in ours} <= {"succeeded", "cancelled"}
@@ -61,76 +61,76 @@ def rolled(house: Scene, processes: list[Process], record_property: Record) -> N
 
 
 @at("F-31", "dispatchers restarted ten times under load", "0 failed runs, no 5xx, no call is made twice")
-def test_dispatchers_are_restarted_in_turn(house: Scene, record_property: Record) -> None:
-    rolled(house, house.dispatchers, record_property)
-    assert all(outcomes == ["ok"] for run in accounts(house.database) for outcomes in run.outcomes())
+def test_dispatchers_are_restarted_in_turn(system: Scene, record_property: Record) -> None:
+    rolled(system, system.dispatchers, record_property)
+    assert all(outcomes == ["ok"] for run in accounts(system.database) for outcomes in run.outcomes())
 
 
 @at("F-31", "gateways restarted ten times under load", "0 failed runs; what was refused is asked again and answered")
-def test_gateways_are_restarted_in_turn(house: Scene, record_property: Record) -> None:
-    rolled(house, house.gateways, record_property)
+def test_gateways_are_restarted_in_turn(system: Scene, record_property: Record) -> None:
+    rolled(system, system.gateways, record_property)
 
 
 @at("F-31", "dispatcher told to stop in the middle of a call", "it takes nothing new, and finishes the call", ci=True)
-def test_a_dispatcher_that_stops_finishes_its_call(house: Scene) -> None:
-    house.stub.always("alpha", Reply(chunks=("alpha ", "says so."), first_delay=3.0))
-    calling = house.aside(ask, house.gateway, "baton-mini")
-    house.asked("alpha")
-    victim = house.holding()
+def test_a_dispatcher_that_stops_finishes_its_call(system: Scene) -> None:
+    system.stub.always("alpha", Reply(chunks=("alpha ", "says so."), first_delay=3.0))
+    calling = system.aside(ask, system.gateway, "baton-mini")
+    system.asked("alpha")
+    victim = system.holding()
     victim.tell_to_stop()
-    house.stub.always("alpha", Reply(chunks=("alpha ", "says so.")))
+    system.stub.always("alpha", Reply(chunks=("alpha ", "says so.")))
     for _ in range(5):
-        assert ask(house.gateway, "baton-mini").status == 200
-        assert victim not in [one for one in house.dispatchers if not one.alive] or calling.done()
+        assert ask(system.gateway, "baton-mini").status == 200
+        assert victim not in [one for one in system.dispatchers if not one.alive] or calling.done()
     answered = calling.result(30)
     assert answered.status == 200
     assert victim.ended() == 0
-    assert settle(house) == []
-    assert {run.row["state"] for run in accounts(house.database)} == {"succeeded"}
-    assert all(run.outcomes() == [["ok"]] for run in accounts(house.database))
+    assert settle(system) == []
+    assert {run.row["state"] for run in accounts(system.database)} == {"succeeded"}
+    assert all(run.outcomes() == [["ok"]] for run in accounts(system.database))
 
 
 @at("F-31", "engine told to stop in the middle of a plan", "the plan is finished, and made once", ci=True)
-def test_an_engine_that_stops_finishes_its_plan(house: Scene) -> None:
-    house.stub.always("planner", replace(TREE, gap=0.1))
-    calling = house.aside(ask, house.gateway, "baton-ultra")
-    house.asked("planner")
-    (driver,) = house.rows("SELECT driver FROM runs")
-    victim = house.process(int(str(driver[0]).split("-")[-2]))
+def test_an_engine_that_stops_finishes_its_plan(system: Scene) -> None:
+    system.stub.always("planner", replace(TREE, gap=0.1))
+    calling = system.aside(ask, system.gateway, "baton-ultra")
+    system.asked("planner")
+    (driver,) = system.rows("SELECT driver FROM runs")
+    victim = system.process(int(str(driver[0]).split("-")[-2]))
     victim.tell_to_stop()
     assert calling.result(30).status == 200
     assert victim.ended() == 0
-    assert settle(house) == []
-    (run,) = accounts(house.database)
+    assert settle(system) == []
+    (run,) = accounts(system.database)
     assert run.planning() == ["ok"]
     assert run.outcomes() == [["ok"]] * 3
 
 
 @at("F-31", "dispatcher told to stop in the middle of an endless call", "handed back after 25 s, done by another")
-def test_a_call_that_outlasts_the_drain_is_handed_back(house: Scene, record_property: Record) -> None:
-    house.stub.script("alpha", Hang())
-    calling = house.aside(ask, house.gateway, "baton-mini", timeout=80)
-    house.asked("alpha")
-    victim = house.holding()
+def test_a_call_that_outlasts_the_drain_is_handed_back(system: Scene, record_property: Record) -> None:
+    system.stub.script("alpha", Hang())
+    calling = system.aside(ask, system.gateway, "baton-mini", timeout=80)
+    system.asked("alpha")
+    victim = system.holding()
     began = time.monotonic()
     assert victim.stop() == 0
     took = time.monotonic() - began
     record_property("measured", f"stopped after {took:.1f} s")
     assert took < DRAINED + 5
     assert calling.result(60).status == 200
-    assert settle(house) == []
-    (run,) = accounts(house.database)
+    assert settle(system) == []
+    (run,) = accounts(system.database)
     assert run.outcomes() == [["cancelled", "ok"]]
 
 
 @at("F-31", "gateway told to stop in the middle of a stream", "the stream is told to its end", ci=True)
-def test_a_gateway_that_stops_finishes_its_streams(house: Scene) -> None:
+def test_a_gateway_that_stops_finishes_its_streams(system: Scene) -> None:
     words = tuple(f"word{n} " for n in range(30))
-    house.stub.always("alpha", Reply(chunks=words, gap=0.1))
-    calling = house.aside(ask, house.gateway, "baton-mini", streams=True)
-    house.asked("alpha")
-    house.gateway.tell_to_stop()
+    system.stub.always("alpha", Reply(chunks=words, gap=0.1))
+    calling = system.aside(ask, system.gateway, "baton-mini", streams=True)
+    system.asked("alpha")
+    system.gateway.tell_to_stop()
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, "".join(words))
-    assert house.gateway.ended() == 0
-    assert settle(house) == []
+    assert system.gateway.ended() == 0
+    assert settle(system) == []

@@ -51,31 +51,31 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Release:
 def test_an_upgrade_and_its_way_back_fail_no_run(
     tmp_path: Path, earlier: Release, verbs: tuple[str, ...], record_property: Callable[[str, object], None]
 ) -> None:
-    with fleet(tmp_path) as house:
-        earlier.migrate(tmp_path, house.environ)
+    with fleet(tmp_path) as scene:
+        earlier.migrate(tmp_path, scene.environ)
         for verb in VERBS:
-            house.add(earlier, verb, COUNT)
-        house.wait()
-        with mixed_load(house.urls) as load:
+            scene.add(earlier, verb, COUNT)
+        scene.wait()
+        with mixed_load(scene.urls) as load:
             load.go_on()
-            PRESENT.migrate(tmp_path, house.environ)
+            PRESENT.migrate(tmp_path, scene.environ)
             load.go_on()
             engines_first = verbs[0] == "dispatcher"
-            replace_all(house, PRESENT, verbs[0], load, answered=engines_first)
-            replace_all(house, PRESENT, verbs[1], load)
+            replace_all(scene, PRESENT, verbs[0], load, answered=engines_first)
+            replace_all(scene, PRESENT, verbs[1], load)
             for verb in WAY_BACK:
-                replace_all(house, earlier, verb, load)
+                replace_all(scene, earlier, verb, load)
         load.check()
-        states = [run["state"] for run in house.runs()]
+        states = [run["state"] for run in scene.runs()]
         assert states == ["succeeded"] * load.conversations, "one run for each conversation"
-        assert house.violations() == []
+        assert scene.violations() == []
     record_property("measured", f"{load.conversations} conversations, the slowest took {load.slowest:.1f} s")
 
 
-def replace_all(house: Fleet, release: Release, verb: str, load: MixedLoad, *, answered: bool = True) -> None:
+def replace_all(scene: Fleet, release: Release, verb: str, load: MixedLoad, *, answered: bool = True) -> None:
     """Replace every process of that role by one of that release; after each, every caller is answered, unless runs have
     to wait for an engine."""
     for place in range(COUNT):
-        house.replace(release, verb, place)
+        scene.replace(release, verb, place)
         if answered:
             load.go_on()

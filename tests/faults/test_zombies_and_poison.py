@@ -82,42 +82,42 @@ REJECTED = "what the zombie writes is refused; its call is counted; the answer c
 
 
 @pytest.mark.parametrize("stillness", [still("dispatcher", one, REJECTED) for one in DISPATCHER])
-def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
+def test_a_dispatcher_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
     if "read" in stillness.order:
-        house.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
-    house.orders.lay(stillness.order)
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = house.struck()
-    zombie = house.process(taken.pid)
+        system.stub.always("gamma", Reply(chunks=("one ", "two ", "three."), trickle=Trickle(size=100, pause=0.05)))
+    system.orders.lay(stillness.order)
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = system.struck()
+    zombie = system.process(taken.pid)
     with thawed(taken.pid):
         began = time.monotonic()
         answered = calling.result(30)
         time.sleep(max(0.0, FROZEN_SECONDS - (time.monotonic() - began)))
     assert (answered.status, answered.text) == (200, ANSWER)
-    assert settle(house) == []
+    assert settle(system) == []
     outcomes = [["ok"] for _ in WORKERS]
     outcomes[2] = list(stillness.outcomes)
-    assert account(house, answered.run).outcomes() == outcomes
+    assert account(system, answered.run).outcomes() == outcomes
     assert zombie.alive, "it goes on with other things"
-    wait_until(lambda: not house.holders(), within=10, what="it has let go of the step")
-    assert ask(house.gateway, "baton-mini").status == 200
-    assert settle(house) == []
+    wait_until(lambda: not system.holders(), within=10, what="it has let go of the step")
+    assert ask(system.gateway, "baton-mini").status == 200
+    assert settle(system) == []
 
 
 @pytest.mark.parametrize(
     "stillness", [still("engine", one, "its epoch is over; its caller is answered") for one in ENGINE]
 )
-def test_an_engine_that_wakes_up_too_late_changes_nothing(house: Scene, stillness: Stillness) -> None:
-    house.orders.lay(stillness.order)
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body=PLANNED)
-    taken = house.struck()
+def test_an_engine_that_wakes_up_too_late_changes_nothing(system: Scene, stillness: Stillness) -> None:
+    system.orders.lay(stillness.order)
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body=PLANNED)
+    taken = system.struck()
     with thawed(taken.pid):
         time.sleep(FROZEN_SECONDS)
-        wait_until(lambda: house.ended(house.latest()), within=20, what="somebody else ends the run")
+        wait_until(lambda: system.ended(system.latest()), within=20, what="somebody else ends the run")
     answered = calling.result(30)
     assert (answered.status, answered.text) == (200, ANSWER)
-    assert settle(house) == []
-    run = account(house, answered.run)
+    assert settle(system) == []
+    run = account(system, answered.run)
     assert run.outcomes() == [["ok"]] * len(WORKERS)
     assert [event.kind for event in run.events if event.kind in TERMINAL] == [Kind.SUCCEEDED]
     assert run.row["epoch"] > 1
@@ -135,63 +135,63 @@ def dies(how: str) -> object:
 
 
 @pytest.mark.parametrize("how", [dies(how) for how in POISONED])
-def test_a_poisoned_step_is_given_up(house: Scene, how: str, record_property: Record) -> None:
-    house.orders.lay(POISONED[how])
+def test_a_poisoned_step_is_given_up(system: Scene, how: str, record_property: Record) -> None:
+    system.orders.lay(POISONED[how])
     began = time.monotonic()
-    calling = house.aside(ask, house.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
+    calling = system.aside(ask, system.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
     others = []
     while not calling.done():
-        revived(house)
-        others.append(ask(house.gateway, "baton-mini", timeout=30))
+        revived(system)
+        others.append(ask(system.gateway, "baton-mini", timeout=30))
         time.sleep(ASK_PAUSE)
     answered = calling.result(0)
     record_property("measured", f"given up after {time.monotonic() - began:.1f} s, {len(others)} others answered")
     assert (answered.status, answered.code) == (502, "dead_letter")
     assert {other.status for other in others} == {200}
-    house.mend()
-    assert settle(house) == []
-    assert len(house.orders.taken) == DELIVERIES
-    (poisoned,) = [one for one in accounts(house.database) if one.row["state"] == "failed"]
+    system.mend()
+    assert settle(system) == []
+    assert len(system.orders.taken) == DELIVERIES
+    (poisoned,) = [one for one in accounts(system.database) if one.row["state"] == "failed"]
     (failed,) = poisoned.bodies(Kind.STEP_FAILED)
     assert (failed["error"], failed["deliveries"]) == ("dead_letter", DELIVERIES)
-    assert house.stub.requests("epsilon") == []
+    assert system.stub.requests("epsilon") == []
 
 
 @at("F-33", "adapter that breaks at every call", "error, then answered by another worker; nobody dies")
-def test_a_step_whose_adapter_breaks_is_answered_by_another_worker(house: Scene) -> None:
-    alive = [process.pid for process in house.processes]
-    house.orders.lay("*raise stream.before[worker=epsilon]")
-    answered = ask(house.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
+def test_a_step_whose_adapter_breaks_is_answered_by_another_worker(system: Scene) -> None:
+    alive = [process.pid for process in system.processes]
+    system.orders.lay("*raise stream.before[worker=epsilon]")
+    answered = ask(system.gateway, "baton-ultra", extra_body={"baton": {"plan": POISON}})
     assert answered.status == 200
-    assert settle(house) == []
-    outcomes = account(house, answered.run).outcomes()
+    assert settle(system) == []
+    outcomes = account(system, answered.run).outcomes()
     assert outcomes == [["ok"], ["error", "error", "ok"]]
-    assert [process.pid for process in house.processes] == alive
+    assert [process.pid for process in system.processes] == alive
 
 
 @at("F-33", "plan that kills every engine", "the fallback answers, degraded; others unaffected")
-def test_a_poisoned_plan_is_given_up(house: Scene) -> None:
-    house.orders.lay("*kill stream.last[worker=planner]")
-    calling = house.aside(ask, house.gateway, "baton-ultra")
-    house.struck()
-    run = house.latest()
+def test_a_poisoned_plan_is_given_up(system: Scene) -> None:
+    system.orders.lay("*kill stream.last[worker=planner]")
+    calling = system.aside(ask, system.gateway, "baton-ultra")
+    system.struck()
+    run = system.latest()
 
     def over() -> bool:
-        revived(house)
-        return house.ended(run)
+        revived(system)
+        return system.ended(run)
 
     wait_until(over, within=60, what="the run ends")
-    house.orders.withdraw()
-    house.mend()
+    system.orders.withdraw()
+    system.mend()
     assert calling.result(30).status == 200
-    assert settle(house) == []
-    found = account(house, run)
+    assert settle(system) == []
+    found = account(system, run)
     assert (found.row["state"], found.row["degraded"]) == ("succeeded", True)
     assert found.outcomes()[-1] == ["ok"]
 
 
-def revived(house: Scene) -> None:
+def revived(system: Scene) -> None:
     """As a supervisor does: whatever has died starts again."""
-    for process in house.processes:
+    for process in system.processes:
         if not process.alive:
             process.start(wait=False)

@@ -8,38 +8,38 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.stand_ins import House, row_of, shelve_content
+from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 
 
 @dataclass(frozen=True, slots=True)
 class Fuzzed:
     """What is fuzzed: the application, a key to it, and `send`, which posts a body to a path."""
 
-    house: House
+    stand_in: GatewayStandIn
     key: str
     send: Callable[[str, bytes], httpx.Response]
 
 
-def stocked() -> tuple[House, str]:
+def stocked() -> tuple[GatewayStandIn, str]:
     """A gateway that holds a run of the key's own and one of somebody else."""
-    house = House()
-    house.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
-    shelve_content(house.store)
-    return house, house.add_key()
+    stand_in = GatewayStandIn()
+    stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
+    shelve_content(stand_in.store)
+    return stand_in, stand_in.add_key()
 
 
 @pytest.fixture(scope="session")
 def fuzzed() -> Iterator[Fuzzed]:
     """One for all examples."""
-    house, key = stocked()
+    stand_in, key = stocked()
     with asyncio.Runner() as runner:
-        client = house.client(key)
+        client = stand_in.client(key)
 
         def send(path: str, body: bytes) -> httpx.Response:
-            house.drivers.orders.clear()
+            stand_in.drivers.orders.clear()
             headers = {"content-type": "application/json"}
             asked: Coroutine[Any, Any, httpx.Response] = client.post(path, content=body, headers=headers)
             return runner.run(asked)
 
-        yield Fuzzed(house, key, send)
+        yield Fuzzed(stand_in, key, send)
         runner.run(client.aclose())

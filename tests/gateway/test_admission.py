@@ -14,16 +14,16 @@ from app.engine.delivery.messages import Told
 from app.engine.runs.request import Order
 from app.errors import StoreUnavailable
 from app.gateway.http.context import Rates
-from tests.harness.stand_ins import House, ask, ended
+from tests.harness.stand_ins import GatewayStandIn, ask, ended
 from tests.harness.waiting import until
 
 
-async def post(gateway: House, key: str, **more: Any) -> httpx.Response:
+async def post(gateway: GatewayStandIn, key: str, **more: Any) -> httpx.Response:
     async with gateway.client(key) as client:
         return await client.post("/v1/chat/completions", json=ask(**more))
 
 
-async def test_a_rate_is_a_bucket_that_refills(gateway: House) -> None:
+async def test_a_rate_is_a_bucket_that_refills(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("slow", rpm=3)
     replies = [await post(gateway, key) for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
@@ -39,7 +39,7 @@ async def test_a_rate_is_a_bucket_that_refills(gateway: House) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_are_settled_with_what_the_run_used(gateway: House, stream: bool) -> None:
+async def test_tokens_are_settled_with_what_the_run_used(gateway: GatewayStandIn, stream: bool) -> None:
     key = gateway.add_key("slow", tpm=120)
     replies = [await post(gateway, key, stream=stream) for _ in range(4)]
     assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
@@ -59,7 +59,7 @@ async def test_tokens_are_settled_with_what_the_run_used(gateway: House, stream:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
-async def test_a_turn_is_settled_with_its_own_tokens(gateway: House, path: str, stream: bool) -> None:
+async def test_a_turn_is_settled_with_its_own_tokens(gateway: GatewayStandIn, path: str, stream: bool) -> None:
     """Those of the turns before were settled with their replies."""
     key = gateway.add_key("patient", tpm=1000)
 
@@ -74,7 +74,7 @@ async def test_a_turn_is_settled_with_its_own_tokens(gateway: House, path: str, 
     assert int(left[0]) - int(left[1]) == 53
 
 
-async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gateway: House) -> None:
+async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("small", tpm=5)
     assert [(await post(gateway, key)).status_code for _ in range(2)] == [200, 429]
     gateway.ticks += 60 * 60
@@ -82,7 +82,7 @@ async def test_more_tokens_than_a_minute_has_are_served_from_a_full_bucket(gatew
 
 
 async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
-    gateway = House(rates=Rates(rpm=2, tpm=1000, concurrency=0))
+    gateway = GatewayStandIn(rates=Rates(rpm=2, tpm=1000, concurrency=0))
     reply = await post(gateway, gateway.add_key())
     assert reply.status_code == 429
     names = {name for name in reply.headers if name.startswith("x-ratelimit")}
@@ -92,12 +92,12 @@ async def test_every_reply_of_a_limited_key_says_its_rates() -> None:
 
 
 async def test_keys_do_not_share_a_rate() -> None:
-    gateway = House(rates=Rates(rpm=1))
+    gateway = GatewayStandIn(rates=Rates(rpm=1))
     keys = [gateway.add_key("one1"), gateway.add_key("two2")]
     assert [(await post(gateway, key)).status_code for key in keys * 2] == [200, 200, 429, 429]
 
 
-async def together(gateway: House, keys: list[str], **more: Any) -> list[int]:
+async def together(gateway: GatewayStandIn, keys: list[str], **more: Any) -> list[int]:
     """Statuses of requests that run at the same time."""
     release, running = asyncio.Event(), []
 
@@ -115,14 +115,14 @@ async def together(gateway: House, keys: list[str], **more: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_key_has_its_concurrency(gateway: House, stream: bool) -> None:
+async def test_a_key_has_its_concurrency(gateway: GatewayStandIn, stream: bool) -> None:
     key = gateway.add_key("two2", concurrency=2)
     for _ in range(2):
         assert await together(gateway, [key] * 3, stream=stream) == [200, 200, 429]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_whoever_knows_the_end_may_ask_again(gateway: House, stream: bool) -> None:
+async def test_whoever_knows_the_end_may_ask_again(gateway: GatewayStandIn, stream: bool) -> None:
     key = gateway.add_key("one1", concurrency=1)
     again: list[int] = []
 
@@ -142,14 +142,14 @@ async def test_whoever_knows_the_end_may_ask_again(gateway: House, stream: bool)
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_process_has_its_size(stream: bool) -> None:
-    gateway = House(rates=Rates(running=2))
+    gateway = GatewayStandIn(rates=Rates(running=2))
     keys = [gateway.add_key("one1"), gateway.add_key("two2"), gateway.add_key("three3")]
     for _ in range(2):
         assert await together(gateway, keys, stream=stream) == [200, 200, 503]
 
 
 async def test_a_run_that_cannot_start_gives_its_place_back() -> None:
-    gateway = House(rates=Rates(running=1))
+    gateway = GatewayStandIn(rates=Rates(running=1))
     key = gateway.add_key()
     gateway.runs.refusal = StoreUnavailable()
     for stream in (False, True):
@@ -158,7 +158,7 @@ async def test_a_run_that_cannot_start_gives_its_place_back() -> None:
     assert (await post(gateway, key)).status_code == 200
 
 
-async def test_nothing_is_counted_for_a_bad_request(gateway: House) -> None:
+async def test_nothing_is_counted_for_a_bad_request(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("slow", rpm=1)
     assert (await post(gateway, key, n=2)).status_code == 400
     assert (await post(gateway, key)).status_code == 200

@@ -11,8 +11,8 @@ import pytest
 
 from app.core.plan.arms import tier_for
 from app.gateway.http.auth import mint
-from app.process.wiring import House
-from tests.harness.in_process import calling, ended_row, open_house, order, plan_text, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import calling, ended_row, order, plan_text, pool_text, running_service
 from tests.stubs import Hang, ProviderStub, Reply
 
 SWITCH = '\n[evaluation]\narms = true\nconductors = ["gamma"]\n'
@@ -21,8 +21,8 @@ LEASE = {"BATON_LEASE_SECONDS": "0.6"}
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub) + SWITCH) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub) + SWITCH) as running:
         yield running
 
 
@@ -70,7 +70,7 @@ async def test_a_random_plan_is_drawn_anew_for_each_run_and_is_valid(client: htt
     assert len({str(shape(run)) for run in runs}) > 1
 
 
-async def test_arms_are_listed_and_described(client: httpx.AsyncClient, opened: House) -> None:
+async def test_arms_are_listed_and_described(client: httpx.AsyncClient, opened: Runtime) -> None:
     listed = {model["id"]: model["baton"] for model in (await client.get("/v1/models")).json()["data"]}
     assert {"baton-ultra:single:beta", "baton-ultra:conductor:gamma", "baton-mini:random"} < set(listed)
     arm = listed["baton-ultra:single:beta"]
@@ -79,7 +79,7 @@ async def test_arms_are_listed_and_described(client: httpx.AsyncClient, opened: 
     assert (await client.get("/v1/models/baton-ultra:sc:3:beta")).json()["id"] == "baton-ultra:sc:3:beta"
 
 
-async def test_a_key_has_the_arms_of_its_own_tiers_alone(opened: House) -> None:
+async def test_a_key_has_the_arms_of_its_own_tiers_alone(opened: Runtime) -> None:
     key, row = mint(opened.gateway.pepper, tenant="acme", name="mini", scopes=["runs:write"], now=0.0)
     row = replace(row, tiers=frozenset({"baton-mini"}))
     await opened.gateway.store.add_key(row)
@@ -102,14 +102,14 @@ async def test_a_shape_that_does_not_fit_is_refused_instead_of_cut(client: httpx
 async def test_whoever_takes_a_run_over_goes_on_with_its_arm(stub: ProviderStub, tmp_path: Path) -> None:
     """The plan of a lost driver is made again by the arm's conductor, not by the tier's."""
     stub.script("gamma", Hang())
-    async with open_house(tmp_path, pool_text(stub) + SWITCH, LEASE, dispatches=False) as first:
+    async with running_service(tmp_path, pool_text(stub) + SWITCH, LEASE, dispatches=False) as first:
         arm = tier_for(first.pool.catalog(), CONDUCTED)
         assert arm is not None
         driven = await first.runs.start(replace(order(first, "baton-ultra"), tier=arm, model=CONDUCTED))
         await stub.wait_for(1, "gamma")
     stub.clear()
     stub.script("gamma", Reply(chunks=(plan_text((0, "Do it.", ["user"])),)))
-    async with open_house(tmp_path, pool_text(stub) + SWITCH, LEASE) as second:
-        row = await ended_row(second.means.store, driven.run)
+    async with running_service(tmp_path, pool_text(stub) + SWITCH, LEASE) as second:
+        row = await ended_row(second.context.store, driven.run)
         assert (row.state, row.degraded) == ("succeeded", False)
     assert not stub.of("planner")

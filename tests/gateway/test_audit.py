@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.harness.stand_ins import TEXTS, House, row_of
+from tests.harness.stand_ins import TEXTS, GatewayStandIn, row_of
 
 
-async def get(gateway: House, key: str, path: str, status: int = 200) -> dict[str, Any]:
+async def get(gateway: GatewayStandIn, key: str, path: str, status: int = 200) -> dict[str, Any]:
     async with gateway.client(key) as client:
         reply = await client.get(path)
     assert reply.status_code == status, reply.text
@@ -16,7 +16,7 @@ async def get(gateway: House, key: str, path: str, status: int = 200) -> dict[st
     return body
 
 
-async def test_pages_give_every_run_once(gateway: House, key: str) -> None:
+async def test_pages_give_every_run_once(gateway: GatewayStandIn, key: str) -> None:
     gateway.store.rows = [row_of(f"run_{n:02}", "acme", 1e9 + n // 3) for n in range(25)]
     gateway.store.rows += [row_of("run_x", "other")]
     seen: list[str] = []
@@ -31,7 +31,7 @@ async def test_pages_give_every_run_once(gateway: House, key: str) -> None:
     assert seen == [f"run_{n:02}" for n in reversed(range(25))]
 
 
-async def test_filters_reach_the_store(gateway: House, key: str) -> None:
+async def test_filters_reach_the_store(gateway: GatewayStandIn, key: str) -> None:
     since = "2026-09-01T00:00:00Z"
     await get(
         gateway,
@@ -46,7 +46,7 @@ async def test_filters_reach_the_store(gateway: House, key: str) -> None:
     assert query.limit == 21
 
 
-async def test_an_offset_of_time_is_kept(gateway: House, key: str) -> None:
+async def test_an_offset_of_time_is_kept(gateway: GatewayStandIn, key: str) -> None:
     for written in ("2026-09-01T02:00:00%2B02:00", "2026-09-01T02:00:00+02:00", "2026-09-01T00:00:00"):
         await get(gateway, key, f"/v1/runs?since={written}")
     assert {query.since for query in gateway.store.queries} == {1788220800.0}
@@ -77,14 +77,14 @@ async def test_an_offset_of_time_is_kept(gateway: House, key: str) -> None:
     ],
 )
 async def test_a_bad_query_is_a_400_that_names_the_parameter(
-    gateway: House, key: str, query: str, param: str | None
+    gateway: GatewayStandIn, key: str, query: str, param: str | None
 ) -> None:
     error = (await get(gateway, key, f"/v1/runs?{query}", 400))["error"]
     assert error["param"] == param
     assert "canary" not in error["message"]
 
 
-async def test_a_run_explains_itself(gateway: House, key: str) -> None:
+async def test_a_run_explains_itself(gateway: GatewayStandIn, key: str) -> None:
     run = await get(gateway, key, "/v1/runs/run_mine")
     assert (run["id"], run["state"], run["topology"]) == ("run_mine", "succeeded", "chain")
     assert run["labels"] == ["phi"]
@@ -106,11 +106,11 @@ async def test_a_run_explains_itself(gateway: House, key: str) -> None:
     assert not any(text in str(run) for text in TEXTS.values())
 
 
-async def test_the_id_of_a_completion_names_its_run(gateway: House, key: str) -> None:
+async def test_the_id_of_a_completion_names_its_run(gateway: GatewayStandIn, key: str) -> None:
     assert (await get(gateway, key, "/v1/runs/chatcmpl-run_mine"))["id"] == "run_mine"
 
 
-async def test_events_come_in_pages(gateway: House, key: str) -> None:
+async def test_events_come_in_pages(gateway: GatewayStandIn, key: str) -> None:
     seen: list[int] = []
     path = "/v1/runs/run_mine/events?limit=5"
     while path:
@@ -123,7 +123,7 @@ async def test_events_come_in_pages(gateway: House, key: str) -> None:
     assert every["data"][-1]["kind"] == "run.succeeded"
 
 
-async def test_a_step_shows_what_its_worker_saw(gateway: House, key: str) -> None:
+async def test_a_step_shows_what_its_worker_saw(gateway: GatewayStandIn, key: str) -> None:
     first = await get(gateway, key, "/v1/runs/run_mine/steps/0")
     question = {"role": "user", "content": [{"type": "text", "text": "What is 2 + 2?"}]}
     assert first["messages"][0] == question
@@ -136,7 +136,7 @@ async def test_a_step_shows_what_its_worker_saw(gateway: House, key: str) -> Non
     assert (last["subtask"], last["output"]) == ("Answer.", "Four.")
 
 
-async def test_erased_content_is_said_to_be_erased(gateway: House, key: str) -> None:
+async def test_erased_content_is_said_to_be_erased(gateway: GatewayStandIn, key: str) -> None:
     gateway.store.shelf = {}
     step = await get(gateway, key, "/v1/runs/run_mine/steps/1")
     assert step["erased"] is True
@@ -145,5 +145,5 @@ async def test_erased_content_is_said_to_be_erased(gateway: House, key: str) -> 
 
 
 @pytest.mark.parametrize("n", ["2", "-1", "x", "0.5", "٣", "1" * 50])
-async def test_a_step_that_is_none(gateway: House, key: str, n: str) -> None:
+async def test_a_step_that_is_none(gateway: GatewayStandIn, key: str, n: str) -> None:
     await get(gateway, key, f"/v1/runs/run_mine/steps/{n}", 404)

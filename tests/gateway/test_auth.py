@@ -11,7 +11,7 @@ import pytest
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.gateway.http.auth import adopt, digest, mint
 from app.gateway.openapi.docs_page import ASSETS
-from tests.harness.stand_ins import CALLER, PEPPER, SECRET, House, api_routes, ask
+from tests.harness.stand_ins import CALLER, PEPPER, SECRET, GatewayStandIn, api_routes, ask
 
 OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", *(f"/docs/{name}" for name in ASSETS)}
 NEEDS = {
@@ -46,7 +46,7 @@ EXAMPLES = {"model": "baton-mini", "run": "run_mine", "response": "resp_run_mine
 
 def closed_routes() -> Iterator[tuple[str, str]]:
     """Every route of the application that is not open to everybody, from the route table."""
-    for route in api_routes(House().app.routes):
+    for route in api_routes(GatewayStandIn().app.routes):
         for method in sorted((route.methods or set()) - {"HEAD"}):  # a GET without its body
             if route.path not in OPEN:
                 yield method, route.path
@@ -75,7 +75,7 @@ STRANGERS = {
 
 
 @pytest.fixture
-def gateway(gateway: House) -> House:
+def gateway(gateway: GatewayStandIn) -> GatewayStandIn:
     """With keys that were good once."""
     gateway.add_key()
     gateway.add_key("revoked", revoked_at=1.0)
@@ -92,7 +92,7 @@ def said(reply: httpx.Response) -> str:
     return error["code"] if "code" in error else CODES[error["type"]]
 
 
-async def knock(gateway: House, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+async def knock(gateway: GatewayStandIn, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
     url = re.sub(r"\{(\w+)(?::path)?\}", lambda found: EXAMPLES[found[1]], path)
     sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with gateway.client() as client:
@@ -106,7 +106,7 @@ def test_the_table_names_every_closed_route() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_strangers_are_all_alike(gateway: House, method: str, path: str) -> None:
+async def test_strangers_are_all_alike(gateway: GatewayStandIn, method: str, path: str) -> None:
     nobody = await knock(gateway, method, path, {})
     for (stranger, key), (spelling, header) in product(STRANGERS.items(), SPELLINGS.items()):
         reply = await knock(gateway, method, path, header(key))
@@ -118,14 +118,14 @@ async def test_strangers_are_all_alike(gateway: House, method: str, path: str) -
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_a_key_with_the_scopes_gets_in(gateway: House, method: str, path: str) -> None:
+async def test_a_key_with_the_scopes_gets_in(gateway: GatewayStandIn, method: str, path: str) -> None:
     key = gateway.add_key("exact", scopes=sorted(NEEDS[method, path]))
     for spelling, header in SPELLINGS.items():
         assert (await knock(gateway, method, path, header(key))).status_code == 200, spelling
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if NEEDS[route]])
-async def test_each_scope_is_needed(gateway: House, method: str, path: str) -> None:
+async def test_each_scope_is_needed(gateway: GatewayStandIn, method: str, path: str) -> None:
     for missing in NEEDS[method, path]:
         key = gateway.add_key(f"no{missing.replace(':', '')}", scopes=sorted(set(CALLER) - {missing}))
         reply = await knock(gateway, method, path, {"x-api-key": key})
@@ -134,7 +134,7 @@ async def test_each_scope_is_needed(gateway: House, method: str, path: str) -> N
 
 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "{run}" in route[1]])
-async def test_another_tenants_run_is_not_there(gateway: House, method: str, path: str) -> None:
+async def test_another_tenants_run_is_not_there(gateway: GatewayStandIn, method: str, path: str) -> None:
     key, admin = gateway.add_key("other1", tenant="else"), gateway.add_key("root", tenant="ops", scopes=["admin"])
     foreign = await knock(gateway, method, path, {"x-api-key": key})
     absent = await knock(gateway, method, path.replace("{run}", "run_none"), {"x-api-key": key})
@@ -152,7 +152,7 @@ async def test_another_tenants_run_is_not_there(gateway: House, method: str, pat
         [("authorization", "good")],
     ],
 )
-async def test_headers_that_disagree_are_nobody(gateway: House, headers: list[tuple[str, str]]) -> None:
+async def test_headers_that_disagree_are_nobody(gateway: GatewayStandIn, headers: list[tuple[str, str]]) -> None:
     good = f"bt_caller_{SECRET}"
     sent = [(name, value.replace("good", good)) for name, value in headers]
     async with gateway.client() as client:
@@ -161,7 +161,7 @@ async def test_headers_that_disagree_are_nobody(gateway: House, headers: list[tu
 
 @pytest.mark.parametrize("fault", [StoreUnavailable(), OSError("no route"), TimeoutError()])
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_a_store_that_is_down_is_a_503(gateway: House, method: str, path: str, fault: Exception) -> None:
+async def test_a_store_that_is_down_is_a_503(gateway: GatewayStandIn, method: str, path: str, fault: Exception) -> None:
     gateway.store.fault = fault
     reply = await knock(gateway, method, path, {"x-api-key": f"bt_caller_{SECRET}"})
     assert reply.status_code == 503
@@ -170,7 +170,7 @@ async def test_a_store_that_is_down_is_a_503(gateway: House, method: str, path: 
     assert (await knock(gateway, method, path, {"x-api-key": f"bt_caller_{SECRET}"})).status_code == 200
 
 
-async def test_lookups_are_remembered_for_five_seconds_and_no_longer(gateway: House) -> None:
+async def test_lookups_are_remembered_for_five_seconds_and_no_longer(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("fleeting")
     row = gateway.store.key_rows["fleeting"]
     for _ in range(3):
@@ -186,7 +186,7 @@ async def test_lookups_are_remembered_for_five_seconds_and_no_longer(gateway: Ho
     assert gateway.store.lookups == 3
 
 
-async def test_a_remembered_key_expires_all_the_same(gateway: House) -> None:
+async def test_a_remembered_key_expires_all_the_same(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("mortal", expires_at=gateway.seconds + 1)
     assert (await knock(gateway, "GET", "/v1/models", {"x-api-key": key})).status_code == 200
     gateway.seconds += 1

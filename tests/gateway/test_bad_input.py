@@ -12,7 +12,7 @@ import pytest
 
 from app.gateway.http.ingress import Bounds
 from tests.harness.bad_bodies import CANARY, LIMIT, RAW
-from tests.harness.stand_ins import House, ask
+from tests.harness.stand_ins import GatewayStandIn, ask
 
 STALL = 0.25
 """Seconds; `python -m tests.bench` has the figure on a quiet machine, and its budget of 0.1."""
@@ -191,7 +191,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
-async def send(gateway: House, key: str, body: bytes, **headers: str) -> httpx.Response:
+async def send(gateway: GatewayStandIn, key: str, body: bytes, **headers: str) -> httpx.Response:
     async with gateway.client(key) as client:
         sent = {"content-type": "application/json"} | headers
         return await client.post("/v1/chat/completions", content=body, headers=sent)
@@ -236,7 +236,7 @@ async def watched() -> AsyncIterator[list[float]]:
         watcher.cancel()
 
 
-async def stalls(gateway: House, key: str, body: bytes) -> tuple[httpx.Response, float]:
+async def stalls(gateway: GatewayStandIn, key: str, body: bytes) -> tuple[httpx.Response, float]:
     """The reply, and the best of up to six longest stalls: caches and clocks are shared with others, too."""
     best = 1e9
     for _ in range(6):
@@ -249,7 +249,7 @@ async def stalls(gateway: House, key: str, body: bytes) -> tuple[httpx.Response,
 
 
 @pytest.mark.parametrize("name", RAW)
-async def test_bytes_that_are_no_request(gateway: House, key: str, name: str) -> None:
+async def test_bytes_that_are_no_request(gateway: GatewayStandIn, key: str, name: str) -> None:
     reply, stall = await stalls(gateway, key, RAW[name])
     error = check(reply, 400)
     assert error["type"] == "invalid_request_error"
@@ -257,7 +257,7 @@ async def test_bytes_that_are_no_request(gateway: House, key: str, name: str) ->
     assert gateway.runs.orders == []
 
 
-async def test_others_get_turns_while_a_large_body_is_read(gateway: House, key: str) -> None:
+async def test_others_get_turns_while_a_large_body_is_read(gateway: GatewayStandIn, key: str) -> None:
     turns = []
     for body in (b'{"user":5}', RAW["many mixed escapes"]):
         async with watched() as seen:
@@ -266,13 +266,13 @@ async def test_others_get_turns_while_a_large_body_is_read(gateway: House, key: 
     assert turns[1] >= turns[0] + 5
 
 
-async def test_schemas_may_have_16_levels(gateway: House, key: str) -> None:
+async def test_schemas_may_have_16_levels(gateway: GatewayStandIn, key: str) -> None:
     body = by_schema(nested(16)) | {"tools": [offer("f", parameters=nested(16))]}
     assert (await send(gateway, key, json.dumps(body).encode())).status_code == 200
 
 
 @pytest.mark.parametrize("shift", range(6))
-async def test_escapes_across_slices_hide_no_key(gateway: House, key: str, shift: int) -> None:
+async def test_escapes_across_slices_hide_no_key(gateway: GatewayStandIn, key: str, shift: int) -> None:
     """The body is longer than one slice of the scan, whose cut falls on every place of the escapes."""
     content = "x" * shift + '\\":{,[\\\\' * 180_000
     assert (await send(gateway, key, json.dumps(ask(content)).encode())).status_code == 200
@@ -282,7 +282,9 @@ async def test_escapes_across_slices_hide_no_key(gateway: House, key: str, shift
 
 @pytest.mark.parametrize("colon", [b":", b"\\u003a", b"\\u003A", b"\\\\u003a", b"u003a"])
 @pytest.mark.parametrize("length", [1, 50_000])
-async def test_colons_in_strings_hide_no_key_and_make_none(gateway: House, key: str, colon: bytes, length: int) -> None:
+async def test_colons_in_strings_hide_no_key_and_make_none(
+    gateway: GatewayStandIn, key: str, colon: bytes, length: int
+) -> None:
     """Whether a body is short enough for its colons to be counted where they stand, or not."""
     asked = ask("?" * length, metadata={"~": "~~"})
     body = json.dumps(asked).encode().replace(b"~", colon)
@@ -292,7 +294,7 @@ async def test_colons_in_strings_hide_no_key_and_make_none(gateway: House, key: 
 
 
 @pytest.mark.parametrize("name", FIELDS)
-async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> None:
+async def test_fields_that_are_wrong(gateway: GatewayStandIn, key: str, name: str) -> None:
     body, param = FIELDS[name]
     reply, stall = await stalls(gateway, key, json.dumps(body).encode())
     error = check(reply, 400)
@@ -301,20 +303,20 @@ async def test_fields_that_are_wrong(gateway: House, key: str, name: str) -> Non
     assert gateway.runs.orders == []
 
 
-async def test_an_unknown_model_is_a_404(gateway: House, key: str) -> None:
+async def test_an_unknown_model_is_a_404(gateway: GatewayStandIn, key: str) -> None:
     error = check(await send(gateway, key, json.dumps(ask() | {"model": CANARY}).encode()), 404)
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 31_000_000])
-async def test_a_large_body_is_refused_unread(gateway: House, key: str, size: int) -> None:
+async def test_a_large_body_is_refused_unread(gateway: GatewayStandIn, key: str, size: int) -> None:
     body = b'{"user":"' + b"a" * size + b'"}'
     reply, stall = await stalls(gateway, key, body)
     assert check(reply, 413)["code"] == "request_too_large"
     assert stall < STALL
 
 
-async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: House, key: str) -> None:
+async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway: GatewayStandIn, key: str) -> None:
     sent = 0
 
     async def endless() -> Any:
@@ -330,7 +332,7 @@ async def test_a_large_body_of_unknown_length_is_refused_while_it_comes(gateway:
 
 
 async def test_a_body_that_does_not_come_is_given_up_on() -> None:
-    gateway = House(bounds=Bounds(seconds=0.05))
+    gateway = GatewayStandIn(bounds=Bounds(seconds=0.05))
     key = gateway.add_key()
     async with gateway.served() as url:
         host, port = url.removeprefix("http://").split(":")
@@ -352,12 +354,12 @@ async def test_a_body_that_does_not_come_is_given_up_on() -> None:
         {"content-type": "application/json; charset=utf-16"},
     ],
 )
-async def test_other_media_are_a_415(gateway: House, key: str, headers: dict[str, str]) -> None:
+async def test_other_media_are_a_415(gateway: GatewayStandIn, key: str, headers: dict[str, str]) -> None:
     check(await send(gateway, key, b"{}", **headers), 415)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=UTF-8", "application/x+json"])
-async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: str) -> None:
+async def test_json_by_any_of_its_names_is_read(gateway: GatewayStandIn, key: str, kind: str) -> None:
     reply = await send(
         gateway, key, json.dumps(ask()).encode(), **{"content-type": kind, "content-encoding": "identity"}
     )
@@ -382,12 +384,14 @@ async def test_json_by_any_of_its_names_is_read(gateway: House, key: str, kind: 
         ("POST", "/chat/completions", 404),
     ],
 )
-async def test_other_routes_and_methods(gateway: House, key: str, method: str, path: str, status: int) -> None:
+async def test_other_routes_and_methods(gateway: GatewayStandIn, key: str, method: str, path: str, status: int) -> None:
     async with gateway.client(key) as client:
         check(await client.request(method, path), status)
 
 
-async def test_a_bug_is_a_500_that_tells_nothing(gateway: House, key: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_a_500_that_tells_nothing(
+    gateway: GatewayStandIn, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
     gateway.store.fault = RuntimeError(CANARY)
     async with gateway.client(key) as client:
         reply = await client.get("/v1/runs", headers={"x-request-id": "mine-1"})
@@ -401,7 +405,7 @@ async def test_a_bug_is_a_500_that_tells_nothing(gateway: House, key: str, caplo
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 129, "-", "a\tb"])
-async def test_a_strange_request_id_is_replaced(gateway: House, given: str) -> None:
+async def test_a_strange_request_id_is_replaced(gateway: GatewayStandIn, given: str) -> None:
     async with gateway.client() as client:
         reply = await client.get("/healthz", headers={"x-request-id": given})
     assert reply.headers["x-request-id"].startswith("req_")

@@ -5,7 +5,7 @@ import pytest
 
 from app.errors import ConfigInvalid, StoreUnavailable
 from app.process.config.settings import read
-from tests.harness.stand_ins import House, ask
+from tests.harness.stand_ins import GatewayStandIn, ask
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {
@@ -14,20 +14,20 @@ PREFLIGHT = {
 }
 
 
-def opened(*origins: str) -> House:
-    return House(origins=frozenset(origins))
+def opened(*origins: str) -> GatewayStandIn:
+    return GatewayStandIn(origins=frozenset(origins))
 
 
-async def preflight(house: House, origin: str, path: str = "/v1/chat/completions") -> httpx.Response:
-    async with house.client() as client:
+async def preflight(stand_in: GatewayStandIn, origin: str, path: str = "/v1/chat/completions") -> httpx.Response:
+    async with stand_in.client() as client:
         return await client.options(path, headers=PREFLIGHT | {"origin": origin})
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/runs/x", "/v1/whatever"])
 async def test_a_preflight_needs_no_key_and_no_store(path: str) -> None:
-    house = opened(PAGE)
-    house.store.fault = StoreUnavailable()
-    reply = await preflight(house, PAGE, path)
+    stand_in = opened(PAGE)
+    stand_in.store.fault = StoreUnavailable()
+    reply = await preflight(stand_in, PAGE, path)
     assert reply.status_code == 204
     assert reply.headers["access-control-allow-origin"] == PAGE
     assert "POST" in reply.headers["access-control-allow-methods"]
@@ -36,16 +36,16 @@ async def test_a_preflight_needs_no_key_and_no_store(path: str) -> None:
     assert "*" in allowed
     assert int(reply.headers["access-control-max-age"]) > 0
     assert "x-request-id" in reply.headers
-    assert house.store.lookups == 0
+    assert stand_in.store.lookups == 0
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", PAGE + ".evil.example", "http://app.example.com", "null"])
 async def test_another_origin_is_told_nothing(origin: str) -> None:
-    house = opened(PAGE)
-    reply = await preflight(house, origin)
+    stand_in = opened(PAGE)
+    reply = await preflight(stand_in, origin)
     assert not [name for name in reply.headers if name.startswith("access-control")]
     assert origin not in str(reply.headers)
-    async with house.client(house.add_key()) as client:
+    async with stand_in.client(stand_in.add_key()) as client:
         reply = await client.get("/v1/models", headers={"origin": origin})
     assert reply.status_code == 200
     assert not [name for name in reply.headers if name.startswith("access-control")]
@@ -54,8 +54,8 @@ async def test_another_origin_is_told_nothing(origin: str) -> None:
 
 @pytest.mark.parametrize(("status", "path"), [(200, "/v1/models"), (404, "/v1/nothing"), (405, "/v1/chat/completions")])
 async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: str) -> None:
-    house = opened(PAGE, "https://other.example")
-    async with house.client(house.add_key()) as client:
+    stand_in = opened(PAGE, "https://other.example")
+    async with stand_in.client(stand_in.add_key()) as client:
         reply = await client.get(path, headers={"origin": PAGE})
     assert reply.status_code == status
     assert reply.headers["access-control-allow-origin"] == PAGE
@@ -64,14 +64,14 @@ async def test_a_page_may_read_every_reply_and_its_headers(status: int, path: st
 
 
 async def test_errors_and_streams_too_are_for_the_page() -> None:
-    house = opened("*")
-    async with house.client() as client:
+    stand_in = opened("*")
+    async with stand_in.client() as client:
         stranger = await client.post("/v1/chat/completions", json=ask(), headers={"origin": PAGE})
     assert stranger.status_code == 401
     assert stranger.headers["access-control-allow-origin"] == "*"
-    async with house.client(house.add_key()) as client:
+    async with stand_in.client(stand_in.add_key()) as client:
         stream = await client.post("/v1/chat/completions", json=ask(stream=True), headers={"origin": PAGE})
-        house.store.fault = RuntimeError()
+        stand_in.store.fault = RuntimeError()
         broken = await client.get("/v1/runs", headers={"origin": PAGE})
     assert (stream.status_code, broken.status_code) == (200, 500)
     for reply in (stranger, stream, broken):
@@ -81,14 +81,14 @@ async def test_errors_and_streams_too_are_for_the_page() -> None:
         assert reply.headers["openai-processing-ms"].isdigit()
 
 
-async def test_without_origins_nothing_is_said(gateway: House) -> None:
+async def test_without_origins_nothing_is_said(gateway: GatewayStandIn) -> None:
     reply = await preflight(gateway, PAGE)
     assert reply.status_code == 204
     assert reply.headers["allow"] == "OPTIONS, POST"
     assert not [name for name in reply.headers if name.startswith("access-control") or name == "vary"]
 
 
-async def test_options_lists_the_methods_and_head_is_a_get_without_its_body(gateway: House, key: str) -> None:
+async def test_options_lists_the_methods_and_head_is_a_get_without_its_body(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.served() as url, httpx.AsyncClient(base_url=url, headers={"x-api-key": key}) as client:
         assert (await client.options("/v1/models")).headers["allow"] == "GET, HEAD, OPTIONS"
         assert (await client.options("/v1/nothing")).status_code == 404

@@ -14,14 +14,14 @@ from app.engine.delivery.messages import Noted, Said, Told
 from app.engine.runs.request import Order
 from app.errors import Overloaded, PlanRejected, RunFailed, StoreUnavailable
 from app.gateway.http.context import Rates
-from tests.harness.stand_ins import House, ask, ended, say_four
+from tests.harness.stand_ins import GatewayStandIn, ask, ended, say_four
 from tests.harness.waiting import until
 
 GAP_SECONDS = 0.001
 """The pause between two pieces of an answer that nobody reads."""
 
 
-async def post(gateway: House, key: str, body: dict[str, Any]) -> httpx.Response:
+async def post(gateway: GatewayStandIn, key: str, body: dict[str, Any]) -> httpx.Response:
     async with gateway.client(key) as client:
         return await client.post("/v1/chat/completions", json=body)
 
@@ -36,7 +36,7 @@ def chunks(reply: httpx.Response) -> list[dict[str, Any]]:
     return [orjson.loads(one) for one in data]
 
 
-async def test_a_reply_is_a_chat_completion(gateway: House, key: str) -> None:
+async def test_a_reply_is_a_chat_completion(gateway: GatewayStandIn, key: str) -> None:
     reply = await post(gateway, key, ask())
     assert reply.status_code == 200, reply.text
     assert reply.headers["x-baton-run"] == "run_0"
@@ -56,7 +56,7 @@ async def test_a_reply_is_a_chat_completion(gateway: House, key: str) -> None:
     assert [step["worker"] for step in body["baton"]["steps"]] == ["alpha", "alpha"]
 
 
-async def test_usage_keeps_both_identities(gateway: House, key: str) -> None:
+async def test_usage_keeps_both_identities(gateway: GatewayStandIn, key: str) -> None:
     body = (await post(gateway, key, ask())).json()
     usage, total = body["usage"], body["baton"]["usage"]
     rest_in = usage["prompt_tokens_details"]["orchestration_input_tokens"]
@@ -69,7 +69,7 @@ async def test_usage_keeps_both_identities(gateway: House, key: str) -> None:
     assert total["estimated"] is False
 
 
-async def test_a_stream_is_exactly_these_frames(gateway: House, key: str) -> None:
+async def test_a_stream_is_exactly_these_frames(gateway: GatewayStandIn, key: str) -> None:
     reply = await post(gateway, key, ask(stream=True))
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.headers["cache-control"] == "no-cache, no-transform"
@@ -94,7 +94,7 @@ async def test_a_stream_is_exactly_these_frames(gateway: House, key: str) -> Non
         assert "usage" not in chunk
 
 
-async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: House, key: str) -> None:
+async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: GatewayStandIn, key: str) -> None:
     reply = await post(gateway, key, ask(stream=True, stream_options={"include_usage": True}))
     *others, last = chunks(reply)
     assert all(chunk["usage"] is None for chunk in others)
@@ -104,7 +104,7 @@ async def test_usage_comes_in_a_last_chunk_if_asked_for(gateway: House, key: str
     assert frames(reply)[-1] == "id: 8\ndata: [DONE]"
 
 
-async def test_steps_are_told_on_empty_deltas(gateway: House, key: str) -> None:
+async def test_steps_are_told_on_empty_deltas(gateway: GatewayStandIn, key: str) -> None:
     async def script(order: Order, run: str, line: Mailbox[Told]) -> None:
         assert order.stream_steps
         line.put(Noted("step.done", {"n": 0, "chars": 3}))
@@ -119,7 +119,7 @@ async def test_steps_are_told_on_empty_deltas(gateway: House, key: str) -> None:
     assert noted["baton"] == {"event": "step.done", "n": 0, "chars": 3}
 
 
-async def test_a_failed_run_is_an_error_reply(gateway: House, key: str) -> None:
+async def test_a_failed_run_is_an_error_reply(gateway: GatewayStandIn, key: str) -> None:
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
         line.put(ended(run, "", RunFailed(code="worker_refused")))
 
@@ -130,7 +130,7 @@ async def test_a_failed_run_is_an_error_reply(gateway: House, key: str) -> None:
     assert reply.headers["x-baton-run"] == "run_0"
 
 
-async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: House, key: str) -> None:
+async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: GatewayStandIn, key: str) -> None:
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
         line.put(Said("Fo"))
         line.put(ended(run, "", RunFailed()))
@@ -153,7 +153,7 @@ async def test_an_error_after_the_first_byte_is_an_event_and_no_done(gateway: Ho
     ],
 )
 async def test_what_is_refused_before_admission_has_its_status(
-    gateway: House, key: str, stream: bool, refusal: Exception, status: int, code: str
+    gateway: GatewayStandIn, key: str, stream: bool, refusal: Exception, status: int, code: str
 ) -> None:
     gateway.runs.refusal = refusal  # type: ignore[assignment]
     reply = await post(gateway, key, ask(stream=stream))
@@ -166,7 +166,7 @@ async def test_what_is_refused_before_admission_has_its_status(
 
 
 async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
-    gateway = House(ping=0.05)
+    gateway = GatewayStandIn(ping=0.05)
     key = gateway.add_key()
 
     speaks, ends = asyncio.Event(), asyncio.Event()
@@ -197,7 +197,7 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_cancels_its_run(gateway: House, key: str, stream: bool) -> None:
+async def test_a_client_that_leaves_cancels_its_run(gateway: GatewayStandIn, key: str, stream: bool) -> None:
     async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
         await asyncio.Event().wait()
 
@@ -211,7 +211,7 @@ async def test_a_client_that_leaves_cancels_its_run(gateway: House, key: str, st
     assert gateway.runs.cancelled[0] == ("run_0", "client")
 
 
-async def test_the_first_frame_is_not_held_back(gateway: House, key: str) -> None:
+async def test_the_first_frame_is_not_held_back(gateway: GatewayStandIn, key: str) -> None:
     ends = asyncio.Event()
 
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
@@ -229,7 +229,7 @@ async def test_the_first_frame_is_not_held_back(gateway: House, key: str) -> Non
 
 
 async def test_a_run_that_never_ends_is_given_up_on() -> None:
-    gateway = House(grace=0.0)
+    gateway = GatewayStandIn(grace=0.0)
     key = gateway.add_key()
 
     async def script(_order: Order, _run: str, _line: Mailbox[Told]) -> None:
@@ -243,7 +243,7 @@ async def test_a_run_that_never_ends_is_given_up_on() -> None:
     assert [by for _, by in gateway.runs.cancelled] == ["client", "client"]
 
 
-async def test_everything_of_a_request_reaches_the_order(gateway: House, key: str) -> None:
+async def test_everything_of_a_request_reaches_the_order(gateway: GatewayStandIn, key: str) -> None:
     body = {
         "model": "mini",
         "messages": [
@@ -293,7 +293,7 @@ async def test_everything_of_a_request_reaches_the_order(gateway: House, key: st
     assert (order.tenant, order.key, order.ignored) == ("acme", "caller", ("n", "store"))
 
 
-async def test_a_key_narrows_what_its_requests_may_do(gateway: House) -> None:
+async def test_a_key_narrows_what_its_requests_may_do(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("tight", max_usd=50, labels=frozenset({"secret"}))
     assert (await post(gateway, key, ask(baton={"budget": {"usd": 1.0}, "labels": ["phi"]}))).status_code == 200
     [order] = gateway.runs.orders
@@ -306,13 +306,13 @@ async def test_a_key_narrows_what_its_requests_may_do(gateway: House) -> None:
 @pytest.mark.parametrize(
     ("asked", "got"), [(None, "medium"), ("none", "low"), ("minimal", "low"), ("high", "high"), ("max", "high")]
 )
-async def test_effort_goes_to_the_nearest_level(gateway: House, key: str, asked: str | None, got: str) -> None:
+async def test_effort_goes_to_the_nearest_level(gateway: GatewayStandIn, key: str, asked: str | None, got: str) -> None:
     await post(gateway, key, ask(reasoning_effort=asked))
     assert gateway.runs.orders[0].effort == got
 
 
 async def test_a_client_that_reads_nothing_holds_no_place() -> None:
-    gateway = House(grace=0.0, rates=Rates(running=1))
+    gateway = GatewayStandIn(grace=0.0, rates=Rates(running=1))
     key = gateway.add_key()
 
     async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:

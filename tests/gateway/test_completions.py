@@ -17,7 +17,7 @@ from app.gateway.wire.parameters import COMPLETIONS
 from app.gateway.wire.unsupported_routes import NOT_OFFERED
 from tests.harness.bad_bodies import CANARY, RAW
 from tests.harness.exact_replies import exactly
-from tests.harness.stand_ins import House
+from tests.harness.stand_ins import GatewayStandIn
 from tests.stubs import ProviderStub, Reply
 
 PROMPT: dict[str, Any] = {"model": "baton-mini", "prompt": "2 + 2 ="}
@@ -66,7 +66,7 @@ async def test_a_stream_says_the_same(client: httpx.AsyncClient) -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
 
 
-async def test_the_official_client(gateway: House, key: str) -> None:
+async def test_the_official_client(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         whole = await client.completions.create(model="mini", prompt="2 + 2 =")
         stream = await client.completions.create(model="mini", prompt=["2 + 2 ="], stream=True)
@@ -74,7 +74,7 @@ async def test_the_official_client(gateway: House, key: str) -> None:
     assert (whole.choices[0].text, text) == ("Four.", "Four.")
 
 
-async def test_everything_of_a_prompt_reaches_the_order(gateway: House, key: str) -> None:
+async def test_everything_of_a_prompt_reaches_the_order(gateway: GatewayStandIn, key: str) -> None:
     body = PROMPT | {"max_tokens": 5, "stop": "END", "user": "u", "echo": False, "n": 1, "baton": {"labels": ["phi"]}}
     async with gateway.client(key) as client:
         assert (await client.post("/v1/completions", json=body)).status_code == 200
@@ -99,7 +99,7 @@ async def test_everything_of_a_prompt_reaches_the_order(gateway: House, key: str
         *((PROMPT | {name: value}, name) for name, value in REFUSED.items()),
     ],
 )
-async def test_what_is_wrong_is_named(gateway: House, key: str, body: dict[str, Any], param: str) -> None:
+async def test_what_is_wrong_is_named(gateway: GatewayStandIn, key: str, body: dict[str, Any], param: str) -> None:
     async with gateway.client(key) as client:
         reply = await client.post("/v1/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
@@ -107,7 +107,7 @@ async def test_what_is_wrong_is_named(gateway: House, key: str, body: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["nan", "duplicate keys", "depth 900", "1e5 bad messages", "utf-16"])
-async def test_its_ingress_is_as_strict(gateway: House, key: str, name: str) -> None:
+async def test_its_ingress_is_as_strict(gateway: GatewayStandIn, key: str, name: str) -> None:
     async with gateway.client(key) as client:
         headers = {"content-type": "application/json"}
         reply = await client.post("/v1/completions", content=RAW[name], headers=headers)
@@ -116,7 +116,7 @@ async def test_its_ingress_is_as_strict(gateway: House, key: str, name: str) -> 
 
 
 @pytest.mark.parametrize("family", sorted(NOT_OFFERED))
-async def test_what_is_not_offered_is_refused_in_openais_shape(gateway: House, key: str, family: str) -> None:
+async def test_what_is_not_offered_is_refused_in_openais_shape(gateway: GatewayStandIn, key: str, family: str) -> None:
     """Whatever is sent, with a key or without one, and nothing of it is read."""
     async with gateway.client(key) as client, gateway.client() as stranger:
         replies = [
@@ -143,7 +143,7 @@ def test_every_family_of_the_official_client_is_served_or_told_of() -> None:
     assert found - apart - {"chat", "completions", "models", "responses"} <= set(NOT_OFFERED)
 
 
-async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: House, key: str) -> None:
+async def test_embeddings_are_not_offered_and_the_reply_says_so(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
         reply = await client.post("/v1/embeddings", json={"model": "baton-mini", "input": "x"})
     assert reply.status_code == 404

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.harness.bad_bodies import CANARY
-from tests.harness.stand_ins import House, ask, serving
+from tests.harness.stand_ins import GatewayStandIn, ask, serving
 from tests.harness.waiting import PATIENCE_SECONDS
 
 HEAD_SECONDS = 0.5
@@ -53,7 +53,7 @@ class Line:
 
 
 @pytest.fixture
-async def port(gateway: House) -> AsyncIterator[int]:
+async def port(gateway: GatewayStandIn) -> AsyncIterator[int]:
     async with serving(gateway.app, head_seconds=HEAD_SECONDS) as url:
         yield int(url.rpartition(":")[2])
 
@@ -101,7 +101,7 @@ async def test_bytes_that_are_no_http(line: Line, data: bytes) -> None:
     "chunks",
     [b"zz\r\n", b"5\r\nab\r\n0\r\n\r\n", b"ffffffffffffffffff\r\n", b"-1\r\n", b"1\r\n{}\r\n0\r\n\r\n", b"5 5\r\n"],
 )
-async def test_chunks_that_are_none(gateway: House, key: str, line: Line, chunks: bytes) -> None:
+async def test_chunks_that_are_none(gateway: GatewayStandIn, key: str, line: Line, chunks: bytes) -> None:
     await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
     await line.send(chunks)
     check(await line.reply(), 400)
@@ -109,7 +109,7 @@ async def test_chunks_that_are_none(gateway: House, key: str, line: Line, chunks
 
 
 @pytest.mark.parametrize("extension", [b"", b";" + b"x" * 4_000])
-async def test_a_body_of_single_bytes_is_read(gateway: House, key: str, line: Line, extension: bytes) -> None:
+async def test_a_body_of_single_bytes_is_read(gateway: GatewayStandIn, key: str, line: Line, extension: bytes) -> None:
     body = orjson.dumps(ask())
     head = POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n"
     chunks = b"".join(b"1%s\r\n%c\r\n" % (extension, byte) for byte in body)
@@ -118,7 +118,7 @@ async def test_a_body_of_single_bytes_is_read(gateway: House, key: str, line: Li
     assert status == 200, reply
 
 
-async def test_a_chunked_body_without_end_is_a_413(gateway: House, key: str, line: Line) -> None:
+async def test_a_chunked_body_without_end_is_a_413(gateway: GatewayStandIn, key: str, line: Line) -> None:
     await line.send(POST % key.encode() + b"transfer-encoding: chunked\r\n\r\n")
     for _ in range(9):
         await line.send(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
@@ -165,7 +165,7 @@ async def test_a_head_in_pieces_and_a_connection_that_is_kept(line: Line) -> Non
     assert (await line.reply())[0] == 200
 
 
-async def test_a_slow_run_is_not_a_slow_head(gateway: House, key: str, line: Line) -> None:
+async def test_a_slow_run_is_not_a_slow_head(gateway: GatewayStandIn, key: str, line: Line) -> None:
     async def script(order: Any, run: str, told: Any) -> None:
         await asyncio.sleep(1.5 * HEAD_SECONDS)
         gateway.runs.cancel(run, "test")

@@ -15,7 +15,7 @@ from tests.harness import callers
 from tests.harness.callers import listening, post
 from tests.harness.conversations import calling
 from tests.harness.exact_replies import exactly, published
-from tests.harness.stand_ins import House, ask
+from tests.harness.stand_ins import GatewayStandIn, ask
 from tests.stubs import ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall as Wanted
 
@@ -177,7 +177,7 @@ LOOKS = Tool("look", "", {"type": "object"})
         ),
     ],
 )
-async def test_choices(gateway: House, key: str, choice: Any, toolbox: Toolbox) -> None:
+async def test_choices(gateway: GatewayStandIn, key: str, choice: Any, toolbox: Toolbox) -> None:
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask(tools=[NOTE, LOOK], tool_choice=choice))
     assert reply.status_code == 200, reply.text
@@ -185,7 +185,7 @@ async def test_choices(gateway: House, key: str, choice: Any, toolbox: Toolbox) 
     assert (order.task.toolbox, order.ignored, order.wire["custom"]) == (toolbox, (), ["note"])
 
 
-async def test_a_history_with_calls_of_free_text(gateway: House, key: str) -> None:
+async def test_a_history_with_calls_of_free_text(gateway: GatewayStandIn, key: str) -> None:
     """Of whichever server; without tools, workers are told of them all the same."""
     call = {"id": "1", "type": "custom", "custom": {"name": "note", "input": "x"}, "index": 0}
     said = [{"role": "assistant", "content": None, "tool_calls": [call]}]

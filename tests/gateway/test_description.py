@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from app.gateway.wire.parameters import COMPLETIONS, PARAMETERS, RESPONSES
 from tests.harness.in_process import plan
-from tests.harness.stand_ins import House, api_routes
+from tests.harness.stand_ins import GatewayStandIn, api_routes
 from tests.stubs import Fail, ProviderStub, Reply, ToolCall
 
 CHAIN = plan(("alpha", "Think", ["user"]), ("beta", "Answer", ["user", 0]))
@@ -24,7 +24,7 @@ async def described(client: httpx.AsyncClient) -> dict[str, Any]:
     return document
 
 
-async def test_every_public_route_is_described(gateway: House) -> None:
+async def test_every_public_route_is_described(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         document = await described(client)
     assert document["openapi"] == "3.1.0"
@@ -36,7 +36,7 @@ async def test_every_public_route_is_described(gateway: House) -> None:
     assert not [path for path in document["paths"] if "admin" in path]
 
 
-async def test_every_operation_is_named_explained_and_typed(gateway: House) -> None:
+async def test_every_operation_is_named_explained_and_typed(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         document = await described(client)
     named = [*operations(document)]
@@ -64,7 +64,7 @@ def data_of_events(content: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-async def test_scopes_are_described(gateway: House) -> None:
+async def test_scopes_are_described(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         paths = (await described(client))["paths"]
     assert paths["/v1/chat/completions"]["post"]["security"] == [{"bearer": ["runs:write"]}, {"header": ["runs:write"]}]
@@ -79,7 +79,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             yield path, operation
 
 
-async def test_requests_are_described_by_the_tables_of_parameters(gateway: House) -> None:
+async def test_requests_are_described_by_the_tables_of_parameters(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         schemas = (await described(client))["components"]["schemas"]
     assert set(schemas["ChatRequest"]["properties"]) == set(PARAMETERS)

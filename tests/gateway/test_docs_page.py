@@ -7,17 +7,17 @@ import httpx
 import pytest
 
 from app.gateway.openapi.docs_page import ASSETS, FILES
-from tests.harness.stand_ins import House
+from tests.harness.stand_ins import GatewayStandIn
 
 
-async def get(house: House, path: str) -> httpx.Response:
-    async with house.client() as client:
+async def get(stand_in: GatewayStandIn, path: str) -> httpx.Response:
+    async with stand_in.client() as client:
         reply = await client.get(path)
     assert reply.status_code == 200
     return reply
 
 
-async def test_the_page_needs_no_key_and_names_nothing_elsewhere(gateway: House) -> None:
+async def test_the_page_needs_no_key_and_names_nothing_elsewhere(gateway: GatewayStandIn) -> None:
     page = await get(gateway, "/docs")
     assert page.headers["content-type"].startswith("text/html")
     loaded = re.findall(r'(?:src|href)="([^"]*)"', page.text)
@@ -28,7 +28,7 @@ async def test_the_page_needs_no_key_and_names_nothing_elsewhere(gateway: House)
     assert "<script>" not in page.text
 
 
-async def test_the_browser_is_told_to_load_nothing_from_elsewhere(gateway: House) -> None:
+async def test_the_browser_is_told_to_load_nothing_from_elsewhere(gateway: GatewayStandIn) -> None:
     policy = (await get(gateway, "/docs")).headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -38,7 +38,7 @@ async def test_the_browser_is_told_to_load_nothing_from_elsewhere(gateway: House
     assert allowed <= {"'none'", "'self'", "data:"}
 
 
-async def test_what_the_page_loads_is_there(gateway: House) -> None:
+async def test_what_the_page_loads_is_there(gateway: GatewayStandIn) -> None:
     for name, media_type in ASSETS.items():
         asset = await get(gateway, f"/docs/{name}")
         assert asset.headers["content-type"].startswith(media_type)
@@ -48,12 +48,12 @@ async def test_what_the_page_loads_is_there(gateway: House) -> None:
 
 
 @pytest.mark.parametrize("path", ["/docs/none.js", "/docs/../app.py", "/docs/LICENSE.txt", "/redoc"])
-async def test_no_other_file_is_served(gateway: House, path: str) -> None:
+async def test_no_other_file_is_served(gateway: GatewayStandIn, path: str) -> None:
     async with gateway.client() as client:
         assert (await client.get(path)).status_code == 404
 
 
-async def test_a_preview_by_head_has_no_body(gateway: House) -> None:
+async def test_a_preview_by_head_has_no_body(gateway: GatewayStandIn) -> None:
     async with gateway.served() as url, httpx.AsyncClient(base_url=url) as client:
         head, page = await client.head("/docs"), await client.get("/docs")
     assert (head.status_code, head.content) == (200, b"")

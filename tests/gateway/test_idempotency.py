@@ -11,17 +11,16 @@ import pytest
 
 from app.core.run.events import Kind
 from app.engine.runs import recovery
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from app.store.protocol import Once, RunQuery, RunRow
 from tests.harness.callers import body, calling, key_of, post, stream
-from tests.harness.in_process import ended_row, events, kinds, open_house, pool_text
-from tests.harness.stand_ins import House as StandIn
-from tests.harness.stand_ins import api_routes
+from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
+from tests.harness.stand_ins import GatewayStandIn, api_routes
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply
 
 
-async def ended(opened: House, run: str) -> RunRow:
+async def ended(opened: Runtime, run: str) -> RunRow:
     """The run's row once it has ended."""
     return await ended_row(opened.gateway.store, run)
 
@@ -35,11 +34,11 @@ async def leave(stub: ProviderStub, asking: Coroutine[Any, Any, Any]) -> None:
         await asked
 
 
-async def runs(opened: House) -> list[str]:
+async def runs(opened: Runtime) -> list[str]:
     return [row.id for row in await opened.gateway.store.runs(RunQuery())]
 
 
-async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, opened: House) -> None:
+async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: ProviderStub, opened: Runtime) -> None:
     async with calling(opened, await key_of(opened)) as client:
         first, again = [await post(client, body(), "one") for _ in range(2)]
         other, none = await post(client, body(), "two"), await post(client, body())
@@ -57,12 +56,12 @@ async def test_the_same_request_gets_the_same_bytes_and_costs_once(stub: Provide
 
 async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) -> None:
     asked = body(baton={"stream_steps": False})
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         key = await key_of(opened)
         async with calling(opened, key) as client:
             first = await post(client, asked, "one")
             streamed = await stream(client, asked, "two")
-    async with open_house(tmp_path, pool_text(stub)) as opened, calling(opened, key) as client:
+    async with running_service(tmp_path, pool_text(stub)) as opened, calling(opened, key) as client:
         again, streamed_again = await post(client, asked, "one"), await stream(client, asked, "two")
     assert again.headers["idempotent-replayed"] == "true"
     assert (first.status_code, first.content) == (again.status_code, again.content)
@@ -74,7 +73,7 @@ async def test_a_reply_outlives_its_process(stub: ProviderStub, tmp_path: Path) 
 async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them."""
     stub.always("alpha", Reply(first_delay=0.2))
-    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
         key = await key_of(one)
         async with calling(one, key) as here, calling(other, key) as there:
             replies = await asyncio.gather(*(post(client, body(), "one") for client in (here, there) * 6))
@@ -84,7 +83,7 @@ async def test_equal_requests_to_two_gateways_are_one_run(stub: ProviderStub, tm
     assert len(stub.requests) == 1
 
 
-async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, opened: House) -> None:
+async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderStub, opened: Runtime) -> None:
     async with calling(opened, await key_of(opened)) as client:
         await post(client, body(), "one")
         different = [
@@ -111,7 +110,7 @@ async def test_another_request_under_the_same_key_is_a_conflict(stub: ProviderSt
     assert len(stub.requests) == 1
 
 
-async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, opened: House) -> None:
+async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, opened: Runtime) -> None:
     names = [await key_of(opened, tenant) for tenant in ("acme", "acme", "other")]
     replies = []
     for name in names:
@@ -122,7 +121,7 @@ async def test_a_key_belongs_to_its_tenant(stub: ProviderStub, opened: House) ->
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, opened: House, streams: bool) -> None:
+async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, opened: Runtime, streams: bool) -> None:
     stub.always("*", Fail(status=500))
     async with calling(opened, await key_of(opened)) as client:
         first, again = [await post(client, body(stream=streams), "one") for _ in range(2)]
@@ -132,7 +131,7 @@ async def test_a_failed_run_fails_the_same_way_again(stub: ProviderStub, opened:
     assert len(await runs(opened)) == 1
 
 
-async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, opened: House) -> None:
+async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, opened: Runtime) -> None:
     async with calling(opened, await key_of(opened)) as client:
         refused = await post(client, body(baton={"labels": ["phi"]}), "one")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_eligible_worker")
@@ -140,7 +139,7 @@ async def test_what_was_refused_before_a_run_claims_nothing(stub: ProviderStub, 
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 256, "caf\xe9", "a\tb"])
-async def test_a_key_that_is_none_is_refused(opened: House, bad: str) -> None:
+async def test_a_key_that_is_none_is_refused(opened: Runtime, bad: str) -> None:
     async with calling(opened, await key_of(opened)) as client:
         headers = [(b"idempotency-key", bad.encode("latin-1"))]
         reply = await client.post("/v1/chat/completions", json=body(), headers=headers)
@@ -149,7 +148,7 @@ async def test_a_key_that_is_none_is_refused(opened: House, bad: str) -> None:
     assert await runs(opened) == []
 
 
-async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.6))
     async with calling(opened, await key_of(opened)) as client:
         await leave(stub, post(client, body(), "one"))
@@ -171,7 +170,7 @@ async def test_a_run_with_a_key_goes_on_without_its_client(stub: ProviderStub, o
 )
 @pytest.mark.parametrize("streams", [False, True])
 async def test_what_becomes_of_a_run_whose_client_leaves(
-    stub: ProviderStub, opened: House, policy: str | None, key: str | None, ends: str, streams: bool
+    stub: ProviderStub, opened: Runtime, policy: str | None, key: str | None, ends: str, streams: bool
 ) -> None:
     stub.always("alpha", Reply(first_delay=15.0 if ends == "cancelled" else 0.3))
     async with calling(opened, await key_of(opened)) as client:
@@ -185,7 +184,7 @@ async def test_what_becomes_of_a_run_whose_client_leaves(
     assert journal[0].body["on_disconnect"] == ("cancel" if ends == "cancelled" else "finish")
 
 
-async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: House) -> None:
+async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Reply(first_delay=0.5))
     async with calling(opened, await key_of(opened, concurrency=1)) as client:
         first = asyncio.create_task(post(client, body(), "one"))
@@ -196,7 +195,7 @@ async def test_a_replay_takes_no_place_of_its_key(stub: ProviderStub, opened: Ho
         assert (await post(client, body(), "two")).status_code == 200
 
 
-async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: House) -> None:
+async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: Runtime) -> None:
     async with calling(opened, await key_of(opened)) as client:
         first = await post(client, body(), "one")
         assert await opened.gateway.store.erase(first.headers["x-baton-run"])
@@ -205,7 +204,7 @@ async def test_erased_content_is_not_replayed(stub: ProviderStub, opened: House)
     assert len(stub.requests) == 1
 
 
-async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: House) -> None:
+async def test_a_run_is_heard_by_all_who_ask(stub: ProviderStub, opened: Runtime) -> None:
     stub.always("alpha", Reply(first_delay=0.4))
     async with calling(opened, await key_of(opened)) as client:
         heard = await asyncio.gather(*(stream(client, body(), "one") for _ in range(5)))
@@ -217,8 +216,8 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
     stub: ProviderStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "FORGET", 2)
-    async with open_house(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
-        store, now = opened.gateway.store, opened.means.now()
+    async with running_service(tmp_path, pool_text(stub), {"BATON_LEASE_SECONDS": "0.5"}) as opened:
+        store, now = opened.gateway.store, opened.context.now()
         for n in range(5):
             await store.claim_request(Once(f"old-{n}", b"", now - 1), now - 2)
         async with calling(opened, await key_of(opened)) as client:
@@ -238,7 +237,7 @@ async def test_keys_are_forgotten_after_their_time_and_not_before(
 
 async def test_a_lookup_that_fails_starts_nothing() -> None:
     """Else a request that was carried out might be carried out again."""
-    gateway = StandIn()
+    gateway = GatewayStandIn()
     key = gateway.add_key()
     async with gateway.client(key) as client:
         assert (await post(client, body(), "one")).status_code == 200
@@ -262,7 +261,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 def posts() -> list[str]:
     """Every POST route of the application under /v1, from the route table."""
-    routes = api_routes(StandIn().app.routes)
+    routes = api_routes(GatewayStandIn().app.routes)
     return sorted(route.path for route in routes if "POST" in (route.methods or ()) and route.path.startswith("/v1"))
 
 
@@ -271,7 +270,7 @@ def test_every_post_route_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("path", posts())
-async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: House, path: str) -> None:
+async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: Runtime, path: str) -> None:
     example = EXAMPLES[path]
     async with calling(opened, await key_of(opened)) as client:
         run = (await client.post("/v1/responses", json=EXAMPLES["/v1/responses"])).headers["x-baton-run"]
@@ -289,7 +288,7 @@ async def test_no_post_route_ignores_the_key(stub: ProviderStub, opened: House, 
         assert (bad.status_code, "Send one Idempotency-Key" in bad.text) == (400, True)
 
 
-async def test_a_key_of_one_route_is_no_key_of_another(opened: House) -> None:
+async def test_a_key_of_one_route_is_no_key_of_another(opened: Runtime) -> None:
     async with calling(opened, await key_of(opened)) as client:
         run = (await post(client, body(), "one")).headers["x-baton-run"]
         reply = await client.post(f"/v1/runs/{run}/cancel", headers={"idempotency-key": "one"})

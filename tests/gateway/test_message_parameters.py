@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from app.gateway.anthropic import request as ours
 from app.gateway.anthropic import tools as tools
-from app.process.wiring import House
-from tests.harness.in_process import open_house, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -98,8 +98,8 @@ output_tokens = 99
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub) + EFFORTS) as running:
         yield running
 
 

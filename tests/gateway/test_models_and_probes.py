@@ -3,10 +3,10 @@
 from openai.types import Model
 
 from app.errors import StoreUnavailable
-from tests.harness.stand_ins import House
+from tests.harness.stand_ins import GatewayStandIn
 
 
-async def test_tiers_and_aliases_are_models(gateway: House, key: str) -> None:
+async def test_tiers_and_aliases_are_models(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
         body = (await client.get("/v1/models")).json()
         alias = (await client.get("/v1/models/mini")).json()
@@ -19,7 +19,7 @@ async def test_tiers_and_aliases_are_models(gateway: House, key: str) -> None:
     assert (alias["id"], alias["baton"]["tier"], alias["baton"]["alias"]) == ("mini", "baton-mini", True)
 
 
-async def test_a_key_sees_its_own_tiers(gateway: House) -> None:
+async def test_a_key_sees_its_own_tiers(gateway: GatewayStandIn) -> None:
     key = gateway.add_key("other1", tiers=frozenset({"baton-ultra"}))
     async with gateway.client(key) as client:
         assert (await client.get("/v1/models")).json()["data"] == []
@@ -27,14 +27,14 @@ async def test_a_key_sees_its_own_tiers(gateway: House) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_probes_need_no_key(gateway: House) -> None:
+async def test_probes_need_no_key(gateway: GatewayStandIn) -> None:
     async with gateway.client() as client:
         for path in ("/healthz", "/readyz", "/metrics"):
             for method in ("GET", "HEAD"):
                 assert (await client.request(method, path)).status_code == 200
 
 
-async def test_readiness_tells_which_check_failed(gateway: House) -> None:
+async def test_readiness_tells_which_check_failed(gateway: GatewayStandIn) -> None:
     gateway.store.fault = StoreUnavailable()
     async with gateway.client() as client:
         ready, alive = await client.get("/readyz"), await client.get("/healthz")
@@ -43,7 +43,7 @@ async def test_readiness_tells_which_check_failed(gateway: House) -> None:
     assert alive.status_code == 200
 
 
-async def test_requests_are_counted_by_route_and_never_by_path(gateway: House, key: str) -> None:
+async def test_requests_are_counted_by_route_and_never_by_path(gateway: GatewayStandIn, key: str) -> None:
     async with gateway.client(key) as client:
         await client.get("/v1/runs/run_mine")
         await client.get("/v1/runs/run_none")

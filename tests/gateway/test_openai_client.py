@@ -11,14 +11,14 @@ from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Said, Told
 from app.engine.runs.request import Order
 from app.errors import RunFailed
-from tests.harness.stand_ins import House, ended
+from tests.harness.stand_ins import GatewayStandIn, ended
 
 GAP_SECONDS = 0.01
 MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
 @pytest.fixture
-async def url(gateway: House) -> AsyncIterator[str]:
+async def url(gateway: GatewayStandIn) -> AsyncIterator[str]:
     """Where the gateway listens."""
     async with gateway.served() as served:
         yield f"{served}/v1"
@@ -56,7 +56,7 @@ async def test_async_stream(client: AsyncOpenAI) -> None:
 @pytest.mark.parametrize("silence", [0.0, 0.2])
 async def test_a_silence_within_an_answer(silence: float) -> None:
     """The client takes every blank line for an event once it has seen an id, so comments may not end with one."""
-    gateway = House(ping=0.05)
+    gateway = GatewayStandIn(ping=0.05)
     key = gateway.add_key()
 
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
@@ -106,7 +106,7 @@ async def test_errors_are_the_clients_own(client: AsyncOpenAI, url: str) -> None
             await stranger.models.list()
 
 
-async def test_an_error_in_a_stream_is_raised(gateway: House, client: AsyncOpenAI) -> None:
+async def test_an_error_in_a_stream_is_raised(gateway: GatewayStandIn, client: AsyncOpenAI) -> None:
     async def script(_order: Order, run: str, line: Mailbox[Told]) -> None:
         line.put(Said("Fo"))
         line.put(ended(run, "", RunFailed()))
@@ -125,7 +125,7 @@ async def test_an_error_in_a_stream_is_raised(gateway: House, client: AsyncOpenA
     assert broken.value.code == "run_failed"
 
 
-async def test_closing_a_stream_cancels_the_run(gateway: House, client: AsyncOpenAI) -> None:
+async def test_closing_a_stream_cancels_the_run(gateway: GatewayStandIn, client: AsyncOpenAI) -> None:
     async def script(_order: Order, _run: str, line: Mailbox[Told]) -> None:
         for _ in range(1_000):
             line.put(Said("more "))

@@ -16,7 +16,7 @@ from app.gateway.http.auth import LOOKUPS
 from app.gateway.http.context import Rates
 from app.gateway.http.ingress import Bounds
 from app.store.protocol import KeyRow
-from tests.harness.stand_ins import SECRET, House, ask, ended
+from tests.harness.stand_ins import SECRET, GatewayStandIn, ask, ended
 from tests.harness.waiting import let_others_run, until
 
 AT_ONCE = 0.05
@@ -24,7 +24,7 @@ AT_ONCE = 0.05
 BEGINS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
 
-class Busy(House):
+class Busy(GatewayStandIn):
     """A gateway of a few places, all of them taken until `done` is set."""
 
     def __init__(self, running: int = 3, **changes: Any) -> None:
@@ -76,7 +76,7 @@ async def test_a_full_gateway_still_answers_what_begins_no_run(busy: Busy) -> No
 
 
 async def test_bodies_that_arrive_together_are_bounded_together() -> None:
-    gateway = House(bounds=Bounds(body=1_000_000, together=1_000_000))
+    gateway = GatewayStandIn(bounds=Bounds(body=1_000_000, together=1_000_000))
     key = gateway.add_key()
     going_on, half_sent = asyncio.Event(), []
 
@@ -106,7 +106,7 @@ async def test_bodies_that_arrive_together_are_bounded_together() -> None:
 class SlowStore:
     """In front of a house's keys: lookups take until `answers` is set."""
 
-    def __init__(self, gateway: House) -> None:
+    def __init__(self, gateway: GatewayStandIn) -> None:
         self.answers = asyncio.Event()
         self.failure: Exception | None = None
         self.lookups = 0
@@ -121,14 +121,14 @@ class SlowStore:
         return await self._find(public)
 
 
-async def models(gateway: House, key: str) -> httpx.Response:
+async def models(gateway: GatewayStandIn, key: str) -> httpx.Response:
     async with gateway.client(key) as client:
         return await client.get("/v1/models")
 
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_key_is_looked_up_once_for_all_who_bring_it(fails: bool) -> None:
-    gateway = House()
+    gateway = GatewayStandIn()
     key, slow = gateway.add_key(), SlowStore(gateway)
     slow.failure = StoreUnavailable(retry_after=1) if fails else None
     async with asyncio.TaskGroup() as group:
@@ -141,7 +141,7 @@ async def test_a_key_is_looked_up_once_for_all_who_bring_it(fails: bool) -> None
 
 
 async def test_who_waits_for_a_lookup_outlives_whoever_began_it() -> None:
-    gateway = House()
+    gateway = GatewayStandIn()
     key, slow = gateway.add_key(), SlowStore(gateway)
     async with asyncio.TaskGroup() as group:
         first = group.create_task(models(gateway, key))
@@ -155,7 +155,7 @@ async def test_who_waits_for_a_lookup_outlives_whoever_began_it() -> None:
 
 
 async def test_a_flood_of_keys_is_bounded_and_known_ones_get_in() -> None:
-    gateway = House()
+    gateway = GatewayStandIn()
     known = gateway.add_key()
     assert (await models(gateway, known)).status_code == 200
     slow = SlowStore(gateway)

@@ -19,7 +19,7 @@ from app.gateway.chat import tools as tools
 from app.gateway.chat.request import ChatRequest, ImagePart, ImageUrl, RefusalPart, TextPart
 from app.gateway.wire.parameters import PARAMETERS, document
 from tests.harness.exact_replies import CUT
-from tests.harness.stand_ins import House, ask
+from tests.harness.stand_ins import GatewayStandIn, ask
 
 ROOT = Path(__file__).parents[2]
 OURS = {"baton"}
@@ -118,13 +118,13 @@ def test_the_page_says_what_the_code_does() -> None:
     assert page == document() + "\n", "run: python -m app.gateway.wire.parameters > deploy/docs/parameters.md"
 
 
-async def post(gateway: House, key: str, body: dict[str, Any]) -> Any:
+async def post(gateway: GatewayStandIn, key: str, body: dict[str, Any]) -> Any:
     async with gateway.client(key) as client:
         return await client.post("/v1/chat/completions", json=body)
 
 
 @pytest.mark.parametrize("name", HONOURED)
-async def test_an_honoured_parameter_reaches_the_order(gateway: House, key: str, name: str) -> None:
+async def test_an_honoured_parameter_reaches_the_order(gateway: GatewayStandIn, key: str, name: str) -> None:
     value, read, expected = HONOURED[name]
     assert (await post(gateway, key, ask() | {name: value})).status_code == 200
     [order] = gateway.runs.orders
@@ -132,12 +132,12 @@ async def test_an_honoured_parameter_reaches_the_order(gateway: House, key: str,
     assert order.ignored == ()
 
 
-async def test_stream_options_are_honoured(gateway: House, key: str) -> None:
+async def test_stream_options_are_honoured(gateway: GatewayStandIn, key: str) -> None:
     reply = await post(gateway, key, ask(stream=True, stream_options={"include_usage": True}))
     assert '"choices":[],"usage":{' in reply.text
 
 
-async def test_top_logprobs_go_with_logprobs(gateway: House, key: str) -> None:
+async def test_top_logprobs_go_with_logprobs(gateway: GatewayStandIn, key: str) -> None:
     assert (await post(gateway, key, ask(logprobs=True, top_logprobs=3))).status_code == 200
     assert gateway.runs.orders[0].task.logprobs == 3
     reply = await post(gateway, key, ask(top_logprobs=3))
@@ -145,7 +145,7 @@ async def test_top_logprobs_go_with_logprobs(gateway: House, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", IGNORED)
-async def test_an_ignored_parameter_is_checked_and_noted(gateway: House, key: str, name: str) -> None:
+async def test_an_ignored_parameter_is_checked_and_noted(gateway: GatewayStandIn, key: str, name: str) -> None:
     value, wrong = IGNORED[name]
     assert (await post(gateway, key, ask() | {name: value})).status_code == 200
     assert gateway.runs.orders[0].ignored == (name,)
@@ -154,7 +154,7 @@ async def test_an_ignored_parameter_is_checked_and_noted(gateway: House, key: st
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_refused_parameter_is_named(gateway: House, key: str, name: str) -> None:
+async def test_a_refused_parameter_is_named(gateway: GatewayStandIn, key: str, name: str) -> None:
     reply = await post(gateway, key, ask() | {name: REFUSED[name]})
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, name)
@@ -163,7 +163,7 @@ async def test_a_refused_parameter_is_named(gateway: House, key: str, name: str)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if PARAMETERS[name].neutral])
-async def test_a_refused_parameter_may_ask_for_nothing(gateway: House, key: str, name: str) -> None:
+async def test_a_refused_parameter_may_ask_for_nothing(gateway: GatewayStandIn, key: str, name: str) -> None:
     assert (await post(gateway, key, ask() | {name: PARAMETERS[name].neutral[0]})).status_code == 200
     assert gateway.runs.orders[0].ignored == (name,)
 
@@ -186,7 +186,7 @@ def test_what_is_nested_has_every_field(ours: type[BaseModel], theirs: type) -> 
     assert set(ours.model_fields) - beyond == set(typing.get_type_hints(theirs))
 
 
-async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: House, key: str) -> None:
+async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: GatewayStandIn, key: str) -> None:
     part: dict[str, Any] = {"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
     part |= {"cache_control": {"type": "ephemeral"}}
     body = ask(store=True) | {"messages": [{"role": "user", "content": [part]}]}
@@ -198,7 +198,7 @@ async def test_a_breakpoint_of_a_prompts_cache_is_noted(gateway: House, key: str
     assert reply.json()["error"]["param"] == "messages[0].content[0].prompt_cache_breakpoint.mode"
 
 
-async def test_null_is_as_good_as_absent(gateway: House, key: str) -> None:
+async def test_null_is_as_good_as_absent(gateway: GatewayStandIn, key: str) -> None:
     nulls = {name: None for name in PARAMETERS if name not in ("model", "messages")}
     assert (await post(gateway, key, ask() | nulls)).status_code == 200
     assert gateway.runs.orders[0].ignored == ()

@@ -17,9 +17,9 @@ from app.gateway.responses import input as items
 from app.gateway.responses import request as ours
 from app.gateway.responses import tools as tools
 from app.gateway.wire.parameters import RESPONSES
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.exact_replies import CUT
-from tests.harness.in_process import open_house, pool_text
+from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 from tests.stubs.script import ToolCall
 
@@ -153,8 +153,8 @@ output_tokens = 77
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub) + EFFORTS) as running:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub) + EFFORTS) as running:
         yield running
 
 

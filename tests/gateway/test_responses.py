@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.callers import calling as connected
 from tests.harness.callers import key_of
-from tests.harness.in_process import calling, open_house, pool_text
+from tests.harness.in_process import calling, pool_text, running_service
 from tests.harness.waiting import until
 from tests.stubs import Fail, ProviderStub, Reply, Stall
 from tests.stubs.script import ToolCall
@@ -73,7 +73,7 @@ def said(body: Mapping[str, Any]) -> str:
     return "".join(part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"])
 
 
-async def foreigner(opened: House) -> dict[str, str]:
+async def foreigner(opened: Runtime) -> dict[str, str]:
     """Headers of another tenant's key."""
     return {"authorization": f"Bearer {await key_of(opened, 'other')}"}
 
@@ -90,7 +90,7 @@ async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None
     assert run.json()["state"] == "succeeded"  # the journal stays
 
 
-async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: House) -> None:
+async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: Runtime) -> None:
     first = await made(client)
     path, theirs = f"/v1/responses/{first['id']}", await foreigner(opened)
     for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
@@ -98,7 +98,7 @@ async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: House) -> 
     assert (await client.get(path)).json() == first
 
 
-async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: House) -> None:
+async def test_nobody_else_refers_to_its_items(stub: ProviderStub, client: httpx.AsyncClient, opened: Runtime) -> None:
     calls = Reply(chunks=("Let me add.",), tool_calls=CALLS.tool_calls, finish="tool")
     stub.script("alpha", calls)
     response = await made(client, tools=[ADD])
@@ -123,7 +123,7 @@ async def test_a_reply_of_another_format_is_no_response(client: httpx.AsyncClien
     )
 
 
-async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, opened: House) -> None:
+async def test_what_cannot_be_followed_up(client: httpx.AsyncClient, opened: Runtime) -> None:
     """Never there, another tenant's, not stored, deleted, of no such form."""
     theirs = await client.post("/v1/responses", json=ASKED, headers=await foreigner(opened))
     deleted = (await made(client))["id"]
@@ -207,7 +207,7 @@ async def test_a_background_response_is_there_at_once_and_done_later(
     assert said(await made(client, previous_response_id=begun["id"])) == "Four."
 
 
-async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, opened: House) -> None:
+async def test_a_background_stream_is_left_and_taken_up(stub: ProviderStub, opened: Runtime) -> None:
     stub.script("alpha", Reply(chunks=("Fo", "ur", "."), gap=0.1))
     async with connected(opened, await key_of(opened)) as client:
         body = ASKED | {"background": True, "stream": True}
@@ -280,7 +280,7 @@ async def test_a_background_response_is_cancelled_at_work_and_after(
 async def test_a_response_that_nobody_works_on_is_queued_and_can_be_cancelled(
     stub: ProviderStub, tmp_path: Path
 ) -> None:
-    async with open_house(tmp_path, pool_text(stub), dispatches=False) as opened, calling(opened) as client:
+    async with running_service(tmp_path, pool_text(stub), dispatches=False) as opened, calling(opened) as client:
         begun = await made(client, background=True)
         assert begun["status"] == "queued"
         assert (await client.get(f"/v1/responses/{begun['id']}")).json()["status"] == "queued"

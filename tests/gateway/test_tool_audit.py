@@ -13,34 +13,34 @@ from app.cli import run_record, run_tree
 from app.core.run.progress import fold
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.conversations import Talk, calling, look
-from tests.harness.in_process import open_house, pool_text
+from tests.harness.in_process import pool_text, running_service
 from tests.stubs import ProviderStub, Reply
 
 DONE = Reply(chunks=("It is ", "42."))
 
 
 @pytest.fixture
-async def house(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, pool_text(stub)) as opened:
+async def runtime(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, pool_text(stub)) as opened:
         yield opened
 
 
-async def whole(house: House, run: str) -> dict[str, Any]:
-    store = house.means.store
+async def whole(runtime: Runtime, run: str) -> dict[str, Any]:
+    store = runtime.context.store
     shown = audit.whole(await store.run(run), await store.journal(run))
     run_replies.Turn.model_validate(shown["turns"][-1])
     return json.loads(json.dumps(shown))
 
 
-async def in_full(house: House, run: str, n: int = 0) -> dict[str, Any]:
-    journal = await house.means.store.journal(run)
-    return await audit.step_in_full(house.means.store, fold(journal.events), journal.events, n)
+async def in_full(runtime: Runtime, run: str, n: int = 0) -> dict[str, Any]:
+    journal = await runtime.context.store.journal(run)
+    return await audit.step_in_full(runtime.context.store, fold(journal.events), journal.events, n)
 
 
-async def drawn(house: House, run: str, *, full: bool = False) -> str:
-    shown, question = await run_record.read(house.means.store, await house.means.store.run(run))
+async def drawn(runtime: Runtime, run: str, *, full: bool = False) -> str:
+    shown, question = await run_record.read(runtime.context.store, await runtime.context.store.run(run))
     console = Console(file=io.StringIO(), width=200)
     console.print(run_tree.draw(shown, question, full=full))
     file = console.file
@@ -48,11 +48,11 @@ async def drawn(house: House, run: str, *, full: bool = False) -> str:
     return file.getvalue()
 
 
-async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, house: House) -> None:
+async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a", "x"), words="Let me see."))
-    ended = (await Talk(house).say()).ended
+    ended = (await Talk(runtime).say()).ended
     (call,) = ended.calls
-    shown = await whole(house, ended.state.run)
+    shown = await whole(runtime, ended.state.run)
     assert shown["state"] == shown["steps"][0]["state"] == "awaiting_tool"
     (turn,) = shown["turns"]
     assert (turn["number"], turn["finish"], turn["ended_at"] < turn["results_until"]) == (0, "tool_calls", True)
@@ -61,45 +61,45 @@ async def test_a_waiting_run_shows_what_it_waits_for(stub: ProviderStub, house: 
     assert exchange["attempt"] == shown["steps"][0]["attempts"][0]["id"]
     assert "Let me see." not in str(shown), "what was said is content"
     assert '"a"' not in str(shown), "what a tool was called with is content"
-    step = await in_full(house, ended.state.run)
+    step = await in_full(runtime, ended.state.run)
     (exchange,) = step["exchanges"]
     assert exchange["said"]["content"] == [{"type": "text", "text": "Let me see."}]
     assert exchange["said"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"q": "a"}'}
     assert exchange["results"] is None
-    told = await drawn(house, ended.state.run)
+    told = await drawn(runtime, ended.state.run)
     assert "1 turn, waits for tool results until" in told
     assert 'tools: look({"q": "a"}) → waits for the caller' in told
 
 
-async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: ProviderStub, house: House) -> None:
+async def test_a_step_shows_the_exact_messages_with_its_transcript(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a", "x"), look("b", "y")), calling(look("c", "z")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     for results in (("A", "B"), ("C",)):
         talk.answer(await talk.say(), *results)
     run = (await talk.say()).ended.state.run
-    step = await in_full(house, run)
+    step = await in_full(runtime, run)
     sent = stub.of("alpha")[-1].json["messages"]
     assert [message["role"] for message in step["messages"]] == [message["role"] for message in sent]
     assert [message.get("tool_call_id") for message in step["messages"]] == [one.get("tool_call_id") for one in sent]
     assert [message.get("tool_calls") for message in step["messages"]] == [one.get("tool_calls") for one in sent]
     assert [one["content"][0]["text"] for one in step["exchanges"][0]["results"]] == ["A", "B"]
     assert step["exchanges"][0]["answered_at"] > step["exchanges"][0]["at"]
-    shown = await whole(house, run)
+    shown = await whole(runtime, run)
     assert [turn["finish"] for turn in shown["turns"]] == ["tool_calls", "tool_calls", "stop"]
     assert sum(turn["usage"]["input"] for turn in shown["turns"]) == shown["total_usage"]["input"]
     assert sum(turn["cost_usd"] for turn in shown["turns"]) == pytest.approx(shown["cost_usd"])
-    told = await drawn(house, run, full=True)
+    told = await drawn(runtime, run, full=True)
     assert "turns: 3 turns" in told
     assert 'look({"q": "a"}), look({"q": "b"}) → A, B (after ' in told
 
 
-async def test_what_was_erased_is_null(stub: ProviderStub, house: House) -> None:
+async def test_what_was_erased_is_null(stub: ProviderStub, runtime: Runtime) -> None:
     stub.script("alpha", calling(look("a")), DONE)
-    talk = Talk(house)
+    talk = Talk(runtime)
     talk.answer(await talk.say(), "A")
     run = (await talk.say()).ended.state.run
-    assert await house.means.store.erase(run)
-    step = await in_full(house, run)
+    assert await runtime.context.store.erase(run)
+    step = await in_full(runtime, run)
     assert (step["erased"], step["messages"]) == (True, None)
     assert (step["exchanges"][0]["said"], step["exchanges"][0]["results"]) == (None, None)
-    assert "look(erased) → erased" in await drawn(house, run)
+    assert "look(erased) → erased" in await drawn(runtime, run)

@@ -14,7 +14,7 @@ from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Ended, Said, Told
 from app.engine.runs.request import Order
 from app.gateway.wire.lazy_conversation import LazyConversation
-from tests.harness.stand_ins import House, ask, ended
+from tests.harness.stand_ins import GatewayStandIn, ask, ended
 
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"], "additionalProperties": False}
 LOOK = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA, "strict": True}}
@@ -30,7 +30,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [chosen(name) for name in names]}}
 
 
-async def ordered(gateway: House, key: str, **fields: Any) -> Order:
+async def ordered(gateway: GatewayStandIn, key: str, **fields: Any) -> Order:
     """What the request comes to."""
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask() | fields)
@@ -51,12 +51,12 @@ async def ordered(gateway: House, key: str, **fields: Any) -> Order:
         ({"tools": []}, Toolbox()),
     ],
 )
-async def test_tools_and_choices(gateway: House, key: str, fields: dict[str, Any], toolbox: Toolbox) -> None:
+async def test_tools_and_choices(gateway: GatewayStandIn, key: str, fields: dict[str, Any], toolbox: Toolbox) -> None:
     order = await ordered(gateway, key, **{"tools": [LOOK, ADD]} | fields)
     assert (order.task.toolbox, order.ignored) == (toolbox, ())
 
 
-async def test_a_conversation_with_calls_and_results(gateway: House, key: str) -> None:
+async def test_a_conversation_with_calls_and_results(gateway: GatewayStandIn, key: str) -> None:
     """Messages of the official client come back with everything that it puts into them."""
     calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{"}} for id_ in "ab"]
     extras = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "parsed": {"a": 1}}
@@ -100,7 +100,7 @@ def test_messages_are_made_when_somebody_looks_at_them() -> None:
     assert len(made) == 7
 
 
-async def test_missing_results_of_our_own_calls_are_named(gateway: House, key: str) -> None:
+async def test_missing_results_of_our_own_calls_are_named(gateway: GatewayStandIn, key: str) -> None:
     run = "run_" + "7" * 31
     ours = [mint(run, bytes([n]) * 9) for n in range(3)]
     calls = [{"id": id_, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id_ in ours]
@@ -135,7 +135,7 @@ async def calling(_order: Order, run: str, line: Mailbox[Told]) -> None:
     line.put(wants(run, "Let me see."))
 
 
-async def test_a_whole_reply_with_calls(gateway: House, key: str) -> None:
+async def test_a_whole_reply_with_calls(gateway: GatewayStandIn, key: str) -> None:
     for words, content in (("", None), ("Let me see.", "Let me see.")):
 
         async def script(_order: Order, run: str, line: Mailbox[Told], words: str = words) -> None:
@@ -152,7 +152,7 @@ async def test_a_whole_reply_with_calls(gateway: House, key: str) -> None:
         assert choice["message"]["tool_calls"][0] == {"id": "call_bt1", "type": "function", "function": function}
 
 
-async def test_calls_are_streamed_as_they_come(gateway: House, key: str) -> None:
+async def test_calls_are_streamed_as_they_come(gateway: GatewayStandIn, key: str) -> None:
     gateway.runs.script = calling
     async with gateway.client(key) as client:
         reply = await client.post("/v1/chat/completions", json=ask(tools=[LOOK], stream=True))
@@ -171,7 +171,7 @@ async def test_calls_are_streamed_as_they_come(gateway: House, key: str) -> None
     assert reply.text.endswith("data: [DONE]\n\n")
 
 
-async def test_the_official_client_puts_the_stream_together(gateway: House, key: str) -> None:
+async def test_the_official_client_puts_the_stream_together(gateway: GatewayStandIn, key: str) -> None:
     gateway.runs.script = calling
     async with gateway.served() as url, AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
         ask_again: Any = {"model": "baton-mini", "messages": ask()["messages"], "tools": [LOOK]}

@@ -9,19 +9,19 @@ import httpx
 import pytest
 
 from app.core.run.events import Kind
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness import callers
 from tests.harness.callers import Heard, calling, key_of, listening, post, stream
 from tests.harness.conversations import calling as wanting
 from tests.harness.conversations import look
-from tests.harness.in_process import ended_row, events, kinds, open_house, pool_text
+from tests.harness.in_process import ended_row, events, kinds, pool_text, running_service
 from tests.stubs import ProviderStub, Reply, Stall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture
-async def client(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+async def client(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
     async with calling(opened, await key_of(opened)) as client:
         yield client
 
@@ -56,7 +56,7 @@ async def waiting(stub: ProviderStub, client: httpx.AsyncClient) -> tuple[dict[s
 async def test_a_run_that_waits_can_be_stopped_at_once(stub: ProviderStub, tmp_path: Path) -> None:
     settings = {"BATON_LEASE_SECONDS": "60"}
     async with (
-        open_house(tmp_path, pool_text(stub), settings) as opened,
+        running_service(tmp_path, pool_text(stub), settings) as opened,
         calling(opened, await key_of(opened)) as client,
     ):
         following, run = await waiting(stub, client)
@@ -159,14 +159,14 @@ async def test_a_stream_broken_within_a_call_goes_on_with_the_whole_of_it(
 async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path: Path) -> None:
     """Two processes over one database, without a queue between them: there, back to the first one, which remembers the
     run as it let go of it, and to a third one when both are gone."""
-    async with open_house(tmp_path, pool_text(stub)) as one, open_house(tmp_path, pool_text(stub)) as other:
+    async with running_service(tmp_path, pool_text(stub)) as one, running_service(tmp_path, pool_text(stub)) as other:
         key = await key_of(one)
         async with calling(one, key) as here, calling(other, key) as there:
             following, run = await waiting(stub, here)
             stub.script("alpha", wanting(look("b")), wanting(look("c")), Reply(chunks=("42.",)))
             second = answered(following, message_of(await post(there, following)), "B")
             last = answered(second, message_of(await post(here, second)), "C")
-    async with open_house(tmp_path, pool_text(stub)) as third, calling(third, key) as client:
+    async with running_service(tmp_path, pool_text(stub)) as third, calling(third, key) as client:
         end = await post(client, last)
     assert (message_of(end)["content"], end.headers["x-baton-run"]) == ("42.", run)
     contents = [message["content"] for message in stub.of("alpha")[-1].json["messages"] if message["role"] == "tool"]
@@ -174,10 +174,10 @@ async def test_results_may_come_to_another_process(stub: ProviderStub, tmp_path:
 
 
 async def test_a_caller_that_leaves_in_a_later_turn_stops_the_run(
-    stub: ProviderStub, opened: House, client: httpx.AsyncClient
+    stub: ProviderStub, opened: Runtime, client: httpx.AsyncClient
 ) -> None:
     following, run = await waiting(stub, client)
     stub.script("alpha", Reply(chunks=("Let ", "me ", "think."), gap=5.0))
     await stream(client, following, upto=3)
-    row = await ended_row(opened.means.store, run)
+    row = await ended_row(opened.context.store, run)
     assert row.state == "cancelled"

@@ -10,14 +10,14 @@ import orjson
 
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.stand_ins import serving
 from tests.harness.waiting import PATIENCE_SECONDS
 
 CALLER = ("runs:write", "runs:read")
 
 
-async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
+async def key_of(opened: Runtime, tenant: str = "acme", scopes: tuple[str, ...] = CALLER, **more: Any) -> str:
     """Make a key in the service's own store and return its string."""
     key, row = mint(opened.gateway.pepper, tenant=tenant, name="t", scopes=scopes, now=0.0)
     assert await opened.gateway.store.add_key(replace(row, **more))
@@ -25,7 +25,7 @@ async def key_of(opened: House, tenant: str = "acme", scopes: tuple[str, ...] = 
 
 
 @asynccontextmanager
-async def calling(opened: House, key: str) -> AsyncIterator[httpx.AsyncClient]:
+async def calling(opened: Runtime, key: str) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client of the service's gateway on a real socket, so that streams arrive as they are written."""
     async with (
         serving(create_app(opened.gateway)) as url,

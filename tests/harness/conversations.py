@@ -8,7 +8,7 @@ from app.core.message.chat import Message, Task, Text, Tool, Toolbox, ToolDelta
 from app.core.message.tools import Gathering
 from app.engine.delivery.messages import Driven
 from app.engine.runs.request import Order
-from app.process.wiring import House
+from app.process.wiring import Runtime
 from tests.harness.in_process import Outcome, finish, order
 from tests.stubs import Reply, ToolCall
 
@@ -31,7 +31,7 @@ def look(what: str, id_: str = "") -> ToolCall:
 class Talk:
     """The caller's copy of the conversation."""
 
-    house: House
+    runtime: Runtime
     tier: str = "baton-mini"
     messages: list[Message] = field(default_factory=lambda: [ASK])
     toolbox: Toolbox = BOX
@@ -40,11 +40,11 @@ class Talk:
     def order(self, **changes: Any) -> Order:
         """Return the order of the next turn."""
         task = Task(tuple(self.messages), toolbox=self.toolbox)
-        return order(self.house, self.tier, task=task, **self.extra | changes)
+        return order(self.runtime, self.tier, task=task, **self.extra | changes)
 
     async def begin(self, **changes: Any) -> Driven:
         """Start the next turn."""
-        return await self.house.runs.start(self.order(**changes))
+        return await self.runtime.runs.start(self.order(**changes))
 
     async def say(self, **changes: Any) -> Outcome:
         """Start the next turn and read its reply to the end."""

@@ -10,22 +10,22 @@ import httpx
 import pytest
 
 from app.process import wiring
-from tests.harness.in_process import calling, open_house, pool_text
-from tests.harness.stand_ins import House, row_of, shelve_content
+from tests.harness.in_process import calling, pool_text, running_service
+from tests.harness.stand_ins import GatewayStandIn, row_of, shelve_content
 from tests.stubs import ProviderStub
 
 
 @pytest.fixture
-def gateway() -> House:
+def gateway() -> GatewayStandIn:
     """A gateway whose store holds one run of the tenant `acme` and one of another."""
-    house = House()
-    house.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
-    shelve_content(house.store)
-    return house
+    stand_in = GatewayStandIn()
+    stand_in.store.rows = [row_of("run_mine", "acme"), row_of("run_theirs", "other")]
+    shelve_content(stand_in.store)
+    return stand_in
 
 
 @pytest.fixture
-def key(gateway: House) -> str:
+def key(gateway: GatewayStandIn) -> str:
     """A key of the tenant `acme`."""
     return gateway.add_key()
 
@@ -38,14 +38,14 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[wiring.Runtime]:
     """The whole service over the `stub`."""
-    async with open_house(tmp_path, pool_text(stub)) as running:
+    async with running_service(tmp_path, pool_text(stub)) as running:
         yield running
 
 
 @pytest.fixture
-async def client(opened: wiring.House) -> AsyncIterator[httpx.AsyncClient]:
+async def client(opened: wiring.Runtime) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the service `opened`."""
     async with calling(opened) as running:
         yield running

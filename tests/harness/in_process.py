@@ -1,6 +1,7 @@
 """A whole service inside a test: the real wiring over stub providers, an SQLite file or Postgres, memory or Redis.
 
-`pool_text` writes the pool file, `open_house` runs drivers and a dispatcher over it, and `finish` collects one run.
+`pool_text` writes the pool file, `running_service` runs drivers and a dispatcher over it,
+and `finish` collects one run.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from app.engine.runs.request import Order
 from app.gateway.app import create_app
 from app.gateway.http.auth import mint
 from app.process.config import configure
-from app.process.wiring import House, house
+from app.process.wiring import Runtime, open_runtime
 from app.store.protocol import RunRow, Store
 from tests.harness.audited import look
 from tests.harness.waiting import PATIENCE_SECONDS, until
@@ -85,7 +86,7 @@ def pool_text(stub: ProviderStub) -> str:
 
 
 @asynccontextmanager
-async def open_house(
+async def running_service(
     folder: Path,
     pool: str,
     environ: Mapping[str, str] | None = None,
@@ -93,7 +94,7 @@ async def open_house(
     dispatches: bool = True,
     drives: bool = True,
     audits: bool = True,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[Runtime]:
     """Open the service in this loop: a gateway, and an engine unless `drives` is false.
 
     Without `dispatches` the engine drives runs and leaves their steps to their tickets, which nobody takes.
@@ -109,7 +110,7 @@ async def open_house(
         "BATON_PEPPER": "p" * 32,
         "BATON_LEASE_SECONDS": "2",
     }
-    async with house(configure(base | dict(environ or {}))) as opened:
+    async with open_runtime(configure(base | dict(environ or {}))) as opened:
         drivers_end, steps_end = asyncio.Event(), asyncio.Event()
         await opened.clock.look()
         async with asyncio.TaskGroup() as group:
@@ -135,7 +136,7 @@ async def open_house(
 
 
 @asynccontextmanager
-async def calling(opened: House) -> AsyncIterator[httpx.AsyncClient]:
+async def calling(opened: Runtime) -> AsyncIterator[httpx.AsyncClient]:
     """Open a client with a key in the real store, which calls the application without a socket."""
     scopes = ["runs:write", "runs:read", "audit:read"]
     key, row = mint(opened.gateway.pepper, tenant="acme", name="caller", scopes=scopes, now=0.0)
@@ -154,7 +155,7 @@ async def ask(client: httpx.AsyncClient, **more: Any) -> httpx.Response:
     return await client.post("/v1/chat/completions", json={"model": "baton-mini", "messages": messages} | more)
 
 
-def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
+def order(opened: Runtime, tier: str, text: str = "What is 2 + 2?", **changes: Any) -> Order:
     """Return an order of one user message."""
     chosen = opened.pool.catalog().tiers[tier]
     limits = changes.pop("limits", chosen.efforts[chosen.effort])
@@ -162,7 +163,7 @@ def order(opened: House, tier: str, text: str = "What is 2 + 2?", **changes: Any
     return Order(task, chosen, tier, chosen.effort, limits, "tenant", "key", **changes)
 
 
-def narrowed(opened: House, tier: str, **limits: Any) -> Limits:
+def narrowed(opened: Runtime, tier: str, **limits: Any) -> Limits:
     """Return the tier's limits with some of them changed."""
     chosen = opened.pool.catalog().tiers[tier]
     return Limits(**{**{name: getattr(chosen.efforts[chosen.effort], name) for name in Limits.__slots__}, **limits})
@@ -207,9 +208,9 @@ async def ended_row(store: Store, run: str) -> RunRow:
     return row
 
 
-async def events(opened: House, run: str) -> tuple[Event, ...]:
+async def events(opened: Runtime, run: str) -> tuple[Event, ...]:
     """Return the run's journal."""
-    return (await opened.means.store.journal(run)).events
+    return (await opened.context.store.journal(run)).events
 
 
 def kinds(journal: tuple[Event, ...]) -> list[Kind]:

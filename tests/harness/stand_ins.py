@@ -17,7 +17,7 @@ from app.core.message.chat import Message, Task, Text, Usage, task_to_json
 from app.core.pool.catalog import Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
-from app.core.run.events import Draft, Event, Kind, fact_from_json
+from app.core.run.events import Event, Fact, Kind, fact_from_json
 from app.core.run.position import Position
 from app.core.run.progress import fold
 from app.core.run.state import RunState
@@ -87,12 +87,12 @@ def journal_of(run: str, texts: Mapping[str, str], *, state: Kind = Kind.SUCCEED
     return tuple(Event.of(run, seq, 1e9 + seq, one) for seq, one in enumerate(drafts, 1))
 
 
-def _planned(n: int) -> Draft:
+def _planned(n: int) -> Fact:
     body = {"proposal": 0, "n": n, "worker": "alpha", "subtask": f"subtask{n}", "answers": n == 1, "probability": 0.5}
     return fact_from_json(Kind.PLAN_STEP, body | {"access": ["user", 0] if n else ["user"]})
 
 
-def _executed(n: int, usage: Usage, chars: int) -> list[Draft]:
+def _executed(n: int, usage: Usage, chars: int) -> list[Fact]:
     call, access = f"call_{n}", ["user", 0] if n else ["user"]
     intended = {"call": call, "n": n, "attempt": 1, "worker": "alpha", "provider": "stub", "model": "alpha"}
     intended |= {"access": access, "request": "00", "bytes": 9, "max_tokens": 9, "usd_held": 99, "tokens_held": 9}
@@ -288,7 +288,7 @@ def row_of(run: str, tenant: str, created_at: float = 1e9, **changes: Any) -> Ru
     return replace(row, **changes)
 
 
-class House:
+class GatewayStandIn:
     """A gateway over stubs, with clocks that tests may move."""
 
     def __init__(self, **changes: Any) -> None:

@@ -59,7 +59,7 @@ limits = {{ seconds = 40 }}
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class Installation:
     """The service and its surroundings."""
 
     stub: StubControl

@@ -20,7 +20,7 @@ from redis import Redis
 from tests.harness import servers
 from tests.harness.processes import Caller, Process, asking, calling, command, running
 from tests.harness.waiting import Stopwatch, wait_until
-from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, House, launched, settings
+from tests.integration.installation import CHAIN, LEASE, TREE, WORKERS, Installation, launched, settings
 from tests.stubs import Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
@@ -37,16 +37,16 @@ PROMPTLY = 2.0
 @pytest.fixture(scope="module")
 def shared(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
-) -> Iterator[House]:
+) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
     with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         wait_until(gateway.ready)
-        yield House(stub, database, redis_server_url, gateway, dispatchers)
+        yield Installation(stub, database, redis_server_url, gateway, dispatchers)
 
 
 @pytest.fixture
-def house(shared: House) -> House:
+def installation(shared: Installation) -> Installation:
     """The house, with a stub that plans a tree and otherwise answers at once."""
     shared.stub.clear()
     shared.stub.always("planner", TREE)
@@ -54,8 +54,8 @@ def house(shared: House) -> House:
 
 
 @pytest.fixture
-def caller(house: House) -> Iterator[Caller]:
-    with calling(house.gateway.url) as made:
+def caller(installation: Installation) -> Iterator[Caller]:
+    with calling(installation.gateway.url) as made:
         yield made
 
 
@@ -71,17 +71,17 @@ def outcomes(run: dict[str, Any]) -> list[list[str]]:
     return [[attempt["outcome"] for attempt in step["attempts"]] for step in run["steps"]]
 
 
-def calls(house: House, model: str, count: int = 1) -> list[dict[str, Any]]:
+def calls(installation: Installation, model: str, count: int = 1) -> list[dict[str, Any]]:
     """The stub's records of that model, as soon as there are so many."""
     found: list[dict[str, Any]] = wait_until(
-        lambda: found if len(found := house.stub.requests(model)) >= count else None, what=f"{model} was called"
+        lambda: found if len(found := installation.stub.requests(model)) >= count else None, what=f"{model} was called"
     )
     return found
 
 
-def disconnected(house: House, model: str) -> list[dict[str, Any]]:
+def disconnected(installation: Installation, model: str) -> list[dict[str, Any]]:
     """The stub's records of that model whose connection was closed before their answer was over."""
-    return [one for one in house.stub.requests(model) if one["disconnected_at"]]
+    return [one for one in installation.stub.requests(model) if one["disconnected_at"]]
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
@@ -97,22 +97,24 @@ def test_the_official_client_gets_an_answer(caller: Caller, tier: str, shape: st
     assert outcomes(run) == [["ok"]] * (3 if tier == "baton-ultra" else 1)
 
 
-def test_steps_are_shared_between_both_dispatchers(house: House, caller: Caller, aside: Any) -> None:
+def test_steps_are_shared_between_both_dispatchers(installation: Installation, caller: Caller, aside: Any) -> None:
     for name in WORKERS:
-        house.stub.always(name, Reply(first_delay=0.4))
+        installation.stub.always(name, Reply(first_delay=0.4))
     answers = [aside(caller.whole, "baton-ultra", "Work together.") for _ in range(8)]
     seen: set[int] = set()
-    wait_until(lambda: seen.update(house.holders()) or len(seen) == 2, what="both dispatchers hold a step")
-    assert seen == {one.pid for one in house.dispatchers}
+    wait_until(lambda: seen.update(installation.holders()) or len(seen) == 2, what="both dispatchers hold a step")
+    assert seen == {one.pid for one in installation.dispatchers}
     assert {answer.result()[1]["baton"]["state"] for answer in answers} == {"succeeded"}
 
 
-def test_a_dispatcher_that_is_told_to_stop_finishes_its_steps(house: House, caller: Caller, aside: Any) -> None:
+def test_a_dispatcher_that_is_told_to_stop_finishes_its_steps(
+    installation: Installation, caller: Caller, aside: Any
+) -> None:
     for name in WORKERS:
-        house.stub.always(name, Reply(first_delay=0.7))
+        installation.stub.always(name, Reply(first_delay=0.7))
     answers = [aside(caller.whole, "baton-ultra", "Do not lose me.") for _ in range(6)]
-    leaving = house.dispatchers[0]
-    wait_until(lambda: leaving.pid in house.holders(), what="it works")
+    leaving = installation.dispatchers[0]
+    wait_until(lambda: leaving.pid in installation.holders(), what="it works")
     assert leaving.stop() == 0
     for answer in answers:
         run = caller.run(answer.result()[1]["baton"]["run"])
@@ -122,12 +124,12 @@ def test_a_dispatcher_that_is_told_to_stop_finishes_its_steps(house: House, call
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
-    house: House, caller: Caller, aside: Any, streams: bool
+    installation: Installation, caller: Caller, aside: Any, streams: bool
 ) -> None:
-    house.stub.script("alpha", Hang())
+    installation.stub.script("alpha", Hang())
     answer = aside(caller.streamed if streams else caller.whole, "baton-mini", "Survive.")
-    calls(house, "alpha")
-    victim = house.holding()
+    calls(installation, "alpha")
+    victim = installation.holding()
     victim.kill()
     killed = Stopwatch()
     said, reply = answer.result()
@@ -141,12 +143,14 @@ def test_a_killed_dispatcher_is_replaced_and_its_call_is_unknown(
     victim.start()
 
 
-def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(house: House, caller: Caller, aside: Any) -> None:
-    house.stub.script("alpha", Reply(chunks=("Hello", " there"), fault=Stall(after=1)))
-    house.stub.always("alpha", Reply(chunks=("World", " over")))
+def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(
+    installation: Installation, caller: Caller, aside: Any
+) -> None:
+    installation.stub.script("alpha", Reply(chunks=("Hello", " there"), fault=Stall(after=1)))
+    installation.stub.always("alpha", Reply(chunks=("World", " over")))
     chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
     heard = [next(chunks).choices[0].delta.content for _ in range(2)]
-    victim = house.holding()
+    victim = installation.holding()
     victim.kill()
     with pytest.raises(openai.APIError, match="changed while it was streamed"):
         heard.extend(chunk.choices[0].delta.content for chunk in chunks)
@@ -157,22 +161,24 @@ def test_an_answer_that_had_begun_is_not_mixed_with_its_successor(house: House, 
 
 
 @pytest.mark.parametrize("stage", ["planning", "working"])
-def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(house: House, aside: Any, stage: str) -> None:
+def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(
+    installation: Installation, aside: Any, stage: str
+) -> None:
     model = "planner" if stage == "planning" else "alpha"
-    house.stub.script(model, Hang(None if stage == "planning" else 2.0))
-    with calling(house.gateway.url) as caller, suppress(openai.APIError):
+    installation.stub.script(model, Hang(None if stage == "planning" else 2.0))
+    with calling(installation.gateway.url) as caller, suppress(openai.APIError):
         request = {"model": "baton-ultra", "messages": asking("Outlive it."), "extra_body": {}}
         if stage == "working":
             request["extra_body"] = {"baton": {"plan": CHAIN}}
         lost = aside(caller.client.chat.completions.create, **request)
-        calls(house, model)
+        calls(installation, model)
         (name,) = [row["id"] for row in caller.read("/v1/runs", limit=1)["data"]]
-        house.gateway.kill()
+        installation.gateway.kill()
         lost.result()
-    wait_until(lambda: house.ended(name), what="dispatchers bring the run to its end")
-    house.gateway.start()
-    wait_until(house.gateway.ready, what="the gateway is back")
-    with calling(house.gateway.url) as caller:
+    wait_until(lambda: installation.ended(name), what="dispatchers bring the run to its end")
+    installation.gateway.start()
+    wait_until(installation.gateway.ready, what="the gateway is back")
+    with calling(installation.gateway.url) as caller:
         run, events = caller.run(name), caller.events(name)
     assert run["state"] == "succeeded"
     assert [event["kind"] for event in events].count("run.succeeded") == 1
@@ -186,9 +192,9 @@ def test_a_run_whose_gateway_was_killed_is_brought_to_its_end(house: House, asid
 @pytest.mark.parametrize(("tier", "model"), [("baton-mini", "alpha"), ("baton-ultra", "planner")])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 def test_a_caller_who_leaves_ends_the_call_upstream(
-    house: House, caller: Caller, tier: str, model: str, streams: bool
+    installation: Installation, caller: Caller, tier: str, model: str, streams: bool
 ) -> None:
-    house.stub.script(model, Hang())
+    installation.stub.script(model, Hang())
     body = {"model": tier, "messages": asking("Never mind."), "stream": streams}
     patience = httpx.Timeout(5, read=0.5)
     with (
@@ -197,7 +203,7 @@ def test_a_caller_who_leaves_ends_the_call_upstream(
     ):
         for _ in reply.iter_raw():
             pass
-    wait_until(lambda: disconnected(house, model), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
+    wait_until(lambda: disconnected(installation, model), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
     (row,) = caller.read("/v1/runs", limit=1)["data"]
     wait_until(lambda: caller.run(row["id"])["ended_at"], what="the run ends")
     run = caller.run(row["id"])
@@ -205,20 +211,20 @@ def test_a_caller_who_leaves_ends_the_call_upstream(
     assert run["held"] == {"usd": 0.0, "tokens": 0}
 
 
-def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(house: House, caller: Caller) -> None:
-    house.stub.script("alpha", Reply(endless=True, gap=0.02))
+def test_a_caller_who_leaves_in_the_middle_of_an_answer_ends_it(installation: Installation, caller: Caller) -> None:
+    installation.stub.script("alpha", Reply(endless=True, gap=0.02))
     chunks = caller.client.chat.completions.create(model="baton-mini", messages=asking("Go on."), stream=True)  # type: ignore[call-overload]
     for _ in range(4):
         next(chunks)
     chunks.close()
-    wait_until(lambda: disconnected(house, "alpha"), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
+    wait_until(lambda: disconnected(installation, "alpha"), within=BEFORE_ITS_DEADLINE, what="the call is broken off")
 
 
-def test_an_emptied_redis_is_no_event(house: House, caller: Caller, aside: Any) -> None:
+def test_an_emptied_redis_is_no_event(installation: Installation, caller: Caller, aside: Any) -> None:
     for name in WORKERS:
-        house.stub.always(name, Reply(first_delay=0.3))
+        installation.stub.always(name, Reply(first_delay=0.3))
     answers = [aside(caller.whole, "baton-ultra", "Remember me.") for _ in range(6)]
-    with Redis.from_url(house.redis) as redis:
+    with Redis.from_url(installation.redis) as redis:
         while not all(answer.done() for answer in answers):
             empty(redis)
             time.sleep(EMPTY_PAUSE)
@@ -235,7 +241,7 @@ def empty(redis: Redis) -> None:
         redis.delete(*keys)
 
 
-def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubControl, shared: House) -> None:
+def test_processes_may_start_before_their_servers(tmp_path: Path, stub: StubControl, shared: Installation) -> None:
     """In whatever order a machine comes up, and without a restart."""
     stub.clear()
     with servers.postgres() as postgres, servers.redis() as redis:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.harness.processes import KEY, Process, asking, command
 from tests.harness.waiting import Stopwatch, wait_until
-from tests.integration.installation import LEASE, House, execute, launched, settings
+from tests.integration.installation import LEASE, Installation, execute, launched, settings
 from tests.stubs import Fail, Hang, Reply, Stall
 from tests.stubs.control import StubControl
 
@@ -32,25 +32,25 @@ ASKED = {"model": "baton-mini", "messages": asking("What is 4 times 5?")}
 @pytest.fixture(scope="module")
 def installed(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, database: str, redis_server_url: str
-) -> Iterator[tuple[House, Process]]:
+) -> Iterator[tuple[Installation, Process]]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, database, redis_server_url)
     with launched(folder, environ, "gateway", "gateway", "dispatcher", "dispatcher") as (one, other, *dispatchers):
         wait_until(lambda: one.ready() and other.ready())
-        yield House(stub, database, redis_server_url, one, dispatchers), other
+        yield Installation(stub, database, redis_server_url, one, dispatchers), other
 
 
 @pytest.fixture
-def house(installed: tuple[House, Process]) -> House:
+def installation(installed: tuple[Installation, Process]) -> Installation:
     """The house, with a worker that says its answer piece by piece. Its gateway is the one that is killed."""
-    house, _ = installed
-    house.stub.clear()
-    house.stub.always("alpha", Reply(chunks=PIECES))
-    return house
+    installation, _ = installed
+    installation.stub.clear()
+    installation.stub.always("alpha", Reply(chunks=PIECES))
+    return installation
 
 
 @pytest.fixture
-def other(installed: tuple[House, Process]) -> Process:
+def other(installed: tuple[Installation, Process]) -> Process:
     """The gateway that lives."""
     return installed[1]
 
@@ -143,46 +143,52 @@ def attempts(process: Process, run: str) -> list[str]:
 
 
 @pytest.mark.parametrize("act", [Reply(chunks=PIECES), Fail(status=400)], ids=["answered", "failed"])
-def test_a_reply_is_the_same_bytes_after_its_gateway_was_killed(house: House, other: Process, act: Any) -> None:
+def test_a_reply_is_the_same_bytes_after_its_gateway_was_killed(
+    installation: Installation, other: Process, act: Any
+) -> None:
     for name in ("alpha", "beta", "gamma"):
-        house.stub.always(name, act)
+        installation.stub.always(name, act)
     key = uuid.uuid4().hex
-    first = post(house.gateway, key)
-    calls = len(house.stub.requests())
-    with revived(house.gateway):
-        house.gateway.kill()
+    first = post(installation.gateway, key)
+    calls = len(installation.stub.requests())
+    with revived(installation.gateway):
+        installation.gateway.kill()
         again = post(other, key)
-    revenant = post(house.gateway, key)
+    revenant = post(installation.gateway, key)
     assert first.status_code == (502 if isinstance(act, Fail) else 200)
     assert (first.status_code, first.content) == (again.status_code, again.content)
     assert (first.status_code, first.content) == (revenant.status_code, revenant.content)
     assert [reply.headers.get("idempotent-replayed") for reply in (first, again, revenant)] == [None, "true", "true"]
-    assert len(house.stub.requests()) == calls
+    assert len(installation.stub.requests()) == calls
 
 
-def test_equal_requests_to_both_gateways_at_once_are_one_run(house: House, other: Process, aside: Any) -> None:
-    house.stub.always("alpha", Reply(chunks=PIECES, first_delay=0.3))
+def test_equal_requests_to_both_gateways_at_once_are_one_run(
+    installation: Installation, other: Process, aside: Any
+) -> None:
+    installation.stub.always("alpha", Reply(chunks=PIECES, first_delay=0.3))
     for _ in range(3):
-        key, calls = uuid.uuid4().hex, len(house.stub.requests())
-        replies = [each.result() for each in [aside(post, one, key) for one in (house.gateway, other) * 5]]
+        key, calls = uuid.uuid4().hex, len(installation.stub.requests())
+        replies = [each.result() for each in [aside(post, one, key) for one in (installation.gateway, other) * 5]]
         assert {(reply.status_code, reply.content) for reply in replies} == {(200, replies[0].content)}
         assert sum("idempotent-replayed" not in reply.headers for reply in replies) == 1
-        assert len(house.stub.requests()) == calls + 1
+        assert len(installation.stub.requests()) == calls + 1
 
 
-def deltas_sent(house: House) -> int:
+def deltas_sent(installation: Installation) -> int:
     """The number of pieces of their answers that workers have sent."""
-    return sum(record["deltas_sent"] for record in house.stub.requests("alpha"))
+    return sum(record["deltas_sent"] for record in installation.stub.requests("alpha"))
 
 
-def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(house: House, other: Process, aside: Any) -> None:
+def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(
+    installation: Installation, other: Process, aside: Any
+) -> None:
     """The dispatcher goes on with the call, another process takes the run over, and the words keep coming."""
-    house.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
+    installation.stub.always("alpha", Reply(chunks=PIECES * 12, gap=0.15))
     key = uuid.uuid4().hex
-    with revived(house.gateway):
-        heard = aside(stream, house.gateway, key)
-        wait_until(lambda: deltas_sent(house) > 4, what="it is in the middle of its answer")
-        house.gateway.kill()
+    with revived(installation.gateway):
+        heard = aside(stream, installation.gateway, key)
+        wait_until(lambda: deltas_sent(installation) > 4, what="it is in the middle of its answer")
+        installation.gateway.kill()
         first = heard.result()
         assert 0 < len(first.text) < len(ANSWER * 12)
         assert not first.done
@@ -198,14 +204,14 @@ def test_a_stream_goes_on_at_another_gateway_when_its_own_is_killed(house: House
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 def test_a_request_whose_gateway_is_killed_is_answered_by_another(
-    house: House, other: Process, aside: Any, streams: bool
+    installation: Installation, other: Process, aside: Any, streams: bool
 ) -> None:
-    house.stub.always("alpha", Reply(chunks=PIECES, first_delay=1.0))
+    installation.stub.always("alpha", Reply(chunks=PIECES, first_delay=1.0))
     key = uuid.uuid4().hex
-    with revived(house.gateway):
-        lost = aside(post, house.gateway, key, stream=streams)
-        wait_until(lambda: house.stub.requests("alpha"), what="it is called")
-        house.gateway.kill()
+    with revived(installation.gateway):
+        lost = aside(post, installation.gateway, key, stream=streams)
+        wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
+        installation.gateway.kill()
         assert lost.exception() is not None
         watch = Stopwatch()
         again = post(other, key, stream=streams)
@@ -215,17 +221,17 @@ def test_a_request_whose_gateway_is_killed_is_answered_by_another(
         assert stream(other, key).text == ANSWER
     else:
         assert again.content == post(other, key, stream=False).content
-    assert len(house.stub.requests("alpha")) == 1
+    assert len(installation.stub.requests("alpha")) == 1
 
 
-def test_words_of_a_lost_attempt_are_never_continued(house: House, other: Process, aside: Any) -> None:
+def test_words_of_a_lost_attempt_are_never_continued(installation: Installation, other: Process, aside: Any) -> None:
     """A dispatcher killed in the middle of an answer: who heard it is told where the answer is, and gets it whole."""
-    house.stub.script("alpha", Reply(chunks=("Fünf ", "mal"), fault=Stall(after=1)))
+    installation.stub.script("alpha", Reply(chunks=("Fünf ", "mal"), fault=Stall(after=1)))
     key = uuid.uuid4().hex
-    heard = aside(stream, house.gateway, key)
-    wait_until(lambda: house.stub.requests("alpha"), what="it is called")  # before the other follows its run
+    heard = aside(stream, installation.gateway, key)
+    wait_until(lambda: installation.stub.requests("alpha"), what="it is called")  # before the other follows its run
     half = stream(other, key, until=lambda part: part.text == "Fünf ")
-    victim = house.holding()
+    victim = installation.holding()
     victim.kill()
     first = heard.result()
     victim.start()
@@ -238,14 +244,16 @@ def test_words_of_a_lost_attempt_are_never_continued(house: House, other: Proces
     assert (again.text, again.done) == (ANSWER, True)
     assert mixed.error is not None
     assert (mixed.error["status"], mixed.error["code"]) == (409, "answer_changed")
-    assert stream(house.gateway, key, again.number).error is None
+    assert stream(installation.gateway, key, again.number).error is None
     assert attempts(other, first.run) == ["unknown", "ok"]
 
 
-def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(house: House, other: Process, aside: Any) -> None:
-    house.stub.always("alpha", Hang())
-    asked = aside(post, house.gateway, uuid.uuid4().hex)
-    wait_until(lambda: house.stub.requests("alpha"), what="it is called")
+def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(
+    installation: Installation, other: Process, aside: Any
+) -> None:
+    installation.stub.always("alpha", Hang())
+    asked = aside(post, installation.gateway, uuid.uuid4().hex)
+    wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=other.url, headers=headers, timeout=10, trust_env=False) as client:
         (row,) = client.get("/v1/runs", params={"limit": 1}).json()["data"]
@@ -254,15 +262,15 @@ def test_a_run_is_stopped_by_a_gateway_that_does_not_drive_it(house: House, othe
     assert (reply.status_code, reply.json()["state"]) == (200, "cancelled")
     assert watch.seconds < 2
     assert asked.result().json()["error"]["code"] == "run_cancelled"
-    (record,) = wait_until(lambda: [one for one in house.stub.requests("alpha") if one["disconnected_at"]])
+    (record,) = wait_until(lambda: [one for one in installation.stub.requests("alpha") if one["disconnected_at"]])
     assert record
 
 
-def test_a_run_is_stopped_from_the_command_line(house: House, aside: Any, tmp_path: Path) -> None:
-    house.stub.always("alpha", Hang())
-    asked = aside(post, house.gateway, uuid.uuid4().hex)
-    wait_until(lambda: house.stub.requests("alpha"), what="it is called")
-    rows = asyncio.run(execute(house.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
-    done = command(house.gateway.folder, house.gateway.environ, "runs", "cancel", rows[0][0])
+def test_a_run_is_stopped_from_the_command_line(installation: Installation, aside: Any, tmp_path: Path) -> None:
+    installation.stub.always("alpha", Hang())
+    asked = aside(post, installation.gateway, uuid.uuid4().hex)
+    wait_until(lambda: installation.stub.requests("alpha"), what="it is called")
+    rows = asyncio.run(execute(installation.database, "SELECT id FROM runs ORDER BY created_at DESC LIMIT 1"))
+    done = command(installation.gateway.folder, installation.gateway.environ, "runs", "cancel", rows[0][0])
     assert (done.returncode, "cancelled" in done.stdout) == (0, True), done.stderr
     assert asked.result().json()["error"]["code"] == "run_cancelled"

@@ -9,7 +9,7 @@ import pytest
 from app.core.pool.breaker import IN_A_ROW
 from app.core.run.events import Kind
 from app.process.config import configure
-from app.process.wiring import House, house
+from app.process.wiring import Runtime, open_runtime
 from app.store.sqlkit.migrate import migrate
 from tests.harness.in_process import events, finish, order, pool_text
 from tests.harness.waiting import until
@@ -28,7 +28,7 @@ async def stub() -> AsyncIterator[ProviderStub]:
 @pytest.fixture
 async def pair(
     stub: ProviderStub, tmp_path: Path, postgres_url: str, redis_url: str
-) -> AsyncIterator[tuple[House, House]]:
+) -> AsyncIterator[tuple[Runtime, Runtime]]:
     """A gateway that drives nothing, and an engine, each with a house of its own."""
     await asyncio.to_thread(migrate, postgres_url)
     (tmp_path / "pool.toml").write_text(pool_text(stub))
@@ -40,7 +40,7 @@ async def pair(
             "BATON_PEPPER": "p" * 32,
         }
     )
-    async with house(loaded) as gateway, house(loaded) as engine, asyncio.TaskGroup() as group:
+    async with open_runtime(loaded) as gateway, open_runtime(loaded) as engine, asyncio.TaskGroup() as group:
         ending = asyncio.Event()
         gateway.runs.engine = None
         await asyncio.gather(gateway.clock.look(), engine.clock.look())
@@ -55,13 +55,13 @@ async def pair(
 
 
 async def test_an_engine_plans_without_a_worker_that_it_has_given_up(
-    stub: ProviderStub, pair: tuple[House, House]
+    stub: ProviderStub, pair: tuple[Runtime, Runtime]
 ) -> None:
     gateway, engine = pair
     stub.always("alpha", Fail(status=503))
     outcomes = [await finish(await gateway.runs.start(order(gateway, "baton-mini"))) for _ in range(IN_A_ROW)]
     assert {outcome.ended.answer for outcome in outcomes} == {"Hello there."}
-    breaker = engine.means.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"})
+    breaker = engine.context.telemetry.registry.get_sample_value("baton_breaker_state", {"worker": "alpha"})
     assert breaker == 2
     last = await finish(await gateway.runs.start(order(gateway, "baton-mini")))
     journal = await events(gateway, last.ended.state.run)

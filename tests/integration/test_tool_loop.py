@@ -19,7 +19,7 @@ import pytest
 
 from tests.harness.processes import Caller, calling, command
 from tests.harness.waiting import wait_until
-from tests.integration.installation import WORKERS, House, launched, settings
+from tests.integration.installation import WORKERS, Installation, launched, settings
 from tests.stubs import Agent, ToolCall, plan_reply
 from tests.stubs.control import StubControl
 
@@ -122,10 +122,10 @@ class Coder:
 
 
 @pytest.fixture
-def house(tmp_path: Path, stub: StubControl, database: str, redis_server_url: str) -> Iterator[House]:
+def installation(tmp_path: Path, stub: StubControl, database: str, redis_server_url: str) -> Iterator[Installation]:
     environ = settings(tmp_path, stub, database, redis_server_url)
     with launched(tmp_path, environ, "gateway", "dispatcher") as (gateway, dispatcher):
-        made = House(stub, database, redis_server_url, gateway, [dispatcher])
+        made = Installation(stub, database, redis_server_url, gateway, [dispatcher])
         there(made)
         stub.always("planner", PLAN)
         for name in WORKERS:
@@ -133,53 +133,53 @@ def house(tmp_path: Path, stub: StubControl, database: str, redis_server_url: st
         yield made
 
 
-def there(house: House) -> None:
+def there(installation: Installation) -> None:
     """Wait until both processes are, and ready."""
-    for process in (house.gateway, *house.dispatchers):
+    for process in (installation.gateway, *installation.dispatchers):
         process.wait_until_announced()
-    wait_until(house.gateway.ready)
+    wait_until(installation.gateway.ready)
 
 
-def restart(house: House, kills: bool) -> None:
+def restart(installation: Installation, kills: bool) -> None:
     """End both processes at once, and start them again."""
-    both = (house.gateway, *house.dispatchers)
+    both = (installation.gateway, *installation.dispatchers)
     for process in both:
         process.kill() if kills else process.tell_to_stop()
     for process in both:
         assert process.ended() == 0
     for process in both:
         process.start(wait=False)
-    there(house)
+    there(installation)
 
 
-def asked(house: House, worker: str) -> list[dict[str, Any]]:
+def asked(installation: Installation, worker: str) -> list[dict[str, Any]]:
     """What a worker was sent, in its tool loop only."""
-    bodies = [json.loads(record["body"]) for record in house.stub.requests(worker)]
+    bodies = [json.loads(record["body"]) for record in installation.stub.requests(worker)]
     return [body for body in bodies if body.get("tools")]
 
 
-def loop(house: House, coder: Coder, aside: ThreadPoolExecutor) -> str:
+def loop(installation: Installation, coder: Coder, aside: ThreadPoolExecutor) -> str:
     """All turns, with the two restarts; the worker that called the tools."""
     assert coder.turn(0) is None
-    (worker,) = [name for name in WORKERS if asked(house, name)]
+    (worker,) = [name for name in WORKERS if asked(installation, name)]
     for number in range(1, TURNS):
         if number not in (KILLED, STOPPED):
             assert coder.turn(number) is None
             continue
-        calls = len(asked(house, worker))
-        house.stub.script(worker, Agent(first=call(0), delay=THINKING))
+        calls = len(asked(installation, worker))
+        installation.stub.script(worker, Agent(first=call(0), delay=THINKING))
         said = aside.submit(coder.turn, number)
-        wait_until(lambda calls=calls: len(asked(house, worker)) > calls, what="the worker is asked")
-        restart(house, kills=number == KILLED)
+        wait_until(lambda calls=calls: len(asked(installation, worker)) > calls, what="the worker is asked")
+        restart(installation, kills=number == KILLED)
         assert said.result() is None
     return worker
 
 
-def test_a_loop_of_twenty_turns_outlives_every_process(house: House) -> None:
+def test_a_loop_of_twenty_turns_outlives_every_process(installation: Installation) -> None:
     """One run, one plan, one step and its one worker; only the call that was killed is made again."""
-    with ThreadPoolExecutor(1) as aside, calling(house.gateway.url) as caller:
+    with ThreadPoolExecutor(1) as aside, calling(installation.gateway.url) as caller:
         coder = Coder(caller)
-        worker = loop(house, coder, aside)
+        worker = loop(installation, coder, aside)
         assert coder.turn(TURNS) == answer()
         (name,) = coder.runs
         run, kinds = caller.run(name), [event["kind"] for event in caller.events(name)]
@@ -196,6 +196,6 @@ def test_a_loop_of_twenty_turns_outlives_every_process(house: House) -> None:
     outcomes.insert(KILLED, "unknown")
     assert [one["outcome"] for one in second["attempts"]] == outcomes
     assert [one["id"] for exchange in second["exchanges"] for one in exchange["calls"]] == coder.ids
-    assert sum(len(asked(house, name)) for name in WORKERS) == len(outcomes)
-    audit = command(house.gateway.folder, house.gateway.environ, "audit", "check", "--json")
+    assert sum(len(asked(installation, name)) for name in WORKERS) == len(outcomes)
+    audit = command(installation.gateway.folder, installation.gateway.environ, "audit", "check", "--json")
     assert (audit.returncode, json.loads(audit.stdout)["violations"]) == (0, []), audit.stdout

@@ -13,7 +13,7 @@ from app.core.plan.visibility import Seen, compose, granted
 from app.core.plan.workflow import Step
 from app.core.pool.catalog import Limits
 from app.core.run import drafts
-from app.core.run.events import CallFinished, CallIntended, Draft, Event, RunAdmitted, StepDone, StepQueued
+from app.core.run.events import CallFinished, CallIntended, Event, Fact, RunAdmitted, StepDone, StepQueued
 from app.core.run.progress import Finish, Propose, Queue, Skip, advance, begin, decide
 from app.core.run.state import RunState
 from app.lab.plans import Plan, to_workflow
@@ -97,14 +97,14 @@ class Stage:
         self._replies[n], self._done[n] = said, Seen(n, step.subtask, said.text)
         self._ends[n] = max((self._ends[k] for k in step.access.steps), default=0.0) + seconds(worker, said.written)
 
-    def _write(self, *written: Draft) -> None:
+    def _write(self, *written: Fact) -> None:
         for draft in written:
             self._state = advance(self._state, self._event(draft))
 
-    def _event(self, draft: Draft) -> Event:
+    def _event(self, draft: Fact) -> Event:
         return Event.of("run", next(self._seq), 0.0, draft)
 
-    def _admission(self) -> Draft:
+    def _admission(self) -> Fact:
         return RunAdmitted(
             task="task",
             tier="mini",

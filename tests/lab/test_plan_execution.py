@@ -21,27 +21,27 @@ from app.lab.plan_rewards import PATIENCE, Scorer
 from app.lab.reward import MALFORMED
 from app.lab.training_questions import Question, Rule, of_rollouts, of_world, posed
 from app.lab.world import Weights, profiles
-from app.process.wiring import House
-from tests.harness.in_process import open_house
+from app.process.wiring import Runtime
+from tests.harness.in_process import running_service
 from tests.lab.test_rollouts import made
 
 EMBER = {"subtask": "Solve the task step by step. Give the final answer.", "access": ["user"]}
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path, world_file.pool_file(tuple(profiles().values()))) as running:
+async def opened(tmp_path: Path) -> AsyncIterator[Runtime]:
+    async with running_service(tmp_path, world_file.pool_file(tuple(profiles().values()))) as running:
         yield running
 
 
-def asked(opened: House, count: int = 40, **changes: Any) -> list[Question]:
+def asked(opened: Runtime, count: int = 40, **changes: Any) -> list[Question]:
     catalog = opened.pool.catalog()
     tier = catalog.tiers[world_file.TIER]
     pool = [catalog.workers[name] for name in tier.pool]
     return list(posed(of_world(60, 1), pool, tier.efforts["medium"], count, 2, **{"random_pools": False, **changes}))
 
 
-async def place(opened: House) -> tuple[Place, httpx.ASGITransport]:
+async def place(opened: Runtime) -> tuple[Place, httpx.ASGITransport]:
     key, row = mint(opened.gateway.pepper, tenant="acme", name="trainer", scopes=["runs:write"], now=0.0)
     assert await opened.gateway.store.add_key(row)
     return Place("http://baton", key, world_file.TIER), httpx.ASGITransport(create_app(opened.gateway))
@@ -51,7 +51,7 @@ def plan(question: Question, worker: str) -> str:
     return json.dumps({"steps": [{"worker": question.names.index(worker), **EMBER}]})
 
 
-async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: House) -> None:
+async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: Runtime) -> None:
     questions = asked(opened)
     where, transport = await place(opened)
     told: list[str] = []
@@ -72,7 +72,7 @@ async def test_a_batch_is_rewarded_by_what_the_executor_made_of_it(opened: House
     assert told[0].startswith(f"step 3: {len(rows)} plans: 2 malformed")
 
 
-async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: House) -> None:
+async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: Runtime) -> None:
     questions = asked(opened, random_pools=True)
     assert {len(one.workers) for one in questions} >= {3, 8}
     small = next(one for one in questions if len(one.workers) == 3)
@@ -82,15 +82,15 @@ async def test_a_plan_is_bound_to_the_workers_that_were_shown(opened: House) -> 
         assert (await executor.carry(small, beyond)).verdict == "malformed"
         good = await executor.carry(small, json.dumps({"steps": [{"worker": 2, **EMBER}]}))
         assert good.verdict in ("right", "wrong")
-        (row,) = [await opened.means.store.run(good.run)]
+        (row,) = [await opened.context.store.run(good.run)]
         assert row.state == "succeeded"
-        journal = (await opened.means.store.journal(good.run)).events
+        journal = (await opened.context.store.journal(good.run)).events
         assert sorted(journal[0].body["pool"]) == sorted(small.names)
         assert journal[1].body["order"]
         assert journal[0].body["conductor"] == "caller"
 
 
-async def test_another_tier_or_key_stops_training(opened: House) -> None:
+async def test_another_tier_or_key_stops_training(opened: Runtime) -> None:
     question = asked(opened, 1)[0]
     where, transport = await place(opened)
     for wrong in (

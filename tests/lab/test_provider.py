@@ -16,7 +16,7 @@ from app.lab.workers import final
 from app.lab.world import standard_pool
 from app.providers.protocol import Request
 from app.providers.rehearsal.provider import RehearsalProvider
-from tests.harness.in_process import finish, open_house, order
+from tests.harness.in_process import finish, order, running_service
 from tests.lab.test_world import any_problem
 
 PLANS: tuple[Plan, ...] = (
@@ -56,7 +56,7 @@ async def test_the_service_finds_what_the_simulator_says(tmp_path: Path) -> None
     random = Random(0)
     names = [worker.name for worker in standard_pool()]
     surplus = spread = 0.0
-    async with open_house(tmp_path, pool_text()) as opened:
+    async with running_service(tmp_path, pool_text()) as opened:
         for plan in PLANS:
             steps = to_workflow(plan, names).steps
             asked = [{"worker": s.worker, "subtask": s.subtask, "access": s.access.as_list()} for s in steps]

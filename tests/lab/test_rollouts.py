@@ -20,8 +20,8 @@ from app.errors import ConfigInvalid
 from app.lab.journal_rollouts import Wanted, judged
 from app.lab.rollouts import Rollout, accepted, critical, effective, from_lines, split, to_line, weighted
 from app.lab.world import Weights
-from app.process.wiring import House
-from tests.harness.in_process import finish, narrowed, open_house, order, plan_text, pool_text
+from app.process.wiring import Runtime
+from tests.harness.in_process import finish, narrowed, order, plan_text, pool_text, running_service
 from tests.stubs import Fail, ProviderStub, Reply
 
 PLAN = plan_text((1, "Draft it.", ["user"]), (0, "Finish it.", ["user", 0]))
@@ -36,31 +36,33 @@ async def stub() -> AsyncIterator[ProviderStub]:
 
 
 @pytest.fixture
-async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[House]:
+async def opened(stub: ProviderStub, tmp_path: Path) -> AsyncIterator[Runtime]:
     text = pool_text(stub).replace('strengths = ["general"]', 'strengths = ["general"]\nclearance = ["study", "phi"]')
-    async with open_house(tmp_path, text) as running:
+    async with running_service(tmp_path, text) as running:
         yield running
 
 
-async def ask(opened: House, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
+async def ask(opened: Runtime, text: str = "Why?", tier: str = "baton-ultra", **changes: Any) -> str:
     return (await finish(await opened.runs.start(order(opened, tier, text, **changes)))).ended.state.run
 
 
-async def rate(opened: House, run: str, score: float, kind: str = "grader") -> None:
-    await opened.means.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
+async def rate(opened: Runtime, run: str, score: float, kind: str = "grader") -> None:
+    await opened.context.store.rate(derived(run, "tenant", 5.0, kind, "exact", "1", score=score))  # type: ignore[arg-type]
 
 
-async def collected(opened: House, wanted: Wanted = AGREED) -> tuple[list[Rollout], Counter[str]]:
+async def collected(opened: Runtime, wanted: Wanted = AGREED) -> tuple[list[Rollout], Counter[str]]:
     return await command.collect(opened.pool.loaded.settings, wanted, None)
 
 
-async def test_a_conductor_that_might_take_steps_itself_is_another_one(opened: House) -> None:
+async def test_a_conductor_that_might_take_steps_itself_is_another_one(opened: Runtime) -> None:
     limits = narrowed(opened, "baton-nested", rounds=1)
     await ask(opened, tier="baton-nested", limits=limits)
     assert await collected(opened) == ([], Counter({"its conductor might take steps itself": 1}))
 
 
-async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(opened: House, stub: ProviderStub) -> None:
+async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(
+    opened: Runtime, stub: ProviderStub
+) -> None:
     run = await ask(opened)
     await rate(opened, run, 1.0)
     ((found,), skipped) = await collected(opened)
@@ -71,7 +73,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(open
     assert json.loads(found.completion) == json.loads(PLAN)
     assert " " not in found.completion.replace("Draft it.", "").replace("Finish it.", ""), "as servers decode it"
     assert (found.run, found.steps, found.score, found.verdict) == (run, 2, 1.0, "right")
-    journal = (await opened.means.store.journal(run)).events
+    journal = (await opened.context.store.journal(run)).events
     shown = next(event.body["order"] for event in journal if event.kind is Kind.PLAN_OPENED)
     assert list(found.workers) == shown
     steps = [event.body for event in journal if event.kind is Kind.CALL_FINISHED][1:]
@@ -83,7 +85,7 @@ async def test_a_rollout_has_the_very_prompt_and_the_plan_as_it_was_written(open
     assert "tenant" not in line.replace("content", "")
 
 
-async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened: House) -> None:
+async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened: Runtime) -> None:
     """So it teaches the same prompt; and the worker's name stands nowhere in what is learned."""
     for n in range(8):
         await ask(opened, f"Why {n}?", "baton-mini")
@@ -94,7 +96,7 @@ async def test_a_plan_that_no_model_wrote_is_shown_over_shuffled_ordinals(opened
         assert "alpha" not in one.completion + "".join(turn["content"] for turn in one.prompt)
 
 
-async def test_only_who_has_agreed_is_learned_from(opened: House) -> None:
+async def test_only_who_has_agreed_is_learned_from(opened: Runtime) -> None:
     by_label = await ask(opened, labels=frozenset({"study"}))
     words = (Message("user", (Text("And?"),)),)
     by_word = await ask(opened, task=Task(words, metadata={"study": "Yes"}))
@@ -106,13 +108,13 @@ async def test_only_who_has_agreed_is_learned_from(opened: House) -> None:
     assert skipped == {"its caller has not agreed": 2, "it has the label phi": 1}
     everybody, _ = await collected(opened)
     assert {one.run for one in everybody} == {by_label, by_word, refused, silent, private}
-    await opened.means.store.erase(by_label)
+    await opened.context.store.erase(by_label)
     found, skipped = await collected(opened, Wanted("study"))
     assert {one.run for one in found} == {by_word, private}
     assert skipped["its content was erased"] == 1
 
 
-async def test_an_outage_teaches_nothing(opened: House, stub: ProviderStub) -> None:
+async def test_an_outage_teaches_nothing(opened: Runtime, stub: ProviderStub) -> None:
     stub.always("alpha", Fail(status=401))
     await ask(opened, "Why?", "baton-mini")
     stub.always("planner", Fail(status=401))
@@ -124,7 +126,7 @@ async def test_an_outage_teaches_nothing(opened: House, stub: ProviderStub) -> N
 
 
 async def test_the_command_writes_a_private_file_and_asks_for_consent(
-    opened: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await ask(opened)
     await rate(opened, await ask(opened, "How?"), 0.0)

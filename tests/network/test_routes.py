@@ -14,7 +14,7 @@ from app.providers.vllm import Management
 from tests.conformance.wire_formats import PATIENT, request, said
 from tests.harness.authority import Authority
 from tests.harness.forward_proxy import ForwardProxy
-from tests.harness.in_process import finish, open_house, order
+from tests.harness.in_process import finish, order, running_service
 from tests.stubs import KEYS, ProviderStub
 
 DEAD = "http://127.0.0.1:1"
@@ -138,7 +138,7 @@ async def test_the_pool_file_leads_a_run_through_the_proxy(authority: Authority,
         ForwardProxy("baton:s3cret") as proxy,
     ):
         text = POOL.format(base_url=stub.openai_url, proxy=proxy.url, ca=authority.ca, certificate=certificate, key=key)
-        async with open_house(tmp_path, text, environ) as opened:
+        async with running_service(tmp_path, text, environ) as opened:
             ended = await finish(await opened.runs.start(order(opened, "baton-mini")))
             assert ended.ended.state.state == "succeeded"
         assert (len(stub.requests), len(proxy.asked), proxy.refused) == (1, 1, 0)

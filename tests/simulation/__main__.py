@@ -13,7 +13,7 @@ from tests.simulation.crowd import ENOUGH, many
 from tests.simulation.play import play
 
 
-def tell(seed: int) -> int:
+def print_story(seed: int) -> int:
     """One seed's story."""
     report = play(seed, keep_trace=True)
     print(*report.lines, sep="\n")
@@ -33,7 +33,7 @@ def main() -> int:
     if (given.seed is None) == (not given.seeds):
         parser.error("say one seed, or --seeds and how many")
     if given.seed is not None:
-        return tell(given.seed)
+        return print_story(given.seed)
     total = many(given.first, given.seeds, given.minutes)
     gaps = list(total.gaps()) if total.seeds >= ENOUGH else []
     print(*total.lines(), *gaps, sep="\n")

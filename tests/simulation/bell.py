@@ -103,11 +103,11 @@ class Bell:
         self._noticed = False
 
     @property
-    def sound(self) -> bool:
+    def healthy(self) -> bool:
         """False from the first call that failed until the server is back."""
         return not self._noticed or self._server.down_until <= self._seam.time()
 
-    async def ring(self, tickets: Sequence[Ticket]) -> None:
+    async def enqueue(self, tickets: Sequence[Ticket]) -> None:
         await self._arrive("queue.ring")
         seam = self._seam
         if seam.hit("queue.ring.fails"):
@@ -158,7 +158,7 @@ class Bell:
         for ticket in tickets:
             self._server.forget(ticket.receipt)
 
-    async def tell(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
+    async def publish(self, address: str, messages: Sequence[Live], *, at_once: bool = False) -> None:
         await self._arrive("queue.tell")
         if self._seam.hit("queue.tell.fails"):
             raise QueueUnavailable
@@ -167,7 +167,7 @@ class Bell:
                 self._send(hearer, message)
 
     @asynccontextmanager
-    async def hear(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
+    async def subscribe(self, address: str, sink: Callable[[Live], None]) -> AsyncIterator[None]:
         await self._seam.lag(0.001)
         hearer = Hearer(self._seam, sink)
         hearers = self._server.hearers.setdefault(address, [])
@@ -204,7 +204,7 @@ class Bell:
     async def _arrive(self, point: str) -> None:
         await self._seam.strike(point)
         await self._seam.lag(0.0005)
-        if self._server.down_until > self._seam.time() and self.sound:
+        if self._server.down_until > self._seam.time() and self.healthy:
             await asyncio.sleep(GIVE_UP * self._seam.chance())  # only the first one waits for a server that is gone
         self._check_up()
 

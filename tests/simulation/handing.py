@@ -51,18 +51,18 @@ def take_no_run(patch: Patch) -> None:
 def hand_back_and_keep_the_lease(patch: Patch) -> None:
     """Tickets are left, but the lease goes on, so that nobody finds the run who has not got its ticket."""
 
-    async def kept(means: Any, _home: str, drivers: Mapping[str, Driver]) -> None:
-        means.telemetry.count("baton_swept_total", "run", by=len(drivers))
+    async def kept(context: Any, _home: str, drivers: Mapping[str, Driver]) -> None:
+        context.telemetry.count("baton_swept_total", "run", by=len(drivers))
 
     patch.setattr(registry, "hand_back", kept)
 
 
 def hand_back_and_prolong(patch: Patch) -> None:
-    async def prolonged(means: Any, home: str, drivers: Mapping[str, Driver]) -> None:
+    async def prolonged(context: Any, home: str, drivers: Mapping[str, Driver]) -> None:
         epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
         if epochs:
-            await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP_SECONDS)
-            await means.store.renew_leases(home, epochs, means.now() + 30.0)
+            await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS)
+            await context.store.renew_leases(home, epochs, context.now() + 30.0)
 
     patch.setattr(registry, "hand_back", prolonged)
 

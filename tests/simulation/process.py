@@ -1,6 +1,6 @@
 """One process of the service in a world: a gateway's drivers, a dispatcher, or both, put together as `serving` does.
 
-`means` is the one place where the product's `Means` is made.
+`context` is the one place where the product's `EngineContext` is made.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from app.conductor.protocol import Conductor
 from app.conductor.styles import STYLES
 from app.core.pool.catalog import Card, Catalog, ConductorSpec, Limits, Price, ProviderSpec, Tier, Worker
 from app.core.pool.snapshot import sealed
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.delivery.webhooks import Target, Webhooks
 from app.engine.runs.client import RunClient
 from app.engine.runs.registry import Drivers
@@ -123,9 +123,11 @@ class Watch:
         return self.loop.time() - self.lag
 
 
-def means(setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider) -> Means:
+def context(
+    setting: Setting, watch: Watch, clock: Clock, store: Store, queue: StepQueue, provider: SimProvider
+) -> EngineContext:
     """What drivers and dispatchers of one process work with."""
-    return Means(
+    return EngineContext(
         store=store,
         queue=queue,
         catalog=lambda: setting.catalog,
@@ -201,7 +203,7 @@ class Process:
         self.ended = True
 
     async def _serve(self) -> None:
-        given = means(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
+        given = context(self.setting, self.watch, self.clock, self.store, self.queue, self.provider)
         drivers = self.drivers = Drivers(given, home=self.name, bound=50)
         self.runs = RunClient(
             given,

@@ -380,7 +380,7 @@ def forget_a_notice_with_its_process(patch: Patch) -> None:
     deliver = Webhooks._deliver
 
     async def hasty(self: Webhooks, client: Any, target: Any, notice: Any) -> None:
-        await self._means.store.close_notice(notice)
+        await self._context.store.close_notice(notice)
         await deliver(self, client, target, notice)
 
     patch.setattr(Webhooks, "_deliver", hasty)
@@ -421,7 +421,7 @@ def log_in_vain(patch: Patch) -> None:
         await ring(self, outbox)
         raise KeyError(self.state.run)
 
-    patch.setattr(RunWriter, "_ring", breaks)
+    patch.setattr(RunWriter, "_enqueue", breaks)
 
 
 BUGS = (

@@ -29,11 +29,11 @@ def server() -> Iterator[servers.Server]:
 
 async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_the_end(server: servers.Server) -> None:
     heard: list[Live] = []
-    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.hear("a", heard.append):
+    async with RedisQueue(server.url, ["mini"]) as hearer, hearer.subscribe("a", heard.append):
         async with RedisQueue(server.url, ["mini"]) as teller, Redis.from_url(server.url) as client:
             before = await _calls(client, "publish")
             for step in range(500):
-                await teller.tell("a", [Stop("run", step)])
+                await teller.publish("a", [Stop("run", step)])
             await teller.close()
             assert await _calls(client, "publish") - before <= 4
         await until(lambda: len(heard) == 500)
@@ -43,10 +43,10 @@ async def test_tellers_share_publishes_and_what_was_told_last_is_heard_before_th
 async def test_who_keeps_talking_is_published_at_a_pace(server: servers.Server) -> None:
     heard: list[Live] = []
     teller, hearer = RedisQueue(server.url, TIERS), RedisQueue(server.url, TIERS)
-    async with hearer, hearer.hear("a", heard.append), teller, Redis.from_url(server.url) as client:
+    async with hearer, hearer.subscribe("a", heard.append), teller, Redis.from_url(server.url) as client:
         before, began = await _calls(client, "publish"), time.monotonic()
         for step in range(400):
-            await teller.tell("a", [Stop("run", step)])
+            await teller.publish("a", [Stop("run", step)])
             await asyncio.sleep(PAUSE)
         seconds = time.monotonic() - began
         assert await _calls(client, "publish") - before <= FREELY + seconds / PACE + 2
@@ -61,7 +61,7 @@ async def _seconds_of_ten(teller: RedisQueue, heard: list[Live]) -> float:
     began = time.monotonic()
     for _ in range(10):
         heard.clear()
-        await teller.tell("a", [Stop("run")])
+        await teller.publish("a", [Stop("run")])
         while not heard:  # noqa: ASYNC110 - a sink has no event
             await asyncio.sleep(0)
     return time.monotonic() - began
@@ -72,7 +72,7 @@ async def test_while_there_is_room_for_all_a_ticket_costs_one_read(server: serve
         assert await queue.take(9, 0.02) == []
         before = await _calls(client, "xreadgroup")
         for number in range(20):
-            await queue.ring([Ticket(f"run-{number}", number, "mini", "driver", number)])
+            await queue.enqueue([Ticket(f"run-{number}", number, "mini", "driver", number)])
             assert [each.step for each in await queue.take(9, 1.0)] == [number]
         assert await _calls(client, "xreadgroup") - before == 20
 

@@ -126,7 +126,7 @@ async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Serv
     argv = (sys.executable, "-c", VICTIM, server.url, str(LEASE))
     victim = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     try:
-        await queue.ring([ticket(1)])
+        await queue.enqueue([ticket(1)])
         assert victim.stdout is not None
         assert await victim.stdout.readline() == b"taken\n"
         taken = Stopwatch()
@@ -140,72 +140,72 @@ async def test_the_ticket_of_a_killed_dispatcher_comes_back(server: servers.Serv
 
 async def test_flushall_is_a_non_event(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
-    await queue.ring([ticket(1), ticket(2)])
+    await queue.enqueue([ticket(1), ticket(2)])
     mine = await queue.take(1, 1.0)
     waiting = asyncio.create_task(queue.take(1, 5.0))
     assert [each.step for each in await waiting] == [2]
     waiting = asyncio.create_task(queue.take(1, 5.0))
-    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+    async with queue.subscribe("a", heard.append), Redis.from_url(server.url) as client:
         await stays(lambda: not waiting.done(), seconds=0.1)
         await client.flushall()
         await queue.keep(mine)
         await queue.done(mine)
-        await queue.ring([ticket(3)])
+        await queue.enqueue([ticket(3)])
         assert [each.step for each in await waiting] == [3]
-        await queue.tell("a", [Stop("run")])
+        await queue.publish("a", [Stop("run")])
         await until(lambda: bool(heard))
 
 
 async def test_it_works_again_after_a_restart(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
-    async with queue.hear("a", heard.append):
-        await queue.ring([ticket(1)])
+    async with queue.subscribe("a", heard.append):
+        await queue.enqueue([ticket(1)])
         server.crash()
-        for call in (queue.ring([ticket(2)]), queue.take(1, 1.0), queue.ready()):
+        for call in (queue.enqueue([ticket(2)]), queue.take(1, 1.0), queue.ready()):
             with pytest.raises(QueueUnavailable):
                 await asyncio.wait_for(call, ANSWER_SECONDS)
         server.start()
-        await _again(lambda: queue.ring([ticket(3)]))
+        await _again(lambda: queue.enqueue([ticket(3)]))
         assert [each.step for each in await queue.take(1, 1.0)] == [3]
         await _tell_until_heard(queue, heard)
 
 
 async def _tell_until_heard(queue: RedisQueue, heard: list[Live]) -> None:
     async def told() -> bool:
-        await _end(queue.tell("a", [Stop("run")]))
+        await _end(queue.publish("a", [Stop("run")]))
         return bool(heard)
 
     await until(told)
 
 
 async def test_a_restart_under_idle_connections_goes_unnoticed(server: servers.Server, queue: RedisQueue) -> None:
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     await queue.ready()
     server.crash()
     server.start()
-    await queue.ring([ticket(2)])
+    await queue.enqueue([ticket(2)])
     assert [each.step for each in await queue.take(1, 1.0)] == [2]
 
 
 async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     (mine,) = await queue.take(1, 1.0)
     waiting = asyncio.create_task(queue.take(1, 60.0))
     await stays(lambda: not waiting.done(), seconds=0.1)
-    async with queue.hear("a", heard.append):
+    async with queue.subscribe("a", heard.append):
         with _frozen(await _pid(server)):
             calls = [
-                queue.ring([ticket(2)]),
+                queue.enqueue([ticket(2)]),
                 queue.take(1, 60.0),
                 queue.keep([mine]),
                 queue.done([mine]),
-                queue.tell("a", [Stop("lost")], at_once=True),
+                queue.publish("a", [Stop("lost")], at_once=True),
                 queue.ready(),
             ]
             watch = Stopwatch()
             for _ in range(40):
-                await queue.tell("a", [Stop("lost")])
+                await queue.publish("a", [Stop("lost")])
             assert watch.seconds < 0.1
             deaf = asyncio.create_task(_end(_hear_once(queue)))
             ends = await asyncio.gather(*(_end(call) for call in calls), _end(waiting))
@@ -213,7 +213,7 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
             ends.append(await deaf)
             assert ends[-1][0] is None, "hearing begins when the server answers again"
             assert watch.seconds <= ANSWER_SECONDS + 0.3
-        await _again(lambda: queue.ring([ticket(3)]))
+        await _again(lambda: queue.enqueue([ticket(3)]))
         taken = {each.step for each in await _again(lambda: queue.take(9, 1.0))}
         assert 3 in taken
         heard.clear()
@@ -221,34 +221,34 @@ async def test_a_frozen_server_hangs_nobody(server: servers.Server, queue: Redis
 
 
 async def test_a_frozen_server_is_paid_for_once(server: servers.Server, queue: RedisQueue) -> None:
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     (mine,) = await queue.take(1, 1.0)
     with _frozen(await _pid(server)):
         watch = Stopwatch()
-        await until(lambda: not queue.sound)  # nobody asked for anything
+        await until(lambda: not queue.healthy)  # nobody asked for anything
         assert watch.seconds < WATCH_SECONDS + PROBE_SECONDS + 0.5
         for _ in range(20):
             for call in (
-                queue.ring([ticket(2)]),
+                queue.enqueue([ticket(2)]),
                 queue.take(1, 9.0),
-                queue.tell("a", [Stop("run")]),
+                queue.publish("a", [Stop("run")]),
                 queue.done([mine]),
             ):
                 assert isinstance((await _end(call))[0], QueueUnavailable)
         assert watch.seconds < WATCH_SECONDS + PROBE_SECONDS + 1.0
-    await until(lambda: queue.sound)
-    await queue.ring([ticket(3)])
+    await until(lambda: queue.healthy)
+    await queue.enqueue([ticket(3)])
 
 
 async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
     server: servers.Server, queue: RedisQueue
 ) -> None:
-    await queue.ring([ticket(2)])
+    await queue.enqueue([ticket(2)])
     (mine,) = await queue.take(1, 1.0)
     with _frozen(await _pid(server)):
         first = asyncio.create_task(_end(queue.keep([mine])))
         await stays(lambda: not first.done(), seconds=0.8)
-        last = asyncio.create_task(_end(queue.ring([ticket(1)])))
+        last = asyncio.create_task(_end(queue.enqueue([ticket(1)])))
         ends = await asyncio.gather(first, last)
     assert [type(fault) for fault, _ in ends] == [QueueUnavailable] * 2
     assert abs(ends[0][1] - ends[1][1]) < 0.4
@@ -256,14 +256,14 @@ async def test_who_waits_for_a_frozen_server_is_let_go_with_the_first(
 
 async def test_more_than_can_be_carried_away_is_refused(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
-    async with queue.hear("a", heard.append):
+    async with queue.subscribe("a", heard.append):
         with _frozen(await _pid(server)):
-            await queue.tell("a", [Stop("lost")])
+            await queue.publish("a", [Stop("lost")])
             await let_others_run()  # that one is on its way, and the others wait
-            await queue.tell("a", [Stop("lost")] * BREATH)
+            await queue.publish("a", [Stop("lost")] * BREATH)
             with pytest.raises(QueueUnavailable):
-                await queue.tell("a", [Stop("lost")])
-        await until(lambda: queue.sound)
+                await queue.publish("a", [Stop("lost")])
+        await until(lambda: queue.healthy)
         heard.clear()
         await _tell_until_heard(queue, heard)
 
@@ -280,13 +280,13 @@ async def _end(call: Awaitable[Any]) -> tuple[BaseException | None, float]:
 async def test_who_begins_to_hear_before_the_server_is_there_hears_it_come(server: servers.Server) -> None:
     heard: list[Live] = []
     server.stop()
-    async with RedisQueue(server.url, TIERS) as queue, queue.hear("a", heard.append):
+    async with RedisQueue(server.url, TIERS) as queue, queue.subscribe("a", heard.append):
         server.start()
         await _tell_until_heard(queue, heard)
 
 
 async def _hear_once(queue: RedisQueue) -> None:
-    async with queue.hear("b", lambda _: None):
+    async with queue.subscribe("b", lambda _: None):
         pass
 
 
@@ -295,7 +295,7 @@ async def test_a_hearer_notices_a_connection_that_has_died_in_silence(server: se
     async with (
         _proxy(server.port) as (port, is_open),
         RedisQueue(f"redis://127.0.0.1:{port}/0", TIERS, LEASE) as queue,
-        queue.hear("a", heard.append),
+        queue.subscribe("a", heard.append),
         Redis.from_url(server.url) as client,
     ):
         before = await _subscriptions(client)
@@ -323,15 +323,15 @@ async def test_a_transport_that_closed_under_its_writer_is_an_outage_and_nothing
     async def closed(*_: object, **__: object) -> None:
         raise RuntimeError("unable to perform operation; the handler is closed")
 
-    async with queue.hear("a", heard.append), Redis.from_url(server.url) as client:
+    async with queue.subscribe("a", heard.append), Redis.from_url(server.url) as client:
         await client.ping()
         await client.client_kill_filter(_type="pubsub")
         with monkeypatch.context() as broken:
             broken.setattr(AbstractConnection, "send_packed_command", closed)
             with pytest.raises(QueueUnavailable):
-                await queue.ring([ticket(1)])
+                await queue.enqueue([ticket(1)])
             await asyncio.sleep(2 * REDIS_PAUSE)
-        await _again(partial(queue.ring, [ticket(2)]))
+        await _again(partial(queue.enqueue, [ticket(2)]))
         await _tell_until_heard(queue, heard)
 
 
@@ -342,7 +342,7 @@ async def test_it_can_be_opened_before_redis_is_there(server: servers.Server) ->
             await queue.ready()
         server.start()
         await queue.ready()
-        await queue.ring([ticket(1)])
+        await queue.enqueue([ticket(1)])
         assert len(await queue.take(1, 1.0)) == 1
 
 
@@ -366,25 +366,25 @@ async def test_a_server_that_keeps_its_policy_to_itself_is_trusted() -> None:
 
 async def test_a_server_out_of_memory_refuses_tickets(server: servers.Server, queue: RedisQueue) -> None:
     await queue.take(1, 0)  # makes what it needs
-    await queue.ring([ticket(1)])
+    await queue.enqueue([ticket(1)])
     async with Redis.from_url(server.url) as client:
         await client.config_set("maxmemory", "1")
-        await until(lambda: not queue.sound)  # whoever only takes tickets learns it as well
+        await until(lambda: not queue.healthy)  # whoever only takes tickets learns it as well
         with pytest.raises(QueueUnavailable):
-            await queue.ring([ticket(2)])
+            await queue.enqueue([ticket(2)])
         with pytest.raises(QueueUnavailable, match="memory"):
             await queue.ready()
         await queue.done(await queue.take(1, 1.0))  # what makes room goes on
-        await queue.tell("a", [Stop("run")])
+        await queue.publish("a", [Stop("run")])
         await client.config_set("maxmemory", "0")
-    await queue.ring([ticket(2)])
-    await until(lambda: queue.sound)
+    await queue.enqueue([ticket(2)])
+    await until(lambda: queue.healthy)
 
 
 async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: RedisQueue) -> None:
     heard: list[Live] = []
     keys = Keys("baton")
-    async with Redis.from_url(server.url) as client, queue.hear("a", heard.append):
+    async with Redis.from_url(server.url) as client, queue.subscribe("a", heard.append):
         for name, value in (("t", b"\xff"), ("t", b"[1,2]"), ("other", b"{}"), ("t", b"[" * 5000)):
             await client.xadd(keys.steps("ultra"), {name: value})
         for rubbish in (
@@ -397,8 +397,8 @@ async def test_rubbish_is_dropped_and_counted(server: servers.Server, queue: Red
             b"[" * 5000,
         ):
             await client.publish(keys.live("a"), rubbish)
-        await queue.ring([ticket(1)])
-        await queue.tell("a", [Stop("\ud800"), Stop("run")])
+        await queue.enqueue([ticket(1)])
+        await queue.publish("a", [Stop("\ud800"), Stop("run")])
         assert [each.step for each in await queue.take(9, 1.0)] == [1]
         await until(lambda: bool(heard))
         assert await client.xlen(keys.steps("ultra")) == 0
@@ -415,14 +415,14 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
         RedisQueue(server.url, TIERS, LEASE, key=ours) as queue,
         RedisQueue(server.url, TIERS, LEASE, key=theirs) as stranger,
         Redis.from_url(server.url) as client,
-        queue.hear("a", heard.append),
+        queue.subscribe("a", heard.append),
     ):
         elsewhere = sealed(payload, Keys("baton").live("b"), ours)
         for forged in (payload, b"", sealed(payload, channel, theirs), elsewhere):
             await client.publish(channel, forged)
-        await stranger.tell("a", [delta])
+        await stranger.publish("a", [delta])
         await until(lambda: queue.forged == 5)
-        await queue.tell("a", [Stop("run")])
+        await queue.publish("a", [Stop("run")])
         await until(lambda: bool(heard))
     assert heard == [Stop("run")]
     assert queue.undecodable == 0
@@ -430,7 +430,7 @@ async def test_a_message_that_no_process_of_ours_sent_is_dropped_and_counted(ser
 
 async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.Server, queue: RedisQueue) -> None:
     async with RedisQueue(server.url, TIERS, LEASE) as dead:
-        await dead.ring([ticket(number) for number in range(500)])
+        await dead.enqueue([ticket(number) for number in range(500)])
         kept = await dead.take(450, 1.0)
         assert len(await dead.take(50, 1.0)) == 50
         found: set[int] = set()
@@ -449,7 +449,7 @@ async def test_a_large_backlog_of_lost_tickets_comes_back_whole(server: servers.
 async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
     async with Redis.from_url(server.url) as client:
         async with RedisQueue(server.url, TIERS, LEASE) as queue:
-            await queue.ring([ticket(number) for number in range(5)])
+            await queue.enqueue([ticket(number) for number in range(5)])
             await queue.done(await queue.take(5, 1.0))
             stream = Keys("baton").steps("mini")
             assert len(await client.xinfo_consumers(stream, GROUP)) == 1
@@ -460,7 +460,9 @@ async def test_it_leaves_nothing_behind(server: servers.Server) -> None:
 
 async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.Server, queue: RedisQueue) -> None:
     assert await queue.take(2, 0.02) == []  # nothing is left behind, so the next look is at all tiers at once
-    await queue.ring([*(ticket(number) for number in range(3)), *(ticket(number, "ultra") for number in range(3, 6))])
+    await queue.enqueue(
+        [*(ticket(number) for number in range(3)), *(ticket(number, "ultra") for number in range(3, 6))]
+    )
     taken = await queue.take(2, 1.0)
     assert [each.step for each in taken] == [3, 4]
     async with RedisQueue(server.url, TIERS, LEASE) as other:
@@ -476,10 +478,10 @@ async def test_a_read_that_brings_too_much_gives_the_rest_back(server: servers.S
 async def test_bodies_may_hold_any_mapping_and_sets(queue: RedisQueue) -> None:
     heard: list[Live] = []
     body = MappingProxyType({"access": frozenset({2, 1}), "labels": ("b", "a")})
-    async with queue.hear("a", heard.append):
-        await queue.tell("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
+    async with queue.subscribe("a", heard.append):
+        await queue.publish("a", [Committed("run", (Event("run", 1, Kind.ADMITTED, 0.0, body),)), Stop("run")])
         bad = Event("run", 2, Kind.ADMITTED, 0.0, {"what": object()})
-        await queue.tell("a", [Committed("run", (bad,)), Stop("run")])
+        await queue.publish("a", [Committed("run", (bad,)), Stop("run")])
         await until(lambda: len(heard) == 3)
     assert isinstance(heard[0], Committed)
     assert heard[0].events[0].body == {"access": [1, 2], "labels": ["b", "a"]}

@@ -48,7 +48,6 @@ __all__ = [
     "TERMINAL",
     "CallFinished",
     "CallIntended",
-    "Draft",
     "Event",
     "Fact",
     "Kind",
@@ -78,10 +77,6 @@ __all__ = [
     "fact_from_json",
     "facts",
 ]
-
-Draft = Fact
-"""An event that has no number yet is just its fact."""
-
 
 # -- the run
 

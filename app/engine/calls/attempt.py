@@ -26,7 +26,7 @@ from app.core.pool.catalog import Deadlines, Worker
 from app.core.records import record
 from app.core.run.events import CallFinished, CallIntended, PassedOver
 from app.engine.calls.response import FORM_FAULT, TOOL_FAULT, Reply
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import (
     BatonError,
     WorkerMalformed,
@@ -76,7 +76,7 @@ class Attempt:
 
     def __init__(
         self,
-        means: Means,
+        context: EngineContext,
         *,
         call: str,
         step: int | None,
@@ -97,7 +97,7 @@ class Attempt:
         self.call = call
         self.step = step
         self.worker = worker
-        self._means = means
+        self._context = context
         self._request = request
         self._access = access
         self._number = number
@@ -108,8 +108,8 @@ class Attempt:
         self._purpose = purpose
         self._given: Deadlines | None = None
         """None: nothing was sent."""
-        self.catalog = means.catalog()
-        self._provider = means.provider(worker.provider)
+        self.catalog = context.catalog()
+        self._provider = context.provider(worker.provider)
         self._body = fitted(self._provider.render(request))
         schema_bytes = len(self._body) if request.form or request.toolbox.tools else 0
         self._input_bound = budget.input_bound(request.messages, schema_bytes)
@@ -120,7 +120,7 @@ class Attempt:
         judged = request if step is not None else replace(request, form=None)
         self.reply = Reply(judged, self._max_output, decodes=decodes)
         self._began = self._first = 0.0
-        self._heard = 0.0
+        self._last_piece_at = 0.0
         self._seconds = 0.0
         self.verdict: Verdict = "silent"
         """The verdict of the call on its worker."""
@@ -180,22 +180,22 @@ class Attempt:
 
     def forgo(self) -> None:
         """There is no call."""
-        self._means.health.forgo(self.worker, extra=self._extra)
+        self._context.health.forgo(self.worker, extra=self._extra)
 
     async def stream(self) -> AsyncIterator[list[Piece]]:
         """Make the call and pass on its pieces. Raises the `WorkerError` that ended it, after noting it, also
         where that is a bug of ours."""
-        self._began = self._heard = self._means.tick()
+        self._began = self._last_piece_at = self._context.tick()
         attributes = {"gen_ai.operation.name": SPAN_CALL, "gen_ai.request.model": self.worker.model}
         try:
             deadlines = self._deadlines()
-            with self._means.telemetry.span(SPAN_CALL, attributes):
+            with self._context.telemetry.span(SPAN_CALL, attributes):
                 async for pieces in self._provider.stream(self._request, self._body, deadlines):
-                    self._heard = self._means.tick()
+                    self._last_piece_at = self._context.tick()
                     began = self.reply.began
                     self.reply.take(pieces)
                     if self.reply.began and not began:
-                        self._first = self._heard - self._began
+                        self._first = self._last_piece_at - self._began
                     self.told = self.told or (self.live and self.reply.began and self.reply.end is None)
                     yield pieces
             if self.reply.end is None:
@@ -211,13 +211,13 @@ class Attempt:
             self._broken(bug)
             raise self.error or asyncio.CancelledError from bug
         finally:
-            self._seconds = self._means.tick() - self._began
+            self._seconds = self._context.tick() - self._began
             self._judge()
 
     def _broken(self, bug: Exception) -> None:
         """A bug of ours in the adapter: to the run a worker that cannot be understood. One that came of a cancellation
         is no more than that."""
-        self._means.telemetry.log(
+        self._context.telemetry.log(
             logging.ERROR,
             "A provider's adapter failed by a bug; the call counts as malformed, and the step goes on.",
             bug,
@@ -230,7 +230,7 @@ class Attempt:
             self.error = WorkerMalformed("The adapter of the worker's provider broke.", code=ADAPTER_BROKE)
 
     def _deadlines(self) -> Deadlines:
-        left = self._deadline - self._means.now()
+        left = self._deadline - self._context.now()
         if left <= 0:
             raise WorkerTimeout()
         self._given = self.worker.deadlines.within(left, live=self._request.live, spare=self._spare)
@@ -243,12 +243,12 @@ class Attempt:
         if code in (TOOL_FAULT, FORM_FAULT):  # an answer came; that it lacks the form says nothing bad of its health
             self.verdict = "silent" if code == TOOL_FAULT else "good"
         if isinstance(self.error, WorkerTimeout):
-            silence = self._began + self._seconds - self._heard
+            silence = self._began + self._seconds - self._last_piece_at
             given, own = self._given, self.worker.deadlines
             if given is None or not own.fair(given, self._seconds, silence):
                 self.verdict = "silent"
         asked = self.error.retry_after if self.error is not None else None
-        self._means.health.settle(self.call, self.worker, self.verdict, self._began, asked, extra=self._extra)
+        self._context.health.settle(self.call, self.worker, self.verdict, self._began, asked, extra=self._extra)
 
     @cached_property
     def output(self) -> str:
@@ -283,8 +283,8 @@ class Attempt:
         given_up = broke or isinstance(self.error, WorkerTimeout)
         if self._given is None or (self.outcome == "error" and not written and not given_up):
             return Usage()
-        unheard = self._max_output if broke or not self._request.live else 0
-        return budget.broken(self._input_bound, self._max_output, written, unheard)
+        unreceived = self._max_output if broke or not self._request.live else 0
+        return budget.broken(self._input_bound, self._max_output, written, unreceived)
 
     @property
     def spent(self) -> Ledger:
@@ -321,7 +321,7 @@ class Attempt:
         )
 
     def _count(self, usage: Usage, spent: Ledger) -> None:
-        telemetry, name = self._means.telemetry, self.worker.name
+        telemetry, name = self._context.telemetry, self.worker.name
         telemetry.count("baton_calls_total", name, self.outcome)
         telemetry.count("baton_tokens_total", name, "input", by=usage.input)
         telemetry.count("baton_tokens_total", name, "output", by=usage.output)

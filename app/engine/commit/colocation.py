@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from app.core.records import record
-from app.core.run.events import Draft, Event
+from app.core.run.events import Event, Fact
 from app.core.run.state import RunState
 from app.errors import Conflict, RunOverBudget
 from app.stepqueue.protocol import Listen
@@ -54,7 +54,7 @@ class BegunStep:
 
     row: Outbox
     """Its ticket, taken."""
-    intent: Draft
+    intent: Fact
     """To be committed in the entry that queues the step."""
     hold: Ledger
     """The amount that the entry reserves for the call."""

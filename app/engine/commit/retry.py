@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import orjson
 
-from app.core.run.events import Draft, Event
+from app.core.run.events import Event, Fact
 from app.network import retries
 from app.network.retries import Left, retried
 from app.store.protocol import Appended, Entry, Journal, Store
@@ -74,7 +74,7 @@ class Patient:
         return dict(await patiently(self._store, partial(self._store.contents, run, refs), left))
 
 
-def _as_stored(draft: Draft, at: float) -> tuple[str, float, object]:
+def _as_stored(draft: Fact, at: float) -> tuple[str, float, object]:
     return draft.kind.value, at, orjson.loads(orjson.dumps(draft.to_json()))
 
 

@@ -21,14 +21,14 @@ from typing import Any, Protocol
 
 from app.core.records import changed
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import AFTER_THE_END, CallFinished, Draft, Event, Kind
+from app.core.run.events import AFTER_THE_END, CallFinished, Event, Fact, Kind
 from app.core.run.progress import advance, decide
 from app.core.run.state import Call, RunState
 from app.engine.commit.colocation import StepStarter, commit_with_intents, held
 from app.engine.commit.retry import Patient
-from app.engine.commit.tickets import ring
+from app.engine.commit.tickets import enqueue
 from app.engine.commit.transition import Consequences, at_hand, ending, possible, tentative, whole
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox
 from app.store.protocol.step_input import BRIEF
@@ -48,7 +48,7 @@ class Append(Protocol):
 
     def __call__(
         self,
-        events: tuple[Draft, ...],
+        events: tuple[Fact, ...],
         /,
         *,
         contents: Contents = (),
@@ -62,7 +62,7 @@ class Append(Protocol):
 
 
 OnFolded = Callable[[Sequence[Event]], Awaitable[None]]
-OpenPlan = Callable[[RunState, Propose, Append], Awaitable[tuple[list[Draft], list[tuple[str, bytes]]]]]
+OpenPlan = Callable[[RunState, Propose, Append], Awaitable[tuple[list[Fact], list[tuple[str, bytes]]]]]
 """Opens a proposal; returns its events and contents: one event if a conductor has yet to be asked, none if even that
 has to wait."""
 
@@ -72,7 +72,7 @@ class RunWriter:
 
     def __init__(
         self,
-        means: Means,
+        context: EngineContext,
         *,
         home: str,
         state: RunState,
@@ -87,10 +87,10 @@ class RunWriter:
         `steps` is the dispatcher of this process, which begins steps in the entry that queues them; without it all
         steps are left to their tickets. `contents` are some of the run's, by ref, which need not be read again.
         """
-        self._means = means
+        self._context = context
         self._home = home
         self._open_plan = open_plan
-        self._store = Patient(means.store)
+        self._store = Patient(context.store)
         self._lock = asyncio.Lock()
         self._early: dict[int, Event] = {}
         """Events that were received before those which precede them, by number."""
@@ -112,7 +112,7 @@ class RunWriter:
 
     def worth_waiting(self) -> float:
         """Seconds for which it is still worth waiting for the database."""
-        return self.state.deadline + LATE_SECONDS - self._means.now()
+        return self.state.deadline + LATE_SECONDS - self._context.now()
 
     @property
     def over(self) -> bool:
@@ -140,10 +140,10 @@ class RunWriter:
         follows.outbox = [*entry.outbox, *follows.outbox]
         async with self._lock:
             await self._with_intents(changed(entry, outbox=()), follows)
-        await self._ring(follows.outbox)
+        await self._enqueue(follows.outbox)
         return follows
 
-    async def commit(self, first: tuple[Draft, ...] = (), contents: Contents = ()) -> Consequences:
+    async def commit(self, first: tuple[Fact, ...] = (), contents: Contents = ()) -> Consequences:
         """Commit `first` and all that follows from it, in one entry; nothing if nothing follows.
 
         The state in what is returned is the writer's own unless others have written meanwhile.
@@ -151,17 +151,17 @@ class RunWriter:
         async with self._lock:
             while (follows := await self._try_commit(first, contents)) is None:
                 await self.catch_up()
-        await self._ring(follows.outbox)
+        await self._enqueue(follows.outbox)
         return follows
 
-    async def _try_commit(self, first: tuple[Draft, ...], contents: Contents) -> Consequences | None:
+    async def _try_commit(self, first: tuple[Fact, ...], contents: Contents) -> Consequences | None:
         """Commit once; None if nothing was written, because others have written what may forbid it."""
         if self.state.ended:  # the end of a step has brought the run's with it: see `join`
             return Consequences(self.state)
         upon = self.state
         follows = await self._consequences(tentative(upon, first), plans=not first)
         if first or follows.events:
-            entry = Entry(upon.run, self._means.now(), events=first, epoch=self.epoch, contents=contents)
+            entry = Entry(upon.run, self._context.now(), events=first, epoch=self.epoch, contents=contents)
             try:
                 appended = await self._with_intents(entry, follows)
             except Conflict:
@@ -177,7 +177,7 @@ class RunWriter:
         an event that came before is not known here, the entry is committed alone: a call that was paid for is never
         lost with the lease.
         """
-        if not self._means.store.healthy:  # the step waits for the database longer than the lock may be held
+        if not self._context.store.healthy:  # the step waits for the database longer than the lock may be held
             raise StoreUnavailable
         async with self._lock:
             after = possible(self.state, entry.events)
@@ -186,22 +186,22 @@ class RunWriter:
             follows = self._with_end(entry, await self._consequences(after, plans=False))
             try:
                 # It may have waited for the lock, and what follows counts from now: a wait for results, for one.
-                appended = await self._with_intents(changed(entry, at=self._means.now(), epoch=self.epoch), follows)
+                appended = await self._with_intents(changed(entry, at=self._context.now(), epoch=self.epoch), follows)
             except (LeaseLost, RunEnded):
-                return await self._means.store.append(entry)
+                return await self._context.store.append(entry)
             except Conflict:
                 return await self._alone(entry)
-        await self._ring(follows.outbox)
+        await self._enqueue(follows.outbox)
         return appended
 
     async def _alone(self, entry: Entry) -> Appended:
-        appended = await self._means.store.append(entry)
+        appended = await self._context.store.append(entry)
         await self.receive(appended.events)
         return appended
 
     async def append(
         self,
-        events: tuple[Draft, ...],
+        events: tuple[Fact, ...],
         *,
         contents: Contents = (),
         hold: Ledger = Ledger(),
@@ -221,7 +221,7 @@ class RunWriter:
                 return
             entry = Entry(
                 run=self.state.run,
-                at=self._means.now(),
+                at=self._context.now(),
                 events=events,
                 epoch=self.epoch,
                 contents=tuple(contents),
@@ -231,7 +231,7 @@ class RunWriter:
             )
             await self._write(entry, Consequences(tentative(self.state, events)), within)
 
-    async def end(self, upon: RunState, events: tuple[Draft, ...], lost: Ledger) -> None:
+    async def end(self, upon: RunState, events: tuple[Fact, ...], lost: Ledger) -> None:
         """Commit the run's end as it was decided upon that state; nothing if others have written meanwhile.
 
         `lost` was held for calls that `events` give up for lost. Raises `Conflict` if there are events which have not
@@ -239,17 +239,17 @@ class RunWriter:
         """
         async with self._lock:
             if self.state is upon:
-                entry = Entry(upon.run, self._means.now(), events, epoch=self.epoch, release=lost, spent=lost)
+                entry = Entry(upon.run, self._context.now(), events, epoch=self.epoch, release=lost, spent=lost)
                 await self._write(entry, Consequences(tentative(upon, events)))
 
     async def release(self) -> None:
         """Give the lease up for as long as the run waits for its caller: it was taken over in the middle of that."""
         until = self.state.turn.until
         entry = Entry(
-            self.state.run, self._means.now(), epoch=self.epoch, lease=Lease("", until, until), seq=self.state.seq
+            self.state.run, self._context.now(), epoch=self.epoch, lease=Lease("", until, until), seq=self.state.seq
         )
         try:
-            await self._means.store.append(entry)
+            await self._context.store.append(entry)
             self.released = True
         except Conflict:
             await self.catch_up()
@@ -271,11 +271,11 @@ class RunWriter:
         """Read the contents of which the run's answer consists."""
         self.answer = await self._store.contents(self.state.run, refs, self.worth_waiting)
 
-    def _finished(self, draft: Draft) -> Call | None:
+    def _finished(self, draft: Fact) -> Call | None:
         return self.state.calls.get(draft.call) if isinstance(draft, CallFinished) else None
 
-    async def _ring(self, outbox: Iterable[Outbox]) -> None:
-        await ring(self._means, self.state, outbox)
+    async def _enqueue(self, outbox: Iterable[Outbox]) -> None:
+        await enqueue(self._context, self.state, outbox)
 
     # -- deciding
 
@@ -285,8 +285,8 @@ class RunWriter:
         Without `plans` nothing follows where a conductor is to be asked: that is for the driver's own turn.
         """
         follows = Consequences(state)
-        while follows.pending is None and (commands := decide(follows.state, self._means.now())):
-            fresh: list[Draft] = []
+        while follows.pending is None and (commands := decide(follows.state, self._context.now())):
+            fresh: list[Fact] = []
             for command in commands:
                 if isinstance(command, Propose):
                     opened, contents = await self._open_plan(follows.state, command, self.append)
@@ -296,9 +296,9 @@ class RunWriter:
                     follows.contents += contents
                     follows.pending = command if len(opened) < 2 else None
                 elif isinstance(command, Queue | Skip | Conclude):
-                    fresh += follows.plain(command, self._home, rings=self._means.queue.sound)
+                    fresh += follows.plain(command, self._home, enqueues=self._context.queue.healthy)
                 elif isinstance(command, Await):
-                    fresh.append(follows.let_go(command, self._means.now()))
+                    fresh.append(follows.let_go(command, self._context.now()))
                 else:  # a proposal or the end: no step is to begin that is about to be stopped
                     follows.pending, follows.outbox = command, []
             follows.add(fresh)
@@ -350,7 +350,7 @@ class RunWriter:
                 await self.catch_up()
                 return Appended(())
         else:  # the start of a run or a turn does not wait, and a step's end is retried by its dispatcher
-            appended = await self._means.store.append(all_of_it)
+            appended = await self._context.store.append(all_of_it)
         if entry.lease is not None:
             self.epoch += 1
         self._remember(all_of_it.contents)

@@ -4,29 +4,31 @@ import logging
 from collections.abc import Iterable
 
 from app.core.run.state import RunState
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import QueueUnavailable
 from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Ticket
 from app.store.protocol import Due, Outbox
 
 
-async def ring(means: Means, state: RunState, outbox: Iterable[Outbox]) -> None:
+async def enqueue(context: EngineContext, state: RunState, outbox: Iterable[Outbox]) -> None:
     """Queue the tickets of committed outbox rows; while the queue is unavailable, engines poll the outbox."""
     tier, seq = state.admitted.tier, state.seq
-    await _queue(means, [Ticket(state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung])
+    await _queue(
+        context, [Ticket(state.run, row.step, tier, row.driver, seq, row.version) for row in outbox if row.rung]
+    )
 
 
-async def offer_run(means: Means, state: RunState) -> None:
+async def offer_run(context: EngineContext, state: RunState) -> None:
     """Queue a ticket for a run that nobody drives; while the queue is unavailable, engines poll for such runs."""
-    await _queue(means, [Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq)])
+    await _queue(context, [Ticket(state.run, WHOLE_RUN, state.admitted.tier, "", state.seq)])
 
 
-async def _queue(means: Means, tickets: list[Ticket]) -> None:
+async def _queue(context: EngineContext, tickets: list[Ticket]) -> None:
     try:
         if tickets:
-            await means.queue.ring(tickets)
+            await context.queue.enqueue(tickets)
     except QueueUnavailable:
-        means.telemetry.log(
+        context.telemetry.log(
             logging.WARNING,
             "The step queue is unavailable; engines find the ticket in the database.",
             run=tickets[0].run,

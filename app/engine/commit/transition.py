@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
-from app.core.run.events import Draft, Kind, PlanStep, StepQueued
+from app.core.run.events import Fact, Kind, PlanStep, StepQueued
 from app.core.run.progress import advanced
 from app.core.run.state import RUN_ENDED, RunState
 from app.engine.commit.colocation import BegunStep
@@ -22,7 +22,7 @@ class Consequences:
     """The consequences of a state, ready to be committed; `pending` is a command that needs waiting first."""
 
     state: RunState
-    events: list[Draft] = field(default_factory=list)
+    events: list[Fact] = field(default_factory=list)
     outbox: list[Outbox] = field(default_factory=list)
     contents: list[tuple[str, bytes]] = field(default_factory=list)
     pending: Propose | Finish | None = None
@@ -31,22 +31,22 @@ class Consequences:
     whole: bool = False
     """True if nothing more follows from `state` until its deadline, or until somebody writes to the run."""
 
-    def plain(self, command: Queue | Skip | Conclude, home: str, *, rings: bool) -> list[Draft]:
-        """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `rings` nobody
-        is notified of them, and dispatchers find them by looking."""
+    def plain(self, command: Queue | Skip | Conclude, home: str, *, enqueues: bool) -> list[Fact]:
+        """The events of a command that needs nobody to be asked. Its tickets report to `home`; without `enqueues` they
+        are not put into the queue, and dispatchers find them in the outbox."""
         if not isinstance(command, Queue):
             return list(drafts.settled(self.state, command))
         tier, turn = self.state.admitted.tier, self.state.turn.number
-        self.outbox += [Outbox(n, tier, home, turn, rings) for n in command.steps]
+        self.outbox += [Outbox(n, tier, home, turn, enqueues) for n in command.steps]
         return [StepQueued(n) for n in command.steps]
 
-    def let_go(self, command: Await, now: float) -> Draft:
+    def let_go(self, command: Await, now: float) -> Fact:
         """The event of a turn that ends with tool calls: nobody drives the run until its caller is back."""
         until = now + self.state.admitted.limits.tool_wait
         self.lease = Lease("", until, until)
         return drafts.awaiting(self.state, command, until)
 
-    def add(self, fresh: Sequence[Draft]) -> None:
+    def add(self, fresh: Sequence[Fact]) -> None:
         """Events that follow from the state as it is here."""
         self.events += fresh
         self.state = tentative(self.state, fresh)
@@ -79,14 +79,14 @@ def whole(entry: Entry, follows: Consequences) -> Entry:
     )
 
 
-def tentative(state: RunState, events: Iterable[Draft]) -> RunState:
+def tentative(state: RunState, events: Iterable[Fact]) -> RunState:
     """The state as it would be if these were committed next."""
     for draft in events:
         state = advanced(state, draft, at=0.0)
     return state
 
 
-def possible(state: RunState, events: Iterable[Draft]) -> RunState | None:
+def possible(state: RunState, events: Iterable[Fact]) -> RunState | None:
     """The tentative state, or None if `state` lacks the events that these follow."""
     try:
         return tentative(state, events)
@@ -94,7 +94,7 @@ def possible(state: RunState, events: Iterable[Draft]) -> RunState | None:
         return None
 
 
-def ending(state: RunState, command: Finish) -> tuple[Draft, ...]:
+def ending(state: RunState, command: Finish) -> tuple[Fact, ...]:
     """The terminal event, and before it what becomes of steps that are not settled."""
     skips = drafts.skipped(state.live, RUN_ENDED)
     return (*skips, drafts.ended(tentative(state, skips), command))
@@ -111,6 +111,6 @@ def projection(state: RunState) -> Projection:
     )
 
 
-def tags(events: Iterable[Draft]) -> tuple[tuple[str, str], ...]:
+def tags(events: Iterable[Fact]) -> tuple[tuple[str, str], ...]:
     """The filters that these events add."""
     return tuple(("worker", draft.worker) for draft in events if isinstance(draft, PlanStep))

@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 
 from app.core.message.chat import End, Message, Sampling, Text, Words
 from app.core.pool.catalog import Catalog, Deadlines, Price, Worker
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import BatonError, WorkerRateLimited, WorkerRefused, WorkerTruncated
 from app.providers.protocol import Request
 
@@ -21,12 +21,12 @@ EVERY = 2.0
 """Seconds between two looks, and of silence after which a conductor is in doubt."""
 
 
-class Pulse:
-    """Takes the pulse of all conductors in force, for the process that conducts."""
+class ConductorProbe:
+    """Probes all conductors in force, for the process that conducts."""
 
-    def __init__(self, means: Means, *, out: Callable[[str], None]) -> None:
+    def __init__(self, context: EngineContext, *, out: Callable[[str], None]) -> None:
         """`out` is called with the worker's name of a conductor that has just been found dead."""
-        self._means = means
+        self._context = context
         self._out = out
         self._asking: set[str] = set()
 
@@ -34,7 +34,7 @@ class Pulse:
         """Look until `stopping` is set. Each conductor is asked on its own: a slow one keeps nobody waiting."""
         async with asyncio.TaskGroup() as group:
             while not stopping.is_set():
-                for worker, seconds in conductors(self._means.catalog()):
+                for worker, seconds in conductors(self._context.catalog()):
                     if worker.name not in self._asking and self._in_doubt(worker):
                         self._asking.add(worker.name)
                         group.create_task(self._ask(worker, seconds))
@@ -43,11 +43,11 @@ class Pulse:
                         await stopping.wait()
 
     def _in_doubt(self, worker: Worker) -> bool:
-        health = self._means.health
+        health = self._context.health
         return health.silence(worker) >= EVERY and (worker.price == Price() or health.suspects(worker))
 
     async def _ask(self, worker: Worker, seconds: float) -> None:
-        health = self._means.health
+        health = self._context.health
         try:
             was_out = health.is_out(worker)
             alive = await self._answers(worker, seconds) or (not was_out and await self._answers(worker, seconds))
@@ -55,7 +55,7 @@ class Pulse:
             if not alive and not was_out:
                 self._out(worker.name)
         except Exception as bug:  # it must not end the watch over the others
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.ERROR,
                 "A conductor could not be probed because of a bug; it is probed again.",
                 worker=worker.name,
@@ -74,12 +74,12 @@ class Pulse:
             outcome = "refused"
         except (BatonError, OSError, TimeoutError):
             outcome = "dead"
-        self._means.telemetry.count("baton_probes_total", worker.name, outcome)
+        self._context.telemetry.count("baton_probes_total", worker.name, outcome)
         return outcome != "dead"
 
     async def _generate(self, worker: Worker, seconds: float) -> None:
         request = Request(worker, (Message("user", (Text("Say ok."),)),), Sampling(max_tokens=1))
-        provider = self._means.provider(worker.provider)
+        provider = self._context.provider(worker.provider)
         deadlines = Deadlines(min(seconds, worker.deadlines.connect), seconds, seconds, seconds)
         async with aclosing(provider.stream(request, provider.render(request), deadlines)) as batches:  # type: ignore[type-var]
             async for pieces in batches:

@@ -26,7 +26,7 @@ from app.core.rating.feedback import Feedback
 from app.core.rating.posterior import Posterior, Rating, digest, faded, from_json, learned
 from app.core.rating.published_posterior import Standing, policy
 from app.core.records import record
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
 
 EVERY = 1.0
@@ -63,7 +63,7 @@ def read(body: bytes) -> Notes:
 
 
 class Standings:
-    """The posteriors by which the selectors of this process choose; only the learner changes them."""
+    """The posteriors by which the selectors of this process choose; only `RatingReader` changes them."""
 
     def __init__(self) -> None:
         self._standing: dict[str, Standing] = {}
@@ -77,29 +77,29 @@ class Standings:
         self._standing[tier] = standing
 
 
-class Learner:
+class RatingReader:
     """One process's part in learning."""
 
-    def __init__(self, means: Means, standings: Standings) -> None:
-        self._means = means
+    def __init__(self, context: EngineContext, standings: Standings) -> None:
+        self._context = context
         self._standings = standings
         self._notes: dict[str, Notes] = {}
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Look until `stopping` is set. A failure with one tier is logged and tried again."""
         while not stopping.is_set():
-            for tier, spec in selectors(list(self._means.catalog().tiers.values())):
+            for tier, spec in selectors(list(self._context.catalog().tiers.values())):
                 try:
                     await self.learn(tier, spec)
                 except StoreUnavailable:
                     break
                 except Exception as bug:  # a rating that cannot be read must not stop the service
-                    self._means.telemetry.log(
+                    self._context.telemetry.log(
                         logging.ERROR,
                         "Ratings could not be learned because of a bug; they are tried again.",
                         tier=tier.name,
                     )
-                    logging.getLogger("baton").error("learner", exc_info=bug)
+                    logging.getLogger("baton").error("ratings", exc_info=bug)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY):
                     await stopping.wait()
@@ -110,18 +110,18 @@ class Learner:
             notes = await self._follow(tier.name)
             number = self._standings.of(tier.name).number
             fresh = await self._fresh(notes)
-            stale = bool(notes.posterior.at) and self._means.now() - notes.posterior.at >= FADES
-            trials = self._trials(tier, notes, await self._means.store.trials(notes.tried))
+            stale = bool(notes.posterior.at) and self._context.now() - notes.posterior.at >= FADES
+            trials = self._trials(tier, notes, await self._context.store.trials(notes.tried))
             if not fresh and not trials and not stale:
                 return
             after = await self._worked_in(tier, spec, _calibrated(notes, spec, self._workers(tier), trials), fresh)
             following = Learned(number + 1, after.to_json())
-            if await self._means.store.learn(policy(tier.name), following, self._means.now()):
+            if await self._context.store.learn(policy(tier.name), following, self._context.now()):
                 self._stand(tier.name, after, number + 1)
 
     async def _follow(self, tier: str) -> Notes:
         """Follow what any process has learned for a tier."""
-        found = await self._means.store.learned(policy(tier), self._standings.of(tier).number)
+        found = await self._context.store.learned(policy(tier), self._standings.of(tier).number)
         if found is not None:
             self._stand(tier, read(found.body), found.number)
         return self._notes.get(tier, Notes())
@@ -130,19 +130,19 @@ class Learner:
         self._notes[tier] = notes
         standing = Standing(notes.posterior, number, digest(notes.posterior.to_json()))
         self._standings.put(tier, standing)
-        self._means.telemetry.gauge("baton_selector_ratings", notes.posterior.ratings, tier)
+        self._context.telemetry.gauge("baton_selector_ratings", notes.posterior.ratings, tier)
 
     async def _fresh(self, notes: Notes) -> Sequence[Feedback]:
         """The next ratings that were not seen yet; none if there are none."""
         last = (notes.mark - LATE, "")
-        while page := await self._means.store.feedback_after(last, PAGE):
+        while page := await self._context.store.feedback_after(last, PAGE):
             if fresh := [one for one in page if (one.at, one.id) not in notes.recent]:
                 return fresh
             last = (page[-1].at, page[-1].id)
         return ()
 
     async def _worked_in(self, tier: Tier, spec: SelectorSpec, notes: Notes, fresh: Sequence[Feedback]) -> Notes:
-        rated = await self._means.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
+        rated = await self._context.store.rated(fresh, evidence.TOLD, evidence.looked_at) if fresh else ()
         workers = self._workers(tier)
         posterior = notes.posterior
         for one in rated:
@@ -151,10 +151,10 @@ class Learner:
             await asyncio.sleep(0)  # a page takes some ten milliseconds, and callers wait for none of it
         mark = max([notes.mark, *(one.at for one in fresh)])
         recent = {one for one in notes.recent if one[0] >= mark - LATE} | {(one.at, one.id) for one in fresh}
-        return Notes(faded(posterior, spec.decay, self._means.now()), mark, notes.tried, frozenset(recent))
+        return Notes(faded(posterior, spec.decay, self._context.now()), mark, notes.tried, frozenset(recent))
 
     def _workers(self, tier: Tier) -> list[Worker]:
-        known = self._means.catalog().workers
+        known = self._context.catalog().workers
         return [known[name] for name in tier.pool]
 
     def _trials(self, tier: Tier, notes: Notes, trials: Sequence[Trial]) -> list[Trial]:

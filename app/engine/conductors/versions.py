@@ -21,7 +21,7 @@ FRESH = 10.0
 """Seconds after which what was read is read again before it is used: after an outage, or where nobody else looks."""
 
 
-class Succession:
+class VersionReader:
     """The conductors' versions, for a process that conducts. `tick` is a clock in seconds that never goes back."""
 
     def __init__(self, store: ConductorVersions, telemetry: Telemetry, tick: Callable[[], float]) -> None:

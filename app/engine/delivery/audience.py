@@ -30,7 +30,7 @@ class Listener:
     """One caller, and how much it was sent: characters, tokens where they are sent too (None: to be counted), and
     pieces of tool calls.
 
-    `heard` is the text that it was sent of an attempt which was replaced, None where that is not known.
+    `received` is the text that it was sent of an attempt which was replaced, None where that is not known.
     """
 
     line: Mailbox[Told]
@@ -39,7 +39,7 @@ class Listener:
     chars: int
     tokens: int | None = None
     called: int = 0
-    heard: str | None = None
+    received: str | None = None
     gone: bool = False
 
     def tokens_told(self, tokens: Sequence[Decoded]) -> int:
@@ -107,7 +107,7 @@ class Audience:
 
     # -- the answer
 
-    def hear(self, state: RunState, delta: Delta) -> bool:
+    def receive(self, state: RunState, delta: Delta) -> bool:
         """Take text and tool calls of the answering step if they go on from what is known; True if they were new.
 
         Whatever is missed here is sent with the end, or when an engine sends it again.
@@ -135,15 +135,15 @@ class Audience:
     def _begin(self, delta: Delta, attempt: int) -> None:
         """Begin with the text of another attempt."""
         for listener in self._listeners:
-            if listener.attempt == self._attempt and listener.heard is None and listener.chars <= self.chars:
-                listener.heard = self.text[: listener.chars]
+            if listener.attempt == self._attempt and listener.received is None and listener.chars <= self.chars:
+                listener.received = self.text[: listener.chars]
         self._attempt, self.call = attempt, delta.call
         self._pieces, self._tokens, self._calls, self.chars = [], [], [], 0
 
     def _tell(self, listener: Listener, said: Said | None = None) -> None:
         """Send a listener what it lacks: what was `said` last, or more if it is behind."""
         if listener.attempt != self._attempt and not listener.chars and not listener.called:
-            listener.attempt, listener.tokens, listener.heard = self._attempt, None, None
+            listener.attempt, listener.tokens, listener.received = self._attempt, None, None
         chars, calls = self.chars - listener.chars, len(self._calls) - listener.called
         if listener.gone or listener.attempt != self._attempt or (chars <= 0 and calls <= 0):
             return
@@ -190,12 +190,12 @@ class Audience:
             return changed(self._run)
         if not listener.chars:
             return None
-        heard = self.text[: listener.chars] if listener.attempt == self._attempt else listener.heard
+        received = self.text[: listener.chars] if listener.attempt == self._attempt else listener.received
         if listener.attempt == at.attempt:
             if listener.chars > len(answer) + position.DONE:
                 return position.unknown()
-            return None if heard is None or answer.startswith(heard) else changed(self._run)
-        return None if heard is not None and answer.startswith(heard) else changed(self._run)
+            return None if received is None or answer.startswith(received) else changed(self._run)
+        return None if received is not None and answer.startswith(received) else changed(self._run)
 
 
 def public(event: Event) -> Noted | None:

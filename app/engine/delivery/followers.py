@@ -15,7 +15,7 @@ from contextlib import suppress
 from app.core.run.events import Event
 from app.core.run.progress import advance
 from app.core.run.state import RunState
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience
 from app.errors import BatonError, LeaseLost, NotFound, Overloaded, QueueUnavailable, StoreUnavailable
@@ -39,9 +39,9 @@ LET_GO = (
 class Follower:
     """One run, as the callers of this process follow it until its turn is over."""
 
-    def __init__(self, means: Means, *, state: RunState, salt: bytes, audience: Audience) -> None:
+    def __init__(self, context: EngineContext, *, state: RunState, salt: bytes, audience: Audience) -> None:
         """`salt` is the run's: contents that are sent are believed if they have the addresses that it gives them."""
-        self._means = means
+        self._context = context
         self.state = state
         self.salt = salt
         self.audience = audience
@@ -52,7 +52,7 @@ class Follower:
         self._early: dict[int, Event] = {}
         self._pending: list[Delta] = []
         self._contents: dict[str, bytes] = {}
-        self._since = means.tick()
+        self._since = context.tick()
 
     def receive(self, message: Committed | Delta) -> bool:
         """Take what an engine has sent; False if the journal has to be read before it can be used."""
@@ -91,9 +91,9 @@ class Follower:
 
     def _pass_on(self, delta: Delta) -> None:
         first = not self.audience.chars
-        if self.audience.hear(self.state, delta) and first:
-            since = self._means.tick() - self._since
-            self._means.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
+        if self.audience.receive(self.state, delta) and first:
+            since = self._context.tick() - self._since
+            self._context.telemetry.observe("baton_first_delta_seconds", since, self.state.admitted.tier)
 
     def finish(self) -> bool:
         """End the audience's turn with what has been received; False if the reply has to be read first."""
@@ -107,18 +107,18 @@ class Follower:
         """Fold what the journal has beyond the state, and read the reply if the turn is over. Raises `NotFound` if the
         answer was erased, `StoreUnavailable`."""
         if not self.state.replied:
-            journal = await self._means.store.journal(self.state.run, after=self.state.seq)
+            journal = await self._context.store.journal(self.state.run, after=self.state.seq)
             self._fold(journal.events)
         if self.state.replied and not self.finish():
-            self.audience.end(await turn_result.read(self._means.store, self.state))
+            self.audience.end(await turn_result.read(self._context.store, self.state))
 
 
 class Followers:
     """All followers of one process."""
 
-    def __init__(self, means: Means, *, home: str, ended: Callable[[Follower], None]) -> None:
+    def __init__(self, context: EngineContext, *, home: str, ended: Callable[[Follower], None]) -> None:
         """`home` is the address of this process; `ended` is called with each follower whose turn is over."""
-        self._means = means
+        self._context = context
         self._home = home
         self._ended = ended
         self._followers: dict[str, Follower] = {}
@@ -140,8 +140,8 @@ class Followers:
         """Keep all followers up to date until `stopping` is set; then end their streams with the address where each
         goes on."""
         while not stopping.is_set():
-            healthy = self._means.queue.sound
-            self._means.telemetry.gauge("baton_queue_sound", healthy)
+            healthy = self._context.queue.healthy
+            self._context.telemetry.gauge("baton_queue_sound", healthy)
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS if healthy else UNHEALTHY_POLL_SECONDS):
                     await stopping.wait()
@@ -159,7 +159,7 @@ class Followers:
         """Follow a run from this state on; raises `Overloaded` while the process is stopping."""
         if self._group is None:
             raise Overloaded(retry_after=1.0)
-        follower = Follower(self._means, state=state, salt=salt, audience=audience)
+        follower = Follower(self._context, state=state, salt=salt, audience=audience)
         self._followers[state.run] = follower
         return follower
 
@@ -183,9 +183,9 @@ class Followers:
         """Ask the run's engine to send to this process what it sends to the gateway that the run's admission names."""
         run = follower.state.run
         with suppress(QueueUnavailable, StoreUnavailable, NotFound):
-            engine = follower.engine or (await self._means.store.run(run)).driver
+            engine = follower.engine or (await self._context.store.run(run)).driver
             if engine:
-                await self._means.queue.tell(engine, [Listen(run, self._home)])
+                await self._context.queue.publish(engine, [Listen(run, self._home)])
 
     def catch_up(self, run: str) -> None:
         """Read the run's journal soon."""
@@ -208,7 +208,7 @@ class Followers:
         try:
             await follower.catch_up()
         except StoreUnavailable:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.WARNING,
                 "The database is unavailable, so that a run cannot be followed; its journal is read again.",
                 run=run,
@@ -216,7 +216,7 @@ class Followers:
         except BatonError as error:
             self._drop(follower, error)
         except Exception as bug:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.ERROR, "A follower failed by a bug; its callers get an error, and the run goes on.", run=run
             )
             logging.getLogger("baton").error("follower", exc_info=bug)
@@ -239,7 +239,7 @@ class Followers:
         if not self._followers:
             return
         try:
-            moved = await self._means.store.last_seqs(list(self._followers))
+            moved = await self._context.store.last_seqs(list(self._followers))
         except StoreUnavailable:
             return
         self._read(moved, healthy=healthy)

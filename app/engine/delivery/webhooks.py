@@ -19,7 +19,7 @@ import httpx
 
 from app.core.run import notices
 from app.core.run.notices import Notice
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import StoreUnavailable
 from app.network import retries
 from app.network.http_client import async_client
@@ -74,10 +74,10 @@ class Webhooks:
     """The deliveries of one process."""
 
     def __init__(
-        self, means: Means, target: Target | None, *, client: Callable[[], httpx.AsyncClient] | None = None
+        self, context: EngineContext, target: Target | None, *, client: Callable[[], httpx.AsyncClient] | None = None
     ) -> None:
         """Without a target, old notices from times when there was one are deleted. `client` makes the HTTP client."""
-        self._means = means
+        self._context = context
         self._target = target
         self._client = client or _client
         self._going: set[asyncio.Task[None]] = set()
@@ -100,22 +100,22 @@ class Webhooks:
                 task.cancel()
 
     async def _take(self) -> tuple[Notice, ...]:
-        room, now = SLOTS - len(self._going) if self._means.timed() else 0, self._means.now()
+        room, now = SLOTS - len(self._going) if self._context.timed() else 0, self._context.now()
         try:
             await self._count()
-            return await self._means.store.take_notices(now, now + CLAIM, room) if room else ()
+            return await self._context.store.take_notices(now, now + CLAIM, room) if room else ()
         except StoreUnavailable:  # the drivers of this process log it already
             return ()
 
     async def _count(self) -> None:
-        if self._means.tick() - self._counted >= COUNTING:
-            self._counted = self._means.tick()
-            pending = await self._means.store.pending_notices(COUNTED)
-            self._means.telemetry.gauge("baton_webhooks_pending", pending)
+        if self._context.tick() - self._counted >= COUNTING:
+            self._counted = self._context.tick()
+            pending = await self._context.store.pending_notices(COUNTED)
+            self._context.telemetry.gauge("baton_webhooks_pending", pending)
 
     async def _pause(self, stopping: asyncio.Event) -> None:
         """Wait for the next poll; if all slots are in use, only until one of them is free."""
-        pause = POLL * (0.5 + self._means.chance())
+        pause = POLL * (0.5 + self._context.chance())
         if len(self._going) >= SLOTS:
             await asyncio.wait(self._going, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:
@@ -126,8 +126,8 @@ class Webhooks:
 
         The result is written as often as it takes while the claim lasts: a lost result means a second delivery.
         """
-        until = self._means.tick() + CLAIM
-        policy = partial(retries.database, left=lambda: until - self._means.tick())
+        until = self._context.tick() + CLAIM
+        policy = partial(retries.database, left=lambda: until - self._context.tick())
         try:
             result = await self._post(client, target, notice)
             await retried(partial(self._settle, notice, result), policy)
@@ -143,7 +143,7 @@ class Webhooks:
 
     async def _post(self, client: httpx.AsyncClient, target: Target, notice: Notice) -> DeliveryResult:
         body = notices.payload(notice)
-        signed = notices.headers(target.secrets, notice.id, body, int(self._means.now()))
+        signed = notices.headers(target.secrets, notice.id, body, int(self._context.now()))
         try:
             async with (
                 asyncio.timeout(DEADLINE),
@@ -158,14 +158,14 @@ class Webhooks:
     async def _settle(self, notice: Notice, result: DeliveryResult) -> None:
         """Close the notice, or store when it is tried again. A failed delivery is retried by this schedule in the
         database, which outlives the process, and not by a retry policy of the process."""
-        store, now = self._means.store, self._means.now()
+        store, now = self._context.store, self._context.now()
         if result.delivered:
             await store.close_notice(notice)
-            return self._means.telemetry.count("baton_webhooks_total", "delivered")
-        again = notices.next_try(notice, now, self._means.chance(), result.wait)
+            return self._context.telemetry.count("baton_webhooks_total", "delivered")
+        again = notices.next_try(notice, now, self._context.chance(), result.wait)
         if result.status == GONE or again is None:
             if await store.close_notice(notice):
-                self._means.telemetry.count("baton_webhooks_total", "failed")
+                self._context.telemetry.count("baton_webhooks_total", "failed")
                 self._log(
                     logging.ERROR,
                     "A webhook was given up: the receiver did not accept it in time, or has gone.",
@@ -173,18 +173,18 @@ class Webhooks:
                     result,
                 )
         elif await store.put_off_notice(notice, again):
-            self._means.telemetry.count("baton_webhooks_total", "retried")
+            self._context.telemetry.count("baton_webhooks_total", "retried")
             self._log(logging.INFO, "A webhook was not accepted; it is tried again later.", notice, result)
 
     def _log(self, level: int, message: str, notice: Notice, result: DeliveryResult = DeliveryResult()) -> None:
         what = {"run": notice.run, "count": notice.tries, "status": result.status or None, "reason": result.reason}
-        self._means.telemetry.log(level, message, **{name: value for name, value in what.items() if value})
+        self._context.telemetry.log(level, message, **{name: value for name, value in what.items() if value})
 
     async def _forget_until(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
             with suppress(StoreUnavailable):
-                await self._means.store.forget_notices(self._means.now() - notices.KEEP, FORGET)
-            await _until(stopping, FORGETTING * (0.5 + self._means.chance()))
+                await self._context.store.forget_notices(self._context.now() - notices.KEEP, FORGET)
+            await _until(stopping, FORGETTING * (0.5 + self._context.chance()))
 
 
 def _client() -> httpx.AsyncClient:

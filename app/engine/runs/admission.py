@@ -14,7 +14,7 @@ from app.core.pool.policy import Eligible, eligible, healthy, missing_clearance,
 from app.core.run import notices
 from app.core.run.events import RunAdmitted
 from app.core.run.state import CALLER, FALLBACK
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.runs.request import Order
 from app.errors import InvalidRequest, PlanRejected
 from app.store.protocol import Entry, Ledger, NewRun
@@ -24,13 +24,13 @@ UNTAKEN_SECONDS = 0.5
 """Time for which a run that nobody drives is left to those who take its ticket; then engines find it by polling."""
 
 
-def untaken(means: Means) -> float:
+def untaken(context: EngineContext) -> float:
     """Seconds for which a run that nobody drives is left to those who take its ticket: 0 while tickets cannot be
     queued."""
-    return UNTAKEN_SECONDS if means.queue.sound else 0.0
+    return UNTAKEN_SECONDS if context.queue.healthy else 0.0
 
 
-def choose(means: Means, order: Order) -> Eligible:
+def choose(context: EngineContext, order: Order) -> Eligible:
     """The workers that may take part, and why the others may not. `InvalidRequest` if nobody may."""
     unknown = unknown_names(order.tier, order.overrides)
     if unknown:
@@ -38,7 +38,7 @@ def choose(means: Means, order: Order) -> Eligible:
         raise InvalidRequest(
             f"baton.pool names a worker that is not in the pool; the pool is: {known}", param="baton.pool"
         )
-    choice = eligible(means.catalog(), order.tier, order.task, order.labels, order.overrides)
+    choice = eligible(context.catalog(), order.tier, order.task, order.labels, order.overrides)
     if not choice.workers:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in sorted(choice.excluded.items()))
         raise InvalidRequest(
@@ -48,14 +48,14 @@ def choose(means: Means, order: Order) -> Eligible:
         )
     if order.plan is not None:  # a caller that names workers gets them, or the next best when a step is executed
         return choice
-    return healthy(choice, means.health.ejected(choice.workers))
+    return healthy(choice, context.health.ejected(choice.workers))
 
 
-def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def conducted(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The policy that plans the run, with its kind. `InvalidRequest` for a plan of the caller's that cannot be
     executed."""
     if order.plan is None:
-        return _policy(means, order, choice)
+        return _policy(context, order, choice)
     try:
         names = [worker.name for worker in choice.workers]
         return Given(read_plan(order.plan, by_name(names), order.limits.steps)), CALLER
@@ -64,7 +64,7 @@ def conducted(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str
         raise InvalidRequest(f"The plan is not valid: {message}", param="baton.plan", code="invalid_plan") from None
 
 
-def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
+def _policy(context: EngineContext, order: Order, choice: Eligible) -> tuple[Policy, str]:
     """The tier's conductor, if it may read the task: it sees all of it, so the task's labels bind it too (D6)."""
     spec = order.tier.conductor
     if spec.whole and (needed := steps_needed(spec)) > order.limits.steps:
@@ -75,21 +75,21 @@ def _policy(means: Means, order: Order, choice: Eligible) -> tuple[Policy, str]:
             code="too_few_steps",
         )
     asked = spec.worker if spec.kind == "model" else None  # a selector leaves out a model that may not
-    if asked is None or not missing_clearance(means.catalog().workers[asked], order.labels):
-        return means.conductor(order.tier), spec.kind
+    if asked is None or not missing_clearance(context.catalog().workers[asked], order.labels):
+        return context.conductor(order.tier), spec.kind
     names = [worker.name for worker in choice.workers]
     worker = order.tier.fallback if order.tier.fallback in names else names[0]
     return Given((Step(worker, answers=True),)), FALLBACK
 
 
 def entry(
-    means: Means, catalog: Catalog, order: Order, choice: Eligible, conductor: str, gateway: str
+    context: EngineContext, catalog: Catalog, order: Order, choice: Eligible, conductor: str, gateway: str
 ) -> tuple[Entry, bytes]:
     """The first entry of a new run, and the run's salt. The deadline counts from now.
 
     Nobody drives the run yet; `gateway` is the address of the process that follows it.
     """
-    salt, now = means.salt(), means.now()
+    salt, now = context.salt(), context.now()
     body = orjson.dumps(task_to_json(order.task))
     task = address(salt, body)
     contents = [(task, body)]
@@ -106,13 +106,13 @@ def entry(
         model=order.model,
         salt=salt,
         driver="",
-        lease_until=now + untaken(means),
+        lease_until=now + untaken(context),
         deadline=admitted.deadline,
         cap=Ledger(order.limits.usd, order.limits.tokens),
-        code=means.code,
+        code=context.code,
     )
     return Entry(
-        run=means.name("run"),
+        run=context.name("run"),
         at=now,
         events=(admitted,),
         new=new,
@@ -120,7 +120,7 @@ def entry(
         contents=tuple(contents),
         tags=tuple(("label", label) for label in sorted(order.labels)),
         once=order.once,
-        notify=means.notifies and notices.wanted(order.wire),
+        notify=context.notifies and notices.wanted(order.wire),
     ), salt
 
 

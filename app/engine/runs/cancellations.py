@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from app.core.run.events import RunCancelAsked
 from app.core.run.state import Turn
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.errors import NotFound, QueueUnavailable, RunEnded, RunUndecided, StoreUnavailable
 from app.stepqueue.protocol import Committed
 from app.store.protocol import UNDECIDED, Entry
@@ -26,8 +26,8 @@ RETRY_SECONDS = 1.0
 class Cancellations:
     """The wishes of one process."""
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
         self._wishes: dict[str, str] = {}
         """The name in which each run is cancelled: `client`, `caller` or `operator`; by run."""
         self._added = asyncio.Event()
@@ -71,8 +71,8 @@ class Cancellations:
     async def _wait(self) -> None:
         """Wait until there is something to write that can be written, or the process stops."""
         if self._wishes:
-            await self._means.store.wait_until_healthy(RETRY_SECONDS)
-            if self._means.store.healthy:
+            await self._context.store.wait_until_healthy(RETRY_SECONDS)
+            if self._context.store.healthy:
                 return
         with suppress(TimeoutError):
             async with asyncio.timeout(RETRY_SECONDS):
@@ -89,8 +89,8 @@ class Cancellations:
 
     async def _write(self, run: str, by: str) -> None:
         with suppress(NotFound, RunEnded):
-            row = await self._means.store.run(run)
-            wish = Entry(run, self._means.now(), (RunCancelAsked(by),))
-            appended = await self._means.store.append(wish)
+            row = await self._context.store.run(run)
+            wish = Entry(run, self._context.now(), (RunCancelAsked(by),))
+            appended = await self._context.store.append(wish)
             with suppress(QueueUnavailable):
-                await self._means.queue.tell(row.driver, [Committed(run, appended.events)])
+                await self._context.queue.publish(row.driver, [Committed(run, appended.events)])

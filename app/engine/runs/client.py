@@ -17,7 +17,7 @@ from app.core.run.state import RunState
 from app.core.run.tool_results import Returned, returned
 from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import Waiting
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience, public
 from app.engine.delivery.followers import Follower, Followers
@@ -55,16 +55,18 @@ LINE = 1_024
 class RunClient:
     """The runs of one gateway's callers."""
 
-    def __init__(self, means: Means, *, home: str, bound: int, untaken: int, engine: Drivers | None = None) -> None:
+    def __init__(
+        self, context: EngineContext, *, home: str, bound: int, untaken: int, engine: Drivers | None = None
+    ) -> None:
         """`home` is the address of this process; at most `bound` runs are followed at once, and none is admitted while
         more than `untaken` runs wait for an engine. `engine` is that of this process, if it has one."""
-        self._means = means
+        self._context = context
         self._home = home
         self._bound = bound
         self._untaken_bound = untaken
         self.engine = engine
-        self.cancellations = Cancellations(means)
-        self._followers = Followers(means, home=home, ended=self._turn_over)
+        self.cancellations = Cancellations(context)
+        self._followers = Followers(context, home=home, ended=self._turn_over)
         self._waiting: Waiting[Known] = Waiting()
         """Runs that wait for tool results of callers of this process."""
         self._owners: dict[str, Owner] = {}
@@ -85,7 +87,7 @@ class RunClient:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow runs until `stopping` is set."""
-        async with self._means.queue.hear(self._home, self._followers.receive), asyncio.TaskGroup() as group:
+        async with self._context.queue.subscribe(self._home, self._followers.receive), asyncio.TaskGroup() as group:
             self._followers.open(group)
             group.create_task(self._followers.run(stopping))
             group.create_task(self.cancellations.run(stopping))
@@ -103,7 +105,7 @@ class RunClient:
         """
         if not self._open or len(self._followers) >= self._bound:
             raise Overloaded(retry_after=1.0)
-        if not self._means.timed():  # the time of the database is not known yet
+        if not self._context.timed():  # the time of the database is not known yet
             raise StoreUnavailable(retry_after=1.0)
         came = returned(order.task.messages)
         driven = await self._go_on(order, came) if came is not None else None
@@ -120,10 +122,10 @@ class RunClient:
 
     async def _begin(self, order: Order) -> Driven:
         await self._check_untaken()
-        catalog, choice = self._means.catalog(), admission.choose(self._means, order)
-        conductor, kind = admission.conducted(self._means, order, choice)
-        await self._means.pin(catalog)
-        entry, salt = admission.entry(self._means, catalog, order, choice, kind, self._home)
+        catalog, choice = self._context.catalog(), admission.choose(self._context, order)
+        conductor, kind = admission.conducted(self._context, order, choice)
+        await self._context.pin(catalog)
+        entry, salt = admission.entry(self._context, catalog, order, choice, kind, self._home)
         (admitted,) = entry.events
         state = admit(entry.run, admitted, entry.at, 1)
         line, follower = self._follow(order, state, salt)
@@ -132,8 +134,8 @@ class RunClient:
                 if self.engine is not None and self.engine.has_room:
                     await self.engine.admit(entry, state, salt, order.task, conductor)
                 else:
-                    await self._means.store.append(entry)
-                    await offer_run(self._means, state)
+                    await self._context.store.append(entry)
+                    await offer_run(self._context, state)
         except BaseException:
             self._forget(follower)
             raise
@@ -144,9 +146,9 @@ class RunClient:
         if self.engine is not None and self.engine.has_room:
             return
         counted, waiting = self._untaken
-        if not 0.0 <= self._means.tick() - counted < COUNT_SECONDS:
-            waiting = sum(kind.runs for kind in await self._means.store.lapsed(self._means.now()))
-            counted = self._means.tick()
+        if not 0.0 <= self._context.tick() - counted < COUNT_SECONDS:
+            waiting = sum(kind.runs for kind in await self._context.store.lapsed(self._context.now()))
+            counted = self._context.tick()
         self._untaken = counted, waiting
         if waiting >= self._untaken_bound:
             raise OverQuota(
@@ -160,7 +162,7 @@ class RunClient:
         alone = self._turning.setdefault(came.run, asyncio.Lock())
         for _ in range(RACES):
             async with alone:  # a request with the same results follows the turn that the first one has begun
-                found = await tool_results.find(self._means, order, came, self._waiting)
+                found = await tool_results.find(self._context, order, came, self._waiting)
                 if found is not None and found.standing == "go_on":
                     try:
                         return await self._resume(order, found)
@@ -178,13 +180,13 @@ class RunClient:
     async def _resume(self, order: Order, found: Found) -> Driven:
         """Begin the run's next turn, with the results of its caller, in one entry."""
         run, known = found.state.run, found.known
-        begun = tool_results.begin(self._means, order, found, self._home)
+        begun = tool_results.begin(self._context, order, found, self._home)
         state = found.state
         for fact in begun.entry.events:
             state = advanced(state, fact, begun.entry.at)
         line, follower = self._follow(order, state, known.salt)
         try:
-            await self._means.pin(self._means.catalog())
+            await self._context.pin(self._context.catalog())
             with self.cancellations.undecided(run):
                 if self.engine is not None and self.engine.has_room:
                     await self.engine.resume(begun, found)
@@ -197,14 +199,14 @@ class RunClient:
 
     async def _commit_turn(self, begun: Beginning, found: Found, follower: Follower) -> None:
         """Write the turn, and offer it first to the engine that still holds the run's state."""
-        appended = await self._means.store.append(begun.entry)
+        appended = await self._context.store.append(begun.entry)
         if found.known.engine:
             try:
                 message = Committed(found.state.run, appended.events)
-                return await self._means.queue.tell(found.known.engine, [message])
+                return await self._context.queue.publish(found.known.engine, [message])
             except QueueUnavailable:
                 pass
-        await offer_run(self._means, follower.state)
+        await offer_run(self._context, follower.state)
 
     # -- following
 
@@ -218,7 +220,7 @@ class RunClient:
         Raises `NotFound` (no such run, or its answer was erased), `InvalidRequest` and `Conflict` (see
         `position.check`), `Overloaded`, `StoreUnavailable`.
         """
-        journal = await self._means.store.journal(run)
+        journal = await self._context.store.journal(run)
         wanted = tool_results.turn_of(journal.events, once) if once is not None else turn
         state = turn_result.until_end(journal.events, wanted)
         present = self._followers.of(run)
@@ -234,7 +236,7 @@ class RunClient:
         audience = present.audience if present is not None else Audience(run)
         audience.admit(line, at, notes=notes)
         if present is None and state.replied:
-            audience.end(await turn_result.read(self._means.store, state))
+            audience.end(await turn_result.read(self._context.store, state))
         elif present is None:
             if len(self._followers) >= self._bound:
                 raise Overloaded(retry_after=1.0)

@@ -34,7 +34,7 @@ from app.engine.commit.colocation import StepStarter
 from app.engine.commit.lost_calls import given_up
 from app.engine.commit.run_writer import RunWriter
 from app.engine.commit.transition import ending, tentative
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS
 from app.engine.delivery.mailbox import Mailbox
@@ -59,7 +59,7 @@ class Driver:
 
     def __init__(
         self,
-        means: Means,
+        context: EngineContext,
         *,
         home: str,
         state: RunState,
@@ -72,12 +72,12 @@ class Driver:
     ) -> None:
         """`home` is the address of this process; `epoch` is that of the run's row before the lease is taken, and
         `contents` are some contents of the run that are at hand."""
-        self._means = means
+        self._context = context
         self._home = home
         self.inbox: Mailbox[Message] = Mailbox(INBOX)
-        self._planner = Planner(means, task=task, salt=salt, conductor=conductor, tell=self.inbox.push)
+        self._planner = Planner(context, task=task, salt=salt, conductor=conductor, send=self.inbox.push)
         self.writer = RunWriter(
-            means,
+            context,
             home=home,
             state=state,
             salt=salt,
@@ -92,7 +92,7 @@ class Driver:
         """A proposal that was opened with the run's lease, and waits for `drive` to begin."""
         self._listening: dict[str, float] = {}
         """Further gateways that follow the run, with the tick until which they do."""
-        self._began = means.tick()
+        self._began = context.tick()
 
     @property
     def state(self) -> RunState:
@@ -131,7 +131,7 @@ class Driver:
         self._count()
 
     def _patience(self) -> float:
-        return max(self.state.deadline - self._means.now(), 0.0)
+        return max(self.state.deadline - self._context.now(), 0.0)
 
     async def _act(self, group: asyncio.TaskGroup) -> RunState:
         """Commit everything that follows from the present state, then begin what needs waiting. Returns the state from
@@ -152,7 +152,7 @@ class Driver:
     def followers(self) -> Sequence[str]:
         """The addresses of the gateways that follow the run now."""
         if self._listening:
-            now = self._means.tick()
+            now = self._context.tick()
             self._listening = {address: until for address, until in self._listening.items() if until > now}
         gateway = self.state.turn.gateway
         return (gateway, *self._listening) if gateway else tuple(self._listening)
@@ -189,14 +189,14 @@ class Driver:
         beginning."""
         known = message.address in self.followers()
         if message.address != self.state.turn.gateway and (known or len(self._listening) < FOLLOWERS):
-            self._listening[message.address] = self._means.tick() + LISTEN_SECONDS
+            self._listening[message.address] = self._context.tick() + LISTEN_SECONDS
         if self._steps is None or not self._steps.listen(message):
             await self._send(DISPATCHERS, [message])
 
     async def _folded(self, events: Sequence[Event]) -> None:
         """Send events to the run's followers, with the texts of the reply where it is there and brief."""
         for finished in facts(events, CallFinished):
-            self._means.health.overhear(self.state.calls[finished.call].worker, finished)
+            self._context.health.overhear(self.state.calls[finished.call].worker, finished)
         message = Committed(
             self.state.run, tuple(events), contents=self._reply(), engine=self._home, epoch=self.writer.row_epoch
         )
@@ -212,9 +212,9 @@ class Driver:
 
     async def _send(self, address: str, messages: Sequence[Live]) -> None:
         try:
-            await self._means.queue.tell(address, messages)
+            await self._context.queue.publish(address, messages)
         except QueueUnavailable:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.WARNING,
                 "The step queue is unavailable; other processes find the run's events in its journal.",
                 run=self.state.run,
@@ -237,7 +237,7 @@ class Driver:
         else:
             inputs = [_places(step, proposal) for step in current]
             draft, contents = drafts.accepted(proposal.number, self._planner.call, inputs), ()
-            self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
+            self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "accepted")
         await self.writer.commit((draft,), contents)
 
     async def _reject(self, reasons: Iterable[str], *, outage: bool) -> None:
@@ -246,7 +246,7 @@ class Driver:
         if (proposal := self.state.unmade) is None:
             return
         current = self.state.steps_of(proposal)
-        self._means.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
+        self._context.telemetry.count("baton_plans_total", self.state.admitted.tier, "outage" if outage else "rejected")
         stops = [step.n for step in current if step.state in ("queued", "running")]
         rejected = drafts.rejected(proposal.number, self._planner.call, list(reasons), outage)
         gone, held = given_up(self.state.planning if self._planner.idle else ())
@@ -265,7 +265,7 @@ class Driver:
     async def _finish(self, command: Finish) -> None:
         """Stop what runs, give it time to write its outcome, then write the one terminal event: the one that follows
         from all that stands before it."""
-        decided = self._means.now()
+        decided = self._context.now()
         await self._planner.stop()
         if self.state.open_calls or any(step.state == "running" for step in self.state.live):  # about to call again
             await self._stop()
@@ -283,17 +283,17 @@ class Driver:
                 await self.writer.catch_up()
 
     async def _quiesce(self) -> None:
-        until = self._means.tick() + QUIESCE_SECONDS
-        while self.state.open_calls and (left := until - self._means.tick()) > 0:
+        until = self._context.tick() + QUIESCE_SECONDS
+        while self.state.open_calls and (left := until - self._context.tick()) > 0:
             for message in await self.inbox.take(left):
                 if isinstance(message, Committed | Moved):
                     await self._receive([message])
 
     def _count(self) -> None:
         """Note the end of the turn."""
-        state, telemetry = self.state, self._means.telemetry
+        state, telemetry = self.state, self._context.telemetry
         if state.ended:
-            turn_result.count(telemetry, state, self._means.tick() - self._began)
+            turn_result.count(telemetry, state, self._context.tick() - self._began)
         else:
             telemetry.count("baton_tool_turns_total", state.admitted.tier)
 

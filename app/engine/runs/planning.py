@@ -1,7 +1,7 @@
 """The planner asks a conductor for a proposal, and checks each of its steps before it is executed.
 
 A conductor that needs no model proposes at once, so that its plan is committed with the events that led to it. Any
-other one streams its steps to the run's driver through `tell`; the only way in which it can call a model is `_ask`,
+other one streams its steps to the run's driver through `send`; the only way in which it can call a model is `_ask`,
 which writes intent and outcome like every other call. A chooser that looks at an embedding gets it in the same way
 before its proposal is opened, and chooses without it where there is none. The output of a conductor is not trusted
 until `faults` finds nothing.
@@ -27,13 +27,13 @@ from app.core.rating.features import asked, placed, viewed
 from app.core.records import record
 from app.core.run import drafts
 from app.core.run.commands import Propose
-from app.core.run.events import Draft
+from app.core.run.events import Fact
 from app.core.run.nesting import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.commit.retry import patiently
 from app.engine.commit.run_writer import Append, Contents
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.runs.brief import brief, shown
 from app.engine.steps import pending_outcomes
 from app.errors import BatonError, PlanRejected, WorkerUnavailable
@@ -67,22 +67,22 @@ class Planner:
 
     def __init__(
         self,
-        means: Means,
+        context: EngineContext,
         *,
         task: Task,
         salt: bytes,
         conductor: Policy,
-        tell: Callable[[Planned], object],
+        send: Callable[[Planned], object],
     ) -> None:
-        """`tell` is called with each message. The function that journals calls comes with each proposal and is not
+        """`send` is called with each message. The function that journals calls comes with each proposal and is not
         kept: a driver that refers to itself could be freed by the garbage collector only."""
-        self._means = means
+        self._context = context
         self._task = task
         self._salt = salt
         self._policy = conductor
         self._conductor = conductor if not isinstance(conductor, Chooser) else conductor.model or Given(())
         """The conductor that proposes: for a chooser the one that it chose last, and at first the one that repairs."""
-        self._tell = tell
+        self._send = send
         self._running: asyncio.Task[None] | None = None
         self._stopped = False
         self._state: RunState | None = None
@@ -98,7 +98,7 @@ class Planner:
 
     async def open(
         self, state: RunState, command: Propose, append: Append
-    ) -> tuple[list[Draft], list[tuple[str, bytes]]]:
+    ) -> tuple[list[Fact], list[tuple[str, bytes]]]:
         """`plan.opened`, and the whole plan if the conductor is instant; with the contents to store with them.
         Nothing at all while an embedding is to be waited for: see `start`."""
         if self._embedder(state, command) is not None:
@@ -108,7 +108,7 @@ class Planner:
         known = self._brief(state, command, conductor)
         names = [worker.name for worker in known.workers] + ([CONDUCTOR] if known.nests else [])
         kind = "fallback" if command.mode == "fallback" else state.admitted.conductor
-        written: list[Draft] = [
+        written: list[Fact] = [
             drafts.opened(
                 command,
                 kind,
@@ -142,13 +142,13 @@ class Planner:
 
     def _may_ask(self, state: RunState) -> bool:
         """True if the tier's model may plan for this run: it reads the whole task (D6), and should be healthy."""
-        tier, known = self._means.catalog().tiers.get(state.admitted.tier), self._means.catalog().workers
+        tier, known = self._context.catalog().tiers.get(state.admitted.tier), self._context.catalog().workers
         model = known.get(tier.conductor.worker or "") if tier is not None else None
         if model is None or missing_clearance(model, state.admitted.labels):
             return False
-        return not self._means.health.refusal(model, self._left_of(state))
+        return not self._context.health.refusal(model, self._left_of(state))
 
-    def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Draft, Contents]:
+    def step(self, state: RunState, proposal: Propose | Proposal, place: int, step: Step) -> tuple[Fact, Contents]:
         """`plan.step` with its subtask's content."""
         ref = self._ref(step.subtask)
         contents = ((ref, step.subtask.encode()),) if ref else ()
@@ -168,7 +168,7 @@ class Planner:
         return address(self._salt, text.encode()) if text else ""
 
     def start(self, group: asyncio.TaskGroup, state: RunState, command: Propose, append: Append) -> None:
-        """Let a conductor that takes its time propose; its steps arrive through `tell`. Or get the embedding that a
+        """Let a conductor that takes its time propose; its steps arrive through `send`. Or get the embedding that a
         chooser waits for; when there is nothing more to wait for, the driver is sent the end of a proposal that was
         never opened."""
         embedder = self._embedder(state, command)
@@ -201,21 +201,21 @@ class Planner:
         self.call = ""
         error: BatonError | None = None
         try:
-            with self._means.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
+            with self._context.telemetry.span(SPAN_PLAN, {"baton.plan.mode": command.mode}):
                 known = self._brief(state, command, conductor)
-                told = await shown(self._means.store, state, command, known, self._left)
+                told = await shown(self._context.store, state, command, known, self._left)
                 async for step in conductor.propose(told, partial(self._ask, append, told)):
-                    self._tell(Planned(command.number, step))
+                    self._send(Planned(command.number, step))
         except BatonError as caught:
             error = caught
-        self._tell(Planned(command.number, error=error))
+        self._send(Planned(command.number, error=error))
 
     def _embedder(self, state: RunState, command: Propose) -> Worker | None:
         """The worker to ask for an embedding before a proposal is opened. It is shown the caller's text, so it must be
         cleared for its labels, as a conductor must (D6)."""
         if not isinstance(self._policy, Chooser) or self._policy.embedder is None or command.mode != "first":
             return None
-        worker = self._means.catalog().workers.get(self._policy.embedder)
+        worker = self._context.catalog().workers.get(self._policy.embedder)
         if worker is None or command.number in self._sights or missing_clearance(worker, state.admitted.labels):
             return None
         return worker
@@ -230,7 +230,7 @@ class Planner:
             sight = Sight(blind=error.public_code or "embedder_failed")
         self._sights[command.number] = sight
         self.call = self._text = ""
-        self._tell(Planned(command.number))
+        self._send(Planned(command.number))
 
     async def _embedding(
         self, state: RunState, command: Propose, append: Append, worker: Worker, text: str
@@ -255,12 +255,14 @@ class Planner:
         if command.mode != "fallback":
             return self._conductor
         pool = state.admitted.pool
-        tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier and tier.fallback in pool else pool[0]
         return Given((Step(worker, answers=True),))
 
     def _brief(self, state: RunState, command: Propose, conductor: Conductor) -> Brief:
-        known = brief(self._means.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text)
+        known = brief(
+            self._context.catalog(), self._task, state, command, instant=conductor.instant, rejected=self._text
+        )
         ejected = self._ejected_for(state, command, known.workers)
         return replace(known, workers=tuple(worker for worker in known.workers if worker.name not in ejected))
 
@@ -272,22 +274,22 @@ class Planner:
         if state.admitted.conductor in (CALLER, FALLBACK) or command.mode == "fallback":
             return {}
         if command.number not in self._ejected:
-            self._ejected[command.number] = spared(workers, self._means.health.ejected(workers))
+            self._ejected[command.number] = spared(workers, self._context.health.ejected(workers))
         return self._ejected[command.number]
 
     def _deadline(self, state: RunState, command: Propose) -> float:
         """The time until which plans may be made: a slow conductor must leave the steps their time."""
-        tier = tier_of(self._means.catalog(), state.admitted.tier, state.admitted.model)
+        tier = tier_of(self._context.catalog(), state.admitted.tier, state.admitted.model)
         share = tier.conductor.share if tier is not None else 1.0
         if command.round > 1 or command.parent is not None:
-            return state.deadline - (1 - share) * max(state.deadline - self._means.now(), 0.0)
+            return state.deadline - (1 - share) * max(state.deadline - self._context.now(), 0.0)
         return state.deadline - (1 - share) * state.admitted.limits.seconds
 
     def _left_of(self, state: RunState) -> float:
-        return state.deadline - self._means.now()
+        return state.deadline - self._context.now()
 
     def _left(self) -> float:
-        return self._until - self._means.now()
+        return self._until - self._context.now()
 
     async def _ask(
         self,
@@ -304,17 +306,17 @@ class Planner:
         within: float = inf,
     ) -> AsyncIterator[list[Piece]]:
         """One journaled call for a conductor, `within` so many seconds: its intent first, exactly one outcome after."""
-        state, known = self._state, self._means.catalog().workers.get(worker)
+        state, known = self._state, self._context.catalog().workers.get(worker)
         if state is None or known is None:
             raise PlanRejected(["the conductor's model is not in the pool file"])
         if missing_clearance(known, state.admitted.labels):  # since the admission; it reads the whole task (D6)
             raise WorkerUnavailable(code="conductor_not_cleared")
-        version = await self._means.version(worker, state.run)
+        version = await self._context.version(worker, state.run)
         served = _served(known, version, within)
         sampling = Sampling(temperature=temperature, top_p=1.0 if temperature else None, max_tokens=max_tokens)
         attempt = Attempt(
-            self._means,
-            call=self._means.name("call"),
+            self._context,
+            call=self._context.name("call"),
             step=None,
             worker=served,
             request=Request(
@@ -329,17 +331,17 @@ class Planner:
                 template=template, usd_left=told.usd_left, rejected=self._ref(told.rejected), version=version or ""
             ),
         )
-        if version and self._means.health.is_out(known):  # its server, whichever of its models is asked
+        if version and self._context.health.is_out(known):  # its server, whichever of its models is asked
             raise WorkerUnavailable(code="conductor_out")
-        if refusal := self._means.health.refusal(served, self._left()):
+        if refusal := self._context.health.refusal(served, self._left()):
             raise WorkerUnavailable(code=f"conductor_{refusal}")
         with attempt.promised():
-            await patiently(self._means.store, partial(self._means.pin, attempt.catalog), self._left)
+            await patiently(self._context.store, partial(self._context.pin, attempt.catalog), self._left)
             await append((attempt.intended(),), hold=attempt.hold)
         self.call, self._text = attempt.call, ""
         try:
             async for pieces in attempt.stream():
-                self._means.health.sign(served)
+                self._context.health.sign(served)
                 yield pieces
         finally:
             self._text = attempt.reply.text

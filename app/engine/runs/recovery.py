@@ -22,14 +22,14 @@ from app.core.plan.parse import by_name, read_plan
 from app.core.plan.workflow import Step
 from app.core.records import record
 from app.core.run.commands import Finish
-from app.core.run.events import Draft, Kind, RunExpired
+from app.core.run.events import Fact, Kind, RunExpired
 from app.core.run.progress import fold, give_up
 from app.core.run.state import CALLER, FALLBACK, RunState, StepState
 from app.engine.calls.step_request import NOTHING, bodies_of, task_of
 from app.engine.commit.lost_calls import given_up
 from app.engine.commit.tickets import due_ticket
 from app.engine.commit.transition import ending, projection, tentative
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.delivery.turn_result import outcome
 from app.engine.runs.driver import Driver
 from app.errors import NotFound, PlanRejected, QueueUnavailable, StoreUnavailable
@@ -63,9 +63,9 @@ class Held:
 class Recovery:
     """The sweeps of one engine."""
 
-    def __init__(self, means: Means, *, home: str, take: Take) -> None:
+    def __init__(self, context: EngineContext, *, home: str, take: Take) -> None:
         """`home` is this process's address on the queue; `take` drives a run that was taken over."""
-        self._means = means
+        self._context = context
         self._home = home
         self._take = take
         self._stranded = 0
@@ -78,39 +78,39 @@ class Recovery:
         After an outage of the database every lease has lapsed; those who hold them get the length of one to come back.
         """
         more = False
-        if room > 0 and self._means.store.seconds_since_recovery >= self._means.lease:
+        if room > 0 and self._context.store.seconds_since_recovery >= self._context.lease:
             more = await self._take_over(room, renew)
-        if self._means.tick() - self._kept_house >= self._means.lease:
-            self._kept_house = self._means.tick()
+        if self._context.tick() - self._kept_house >= self._context.lease:
+            self._kept_house = self._context.tick()
             await self._keep_house()
         return more
 
     async def _keep_house(self) -> None:
         """Once a lease: forget claims of requests that have run out, count what waits, notify of overdue tickets."""
-        await self._means.store.forget_request_claims(self._means.now(), FORGET)
-        self._means.telemetry.gauge("baton_runs_waiting", await self._means.store.waiting(COUNTED))
-        if not self._means.queue.sound:  # dispatchers poll the outbox themselves meanwhile
+        await self._context.store.forget_request_claims(self._context.now(), FORGET)
+        self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(COUNTED))
+        if not self._context.queue.healthy:  # dispatchers poll the outbox themselves meanwhile
             return
-        overdue = await self._means.store.overdue(self._means.now(), SWEEP)
+        overdue = await self._context.store.overdue(self._context.now(), SWEEP)
         if overdue:
-            self._means.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
-            await self._means.queue.ring([due_ticket(due) for due in overdue])
+            self._context.telemetry.count("baton_swept_total", "ticket", by=len(overdue))
+            await self._context.queue.enqueue([due_ticket(due) for due in overdue])
 
     async def _take_over(self, room: int, renew: Callable[[], Awaitable[object]]) -> bool:
-        now = self._means.now()
-        lapsed = await self._means.store.lapsed(now)
+        now = self._context.now()
+        lapsed = await self._context.store.lapsed(now)
         ours = [(kind.tier, kind.code) for kind in lapsed if self._can_drive(kind)]
         self._report([kind for kind in lapsed if not self._can_drive(kind) and kind.runs > kind.expired])
         if not ours and not any(kind.expired for kind in lapsed):
             return False
         await renew()
-        until, most = self._means.now() + self._means.lease, min(room, SWEEP)
-        rows = await self._means.store.take_over(self._home, now, until, most, ours)
+        until, most = self._context.now() + self._context.lease, min(room, SWEEP)
+        rows = await self._context.store.take_over(self._home, now, until, most, ours)
         for row in rows:
             try:
                 await self._go_on(row)
             except Exception as error:  # a run that cannot be read must not keep the others waiting
-                self._means.telemetry.log(
+                self._context.telemetry.log(
                     logging.ERROR,
                     "A run whose engine is gone could not be taken over; an engine tries again.",
                     run=row.id,
@@ -120,14 +120,14 @@ class Recovery:
         return len(rows) < wanted  # a run is passed over while another process writes to it
 
     def _can_drive(self, kind: Lapsed | RunRow) -> bool:
-        return kind.tier in self._means.catalog().tiers and not is_newer(kind.code, self._means.code)
+        return kind.tier in self._context.catalog().tiers and not is_newer(kind.code, self._context.code)
 
     def _report(self, kinds: list[Lapsed]) -> None:
         stranded = sum(kind.runs - kind.expired for kind in kinds)
-        self._means.telemetry.gauge("baton_orphans_stranded", stranded)
+        self._context.telemetry.gauge("baton_orphans_stranded", stranded)
         if stranded > self._stranded:
             for kind in kinds:
-                self._means.telemetry.log(
+                self._context.telemetry.log(
                     logging.ERROR,
                     "Runs wait for an engine that knows their tier and is as new as the process that admitted them; "
                     "start one, or correct the pool file.",
@@ -138,18 +138,18 @@ class Recovery:
 
     async def _go_on(self, row: RunRow) -> None:
         """Fold the run's journal and go on where its engine stopped."""
-        late = row.deadline <= self._means.now()
+        late = row.deadline <= self._context.now()
         try:
-            journal = await self._means.store.journal(row.id)
+            journal = await self._context.store.journal(row.id)
             state = fold(journal.events)
         except (KeyError, ValueError):
-            self._means.telemetry.count("baton_swept_total", "run")
+            self._context.telemetry.count("baton_swept_total", "run")
             if not late:
                 raise
             return await self._expire(row)
         if state.ended:  # another engine went on with it while it was read, and has finished
             return
-        self._means.telemetry.count("baton_swept_total", "run" if _is_begun(state) else "handed")
+        self._context.telemetry.count("baton_swept_total", "run" if _is_begun(state) else "handed")
         if late and not self._can_drive(row):
             return await self._end(state, row, give_up(state, Kind.EXPIRED, "run_expired"))
         try:
@@ -180,42 +180,47 @@ class Recovery:
     async def _write(
         self,
         row: RunRow,
-        events: tuple[Draft, ...],
+        events: tuple[Fact, ...],
         shown: Projection,
         held: Ledger,
         seq: int | None = None,
     ) -> None:
-        now = self._means.now()
+        now = self._context.now()
         entry = Entry(row.id, now, events, epoch=row.epoch, release=held, spent=held, row=shown, seq=seq)
-        await self._means.store.append(entry)
-        self._means.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
-        self._means.telemetry.log(
+        await self._context.store.append(entry)
+        self._context.telemetry.count("baton_runs_total", row.tier, outcome(str(shown.state), shown.error))
+        self._context.telemetry.log(
             logging.WARNING, "A run that no engine could drive was ended.", run=row.id, error=shown.error
         )
 
 
 async def take_over(
-    means: Means, make: MakeDriver, state: RunState, salt: bytes, epoch: int, contents: Mapping[str, bytes] = NOTHING
+    context: EngineContext,
+    make: MakeDriver,
+    state: RunState,
+    salt: bytes,
+    epoch: int,
+    contents: Mapping[str, bytes] = NOTHING,
 ) -> Driver:
     """A driver for a run that exists already; `contents` are some of its contents. `NotFound` if these were erased."""
-    tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
+    tier = tier_of(context.catalog(), state.admitted.tier, state.admitted.model)
     if tier is None:
         raise KeyError(state.admitted.tier)
-    task = await task_of(means.store, state.run, state.admitted.task, contents)
-    policy = await _policy(means, state, contents)
-    return make(state, salt, task, policy or means.conductor(tier), epoch, contents)
+    task = await task_of(context.store, state.run, state.admitted.task, contents)
+    policy = await _policy(context, state, contents)
+    return make(state, salt, task, policy or context.conductor(tier), epoch, contents)
 
 
-async def _policy(means: Means, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
+async def _policy(context: EngineContext, state: RunState, contents: Mapping[str, bytes]) -> Policy | None:
     """The policy of a run that the tier's conductor does not plan; None if it does."""
-    names = [name for name in state.admitted.pool if name in means.catalog().workers]
+    names = [name for name in state.admitted.pool if name in context.catalog().workers]
     if state.admitted.conductor == FALLBACK:
-        tier = tier_of(means.catalog(), state.admitted.tier, state.admitted.model)
+        tier = tier_of(context.catalog(), state.admitted.tier, state.admitted.model)
         worker = tier.fallback if tier is not None and tier.fallback in names else names[0]
         return Given((Step(worker, answers=True),))
     if state.admitted.conductor != CALLER or not state.admitted.plan or state.accepted:
         return None
-    body = (await bodies_of(means.store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
+    body = (await bodies_of(context.store, state.run, [state.admitted.plan], contents))[state.admitted.plan]
     with suppress(PlanRejected):  # it was valid for the pool then; without one of its workers the fallback decides
         return Given(read_plan(orjson.loads(body), by_name(names), state.admitted.limits.steps))
     return Given(())
@@ -234,7 +239,7 @@ def _has_results(step: StepState, turn: int) -> bool:
     return step.state == "running" and last is not None and bool(last.results) and last.turn == turn
 
 
-async def hand_back(means: Means, home: str, drivers: Mapping[str, Driver]) -> None:
+async def hand_back(context: EngineContext, home: str, drivers: Mapping[str, Driver]) -> None:
     """Give up the leases of these runs, which are not driven here any more, and offer the runs to other engines.
 
     An engine that is not reached finds them with its next sweep, and, while the database is away, when they have
@@ -242,9 +247,9 @@ async def hand_back(means: Means, home: str, drivers: Mapping[str, Driver]) -> N
     """
     epochs = {run: driver.writer.epoch for run, driver in drivers.items()}
     with suppress(StoreUnavailable, QueueUnavailable):
-        given = await means.store.renew_leases(home, epochs, means.now() - GIVEN_UP_SECONDS) if epochs else ()
+        given = await context.store.renew_leases(home, epochs, context.now() - GIVEN_UP_SECONDS) if epochs else ()
         states = [drivers[run].state for run in given]
-        await means.queue.ring([Ticket(one.run, WHOLE_RUN, one.admitted.tier, "", one.seq) for one in states])
+        await context.queue.enqueue([Ticket(one.run, WHOLE_RUN, one.admitted.tier, "", one.seq) for one in states])
 
 
 def _is_begun(state: RunState) -> bool:

@@ -24,7 +24,7 @@ from app.core.run.state import RunState
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.waiting_runs import Waiting
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.runs.driver import Driver
 from app.engine.runs.planning import Planned
 from app.engine.runs.recovery import Held, Recovery, hand_back, overtaken_steps, resumed_steps, take_over
@@ -56,10 +56,10 @@ SWEEP_SECONDS = 0.5
 class Drivers:
     """All drivers of this process, between `run` entering and leaving."""
 
-    def __init__(self, means: Means, *, home: str, bound: int, spread: bool = False) -> None:
+    def __init__(self, context: EngineContext, *, home: str, bound: int, spread: bool = False) -> None:
         """`home` is this process's address on the queue; at most `bound` runs are driven at once. With `spread` every
         step goes through the queue to any engine, instead of being begun here while there is a slot for it."""
-        self._means = means
+        self._context = context
         self._home = home
         self._bound = bound
         self.spread = spread
@@ -75,16 +75,16 @@ class Drivers:
         self._held: Waiting[Held] = Waiting()
         """States of runs that were driven here and wait for their callers."""
         self._group: asyncio.TaskGroup | None = None
-        self._recovery = Recovery(means, home=home, take=self._take_over)
+        self._recovery = Recovery(context, home=home, take=self._take_over)
         self._adopted: list[str] = []
         """Runs whose former engine may just have been sent messages that are meant for this one."""
         self._sweep_now = asyncio.Event()
         self._renewing = asyncio.Lock()
-        means.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
+        context.telemetry.watch("baton_runs_driven", lambda: len(self._drivers))
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Drive until `stopping` is set; runs that are still going are handed back for others to take."""
-        async with self._means.queue.hear(self._home, self.receive), asyncio.TaskGroup() as group:
+        async with self._context.queue.subscribe(self._home, self.receive), asyncio.TaskGroup() as group:
             self._group = group
             jobs = (self._renew_for_ever(), self._watch_for_ever(), self._sweep_for_ever())
             chores = [group.create_task(job) for job in jobs]
@@ -94,7 +94,7 @@ class Drivers:
                 self._group, left = None, dict(self._drivers)
                 for task in (*chores, *self._tasks.values()):
                     task.cancel()
-        await hand_back(self._means, self._home, left)
+        await hand_back(self._context, self._home, left)
 
     def __len__(self) -> int:
         return len(self._drivers)
@@ -111,7 +111,7 @@ class Drivers:
     @property
     def room(self) -> int:
         """The number of runs that may be taken now."""
-        if self._group is None or not self._means.timed():
+        if self._group is None or not self._context.timed():
             return 0
         room = self._bound - len(self._drivers) - len(self._taking)
         return min(room, self.dispatcher.free_slots) if self.dispatcher is not None else room
@@ -127,15 +127,15 @@ class Drivers:
         """Commit the admission of a run and drive it from there; raises what `Store.append` raises."""
         if entry.new is None:
             raise ValueError("only an admission makes a new run")
-        until = self._means.now() + self._means.lease
+        until = self._context.now() + self._context.lease
         entry = changed(entry, new=changed(entry.new, driver=self._home, lease_until=until))
         await self._begin(self._driver(changed(state, seq=0), salt, task, conductor, epoch=1), entry)
 
     async def resume(self, begun: Beginning, found: Found) -> None:
         """Commit a run's next turn and drive it from there; raises what `Store.append` raises."""
         known = found.known
-        driver = await take_over(self._means, self._driver, known.state, known.salt, known.epoch)
-        lease = Lease(self._home, self._means.now() + self._means.lease, begun.deadline)
+        driver = await take_over(self._context, self._driver, known.state, known.salt, known.epoch)
+        lease = Lease(self._home, self._context.now() + self._context.lease, begun.deadline)
         rows = tuple(Outbox(step, known.state.admitted.tier, self._home, begun.turn) for step in begun.steps)
         await self._begin(driver, changed(begun.entry, lease=lease, outbox=rows))
 
@@ -181,11 +181,11 @@ class Drivers:
         except (LeaseLost, Conflict, RunEnded, NotFound):
             pass  # another engine was faster, or the run is over: neither is a fault
         except BatonError as error:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.WARNING, "A run could not be taken; an engine takes it later.", run=run, error=error.code
             )
         except Exception as bug:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.ERROR, "A run could not be taken because of a bug; an engine tries it again.", run=run
             )
             logging.getLogger("baton").error("take", exc_info=bug)
@@ -202,38 +202,38 @@ class Drivers:
             state, salt, epoch = fold(events, held.state), held.salt, held.epoch + 1
             contents: Mapping[str, bytes] = {}
         else:
-            read = await self._means.store.step_input(run, held.state.seq if held is not None else 0)
+            read = await self._context.store.step_input(run, held.state.seq if held is not None else 0)
             state = fold(read.events, held.state if held is not None else None)
             salt, epoch, contents = read.salt, read.epoch, read.contents
         if state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
-        await self._lease(await take_over(self._means, self._driver, state, salt, epoch, contents), epoch)
+        await self._lease(await take_over(self._context, self._driver, state, salt, epoch, contents), epoch)
 
     async def _lease(self, driver: Driver, epoch: int) -> None:
         """Take the run's lease, in one entry with all that follows from its state."""
-        now, state = self._means.now(), driver.state
-        lease = Lease(self._home, now + self._means.lease, state.turn.until if state.replied else state.deadline)
+        now, state = self._context.now(), driver.state
+        lease = Lease(self._home, now + self._context.lease, state.turn.until if state.replied else state.deadline)
         rows = resumed_steps(state, self._home)
         await self._begin(driver, Entry(state.run, now, epoch=epoch, lease=lease, seq=state.seq, outbox=rows))
 
     async def _take_over(self, state: RunState, salt: bytes, epoch: int) -> None:
         """Go on with a run whose engine is gone: its row is ours already, and the claims of that engine have lapsed."""
         for _ in range(RACES):
-            driver = await take_over(self._means, self._driver, state, salt, epoch)
+            driver = await take_over(self._context, self._driver, state, salt, epoch)
             try:
                 await self._lease(driver, epoch)
                 break
             except Conflict:  # another process has written meanwhile, for example a wish to cancel the run
-                journal = await self._means.store.journal(state.run, after=state.seq)
+                journal = await self._context.store.journal(state.run, after=state.seq)
                 state = fold(journal.events, state)
         else:
             return
         steps = overtaken_steps(state)
         self._adopted.append(state.run)
         with suppress(QueueUnavailable):
-            await self._means.queue.tell(DISPATCHERS, [Adopted(state.run, self._home)])
+            await self._context.queue.publish(DISPATCHERS, [Adopted(state.run, self._home)])
             tier, seq = state.admitted.tier, driver.state.seq
-            await self._means.queue.ring([Ticket(state.run, n, tier, self._home, seq, AGAIN) for n in steps])
+            await self._context.queue.enqueue([Ticket(state.run, n, tier, self._home, seq, AGAIN) for n in steps])
 
     def _driver(
         self,
@@ -245,7 +245,7 @@ class Drivers:
         contents: Mapping[str, bytes] = NOTHING,
     ) -> Driver:
         return Driver(
-            self._means,
+            self._context,
             home=self._home,
             state=state,
             task=task,
@@ -297,7 +297,7 @@ class Drivers:
     async def _guard(self, driver: Driver) -> None:
         """Drive one run; no error of it may end the others."""
         run = driver.state.run
-        telemetry = self._means.telemetry
+        telemetry = self._context.telemetry
         try:
             await asyncio.sleep(0)  # a step that was just begun sends its call first
             with telemetry.span(SPAN_RUN, {"baton.run.id": run, "baton.tier": driver.state.admitted.tier}):
@@ -326,19 +326,19 @@ class Drivers:
 
     async def _renew_for_ever(self) -> None:
         suspects: set[tuple[str, int]] = set()
-        pause = self._means.lease / 3
+        pause = self._context.lease / 3
         while self._group is not None:  # as in the dispatcher, no cancellation is relied upon
             await asyncio.sleep(pause)
-            pause = self._means.lease / 3
+            pause = self._context.lease / 3
             try:
                 missing = await self._renew()
             except StoreUnavailable as error:
-                self._means.telemetry.log(
+                self._context.telemetry.log(
                     logging.WARNING,
                     "The leases of runs could not be renewed; this is tried again until they lapse.",
                     error=error.public_code,
                 )
-                if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
+                if not self._context.store.healthy and await self._context.store.wait_until_healthy(pause):
                     pause = 0.0  # after an outage the process that renews first keeps its leases
                 continue
             # A run that has just ended is missing too; only a run that is missing twice was taken over.
@@ -354,8 +354,8 @@ class Drivers:
             epochs = {run: driver.writer.epoch for run, driver in self._drivers.items()}
             if not epochs:
                 return set()
-            until = self._means.now() + self._means.lease
-            kept = await self._means.store.renew_leases(self._home, epochs, until)
+            until = self._context.now() + self._context.lease
+            kept = await self._context.store.renew_leases(self._home, epochs, until)
         self._wake(kept)
         return {(run, epochs[run]) for run in epochs.keys() - kept.keys() if run in self._tasks}
 
@@ -365,13 +365,13 @@ class Drivers:
         before: list[str] = []
         while self._group is not None:
             await asyncio.sleep(WATCH_SECONDS)
-            healthy = self._means.queue.sound
-            self._means.telemetry.gauge("baton_queue_sound", healthy)
+            healthy = self._context.queue.healthy
+            self._context.telemetry.gauge("baton_queue_sound", healthy)
             watched = [*before, *self._adopted] if healthy else list(self._tasks)
             before, self._adopted = self._adopted, []
             if watched:
                 with suppress(StoreUnavailable):
-                    self._wake(await self._means.store.last_seqs(watched))
+                    self._wake(await self._context.store.last_seqs(watched))
 
     def _wake(self, seqs: Mapping[str, int]) -> None:
         """Let those drivers read the journal whose run has moved on without their receiving it."""
@@ -387,21 +387,21 @@ class Drivers:
         self._sweep_now.set()
 
     def _pause(self) -> float:
-        return SWEEP_SECONDS if self._means.queue.sound else WATCH_SECONDS
+        return SWEEP_SECONDS if self._context.queue.healthy else WATCH_SECONDS
 
     async def _sweep_for_ever(self) -> None:
         while self._group is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause() * (0.5 + self._means.chance())):
+                async with asyncio.timeout(self._pause() * (0.5 + self._context.chance())):
                     await self._sweep_now.wait()
             self._sweep_now.clear()
-            if not (self.recovers and self._means.timed()):
+            if not (self.recovers and self._context.timed()):
                 continue
             try:
                 if await self._recovery.sweep(self.room, self._renew):
                     self._sweep_now.set()
             except (BatonError, QueueUnavailable) as error:
-                self._means.telemetry.log(
+                self._context.telemetry.log(
                     logging.WARNING,
                     "The search for runs that nobody drives failed; it is repeated.",
                     error=error.public_code,

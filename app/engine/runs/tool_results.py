@@ -20,7 +20,7 @@ from app.core.run.progress import fold
 from app.core.run.state import RunState, Turn
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.runs.admission import untaken
 from app.engine.runs.request import Order, Owner
 from app.errors import InvalidRequest, NotFound
@@ -67,7 +67,7 @@ class Beginning:
     steps: tuple[int, ...]
 
 
-async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Known]) -> Found | None:
+async def find(context: EngineContext, order: Order, came: Returned, waiting: Waiting[Known]) -> Found | None:
     """The run that these results go on with, or None where the conversation makes a new one.
 
     A run that waited here for just these results is not looked up: whether it still does, and nobody has asked for its
@@ -77,12 +77,12 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Know
     """
     known = waiting.take(came.run)
     if known is None or known.state.awaited.keys() != came.results.keys():
-        known = await _look_up(means, came.run, known)
+        known = await _look_up(context, came.run, known)
     state, tier = known.state, known.state.admitted.tier
     if known.owner.tenant != order.tenant or (tier != order.tier.name and known.owner.key != order.key):
         raise tool_results.unknown()
     standing = tool_results.standing(state, came)
-    if standing == "history" or not known.salt or tier not in means.catalog().tiers:
+    if standing == "history" or not known.salt or tier not in context.catalog().tiers:
         return None
     portions = tool_results.portions(state, came)
     bodies = {n: _body(share) for n, share in portions.items()}
@@ -90,7 +90,7 @@ async def find(means: Means, order: Order, came: Returned, waiting: Waiting[Know
     if standing == "repeat":
         _check_same(state, shares)
     else:
-        _check_authority(means, order, state, portions)
+        _check_authority(context, order, state, portions)
     return Found(known, standing, shares)
 
 
@@ -98,17 +98,17 @@ def _body(messages: Sequence[Message]) -> bytes:
     return orjson.dumps([message_to_json(message) for message in messages])
 
 
-async def _look_up(means: Means, run: str, kept: Known | None) -> Known:
+async def _look_up(context: EngineContext, run: str, kept: Known | None) -> Known:
     """The run as it is now, at least as far as its row has got. Raises `InvalidRequest` if there is none."""
     try:
-        row = await means.store.run(run)
+        row = await context.store.run(run)
     except NotFound:
         raise tool_results.unknown() from None
     if kept is None:
-        journal = await means.store.journal(run, upto=row.seq)
+        journal = await context.store.journal(run, upto=row.seq)
         salt, state = journal.salt, fold(journal.events)
     else:
-        journal = await means.store.journal(run, upto=row.seq, after=kept.state.seq)
+        journal = await context.store.journal(run, upto=row.seq, after=kept.state.seq)
         salt, state = kept.salt, fold(journal.events, kept.state)
     return Known(Owner(row.tenant, row.key), b"" if row.erased else salt, state, row.epoch)
 
@@ -120,7 +120,9 @@ def _check_same(state: RunState, shares: Mapping[int, tuple[str, bytes]]) -> Non
             raise tool_results.answered()
 
 
-def _check_authority(means: Means, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]) -> None:
+def _check_authority(
+    context: EngineContext, order: Order, state: RunState, portions: Mapping[int, tuple[Message, ...]]
+) -> None:
     """Workers were chosen for the run's labels and for what it showed them; neither may grow without their having been
     chosen for it."""
     if not order.labels <= state.admitted.labels:
@@ -130,7 +132,7 @@ def _check_authority(means: Means, order: Order, state: RunState, portions: Mapp
             param="baton.labels",
             code="labels_changed",
         )
-    workers = means.catalog().workers
+    workers = context.catalog().workers
     for n, messages in portions.items():
         worker = workers.get(state.steps[n].worker)
         pictured = any(isinstance(part, Image) for message in messages for part in message.parts)
@@ -142,12 +144,12 @@ def _check_authority(means: Means, order: Order, state: RunState, portions: Mapp
             )
 
 
-def begin(means: Means, order: Order, found: Found, gateway: str) -> Beginning:
+def begin(context: EngineContext, order: Order, found: Found, gateway: str) -> Beginning:
     """The turn that the request begins, and that `gateway` follows. How to decode, and the tools, are as it says now.
 
     Nobody drives the run yet.
     """
-    state, now = found.state, means.now()
+    state, now = found.state, context.now()
     asked = orjson.dumps(task_to_json(replace(order.task, messages=(), user=None, metadata={})), default=dict)
     request = (address(found.known.salt, asked), asked)
     turn = Turn(
@@ -169,8 +171,8 @@ def begin(means: Means, order: Order, found: Found, gateway: str) -> Beginning:
         epoch=found.known.epoch,
         contents=(request, *found.shares.values()),
         once=order.once,
-        notify=means.notifies and notices.wanted(order.wire),
-        lease=Lease("", now + untaken(means), turn.deadline),
+        notify=context.notifies and notices.wanted(order.wire),
+        lease=Lease("", now + untaken(context), turn.deadline),
         seq=state.seq,
     )
     return Beginning(turn.number, turn.deadline, entry, tuple(found.shares))

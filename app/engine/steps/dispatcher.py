@@ -21,7 +21,7 @@ from app.core.run.state import RunState
 from app.engine.calls.attempt import Attempt
 from app.engine.commit.colocation import BegunStep, LocalRuns
 from app.engine.commit.tickets import due_ticket
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.steps.claim import Work
 from app.engine.steps.execution import Execution
 from app.engine.steps.pending_outcomes import Outcomes
@@ -45,7 +45,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        means: Means,
+        context: EngineContext,
         *,
         name: str,
         slots: int,
@@ -65,7 +65,7 @@ class Dispatcher:
         self._take_run = take_run
         self._taking = taking
         self._planning = planning
-        self._means = means
+        self._context = context
         self._name = name
         self._slots = slots
         self._grace = grace
@@ -76,9 +76,9 @@ class Dispatcher:
         """The group of the tasks, while steps are taken."""
         self._interrupting = self._ended = False
         self._freed = asyncio.Event()
-        self._outcomes = Outcomes(means.store, means.telemetry, tick=means.tick, freed=self._freed.set)
+        self._outcomes = Outcomes(context.store, context.telemetry, tick=context.tick, freed=self._freed.set)
         self._drained = asyncio.Event()
-        means.telemetry.watch("baton_steps_running", self.__len__)
+        context.telemetry.watch("baton_steps_running", self.__len__)
 
     def __len__(self) -> int:
         """Steps that are being worked on."""
@@ -86,7 +86,7 @@ class Dispatcher:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, then drain."""
-        async with self._means.queue.hear(DISPATCHERS, self._receive), asyncio.TaskGroup() as group:
+        async with self._context.queue.subscribe(DISPATCHERS, self._receive), asyncio.TaskGroup() as group:
             self._group = group
             taking = group.create_task(self._take_until(stopping, group))
             renewing = group.create_task(self._renew_until(self._drained))
@@ -124,7 +124,7 @@ class Dispatcher:
         return self._free() - self._taking() if self._group is not None else 0
 
     def _execution(self, work: Work) -> Execution:
-        return Execution(self._means, self._name, work, self._local, self._outcomes)
+        return Execution(self._context, self._name, work, self._local, self._outcomes)
 
     def _start(self, group: asyncio.TaskGroup, work: Work, execution: Execution) -> None:
         self._works[work.ticket.run, work.ticket.step] = work
@@ -134,16 +134,16 @@ class Dispatcher:
         while (free := self._free() - self._taking()) <= 0:
             self._freed.clear()
             await self._freed.wait()
-        queue, pause = self._means.queue, POLL * (0.5 + self._means.chance())
-        if not self._means.timed():
+        queue, pause = self._context.queue, POLL * (0.5 + self._context.chance())
+        if not self._context.timed():
             await asyncio.sleep(pause)
             return []
         try:
-            if found := await queue.take(free, IDLE_WAIT if queue.sound else pause):
+            if found := await queue.take(free, IDLE_WAIT if queue.healthy else pause):
                 return found
         except QueueUnavailable:
             await asyncio.sleep(pause)
-        return await self._take_from_outbox(free, MISSED if queue.sound else POLL)
+        return await self._take_from_outbox(free, MISSED if queue.healthy else POLL)
 
     def _free(self) -> int:
         """Slots that have no step; those whose outcome waits for the database need none."""
@@ -153,11 +153,11 @@ class Dispatcher:
 
     async def _take_from_outbox(self, free: int, missed: float) -> list[Ticket]:
         try:
-            dues = await self._means.store.overdue(self._means.now(), free, missed)
+            dues = await self._context.store.overdue(self._context.now(), free, missed)
         except StoreUnavailable:
             return []
         if dues:
-            self._means.telemetry.count("baton_swept_total", "outbox", by=len(dues))
+            self._context.telemetry.count("baton_swept_total", "outbox", by=len(dues))
         return [due_ticket(due) for due in dues]
 
     def _receive(self, message: Live) -> None:
@@ -199,23 +199,23 @@ class Dispatcher:
 
     async def _send(self, address: str, delta: Delta) -> None:
         with suppress(QueueUnavailable):
-            await self._means.queue.tell(address, [delta])
+            await self._context.queue.publish(address, [delta])
 
     async def _renew_until(self, drained: asyncio.Event) -> None:
         suspects: set[Held] = set()
-        pause = self._means.lease / 3
+        pause = self._context.lease / 3
         while not drained.is_set():
             await asyncio.sleep(pause)
-            pause = self._means.lease / 3
+            pause = self._context.lease / 3
             try:
                 suspects = await self._renew(suspects)
             except StoreUnavailable as error:
-                self._means.telemetry.log(
+                self._context.telemetry.log(
                     logging.WARNING,
                     "The claims of steps could not be renewed; this is tried again.",
                     error=error.public_code,
                 )
-                if not self._means.store.healthy and await self._means.store.wait_until_healthy(pause):
+                if not self._context.store.healthy and await self._context.store.wait_until_healthy(pause):
                     pause = 0.0  # after an outage the process that renews first keeps its claims
 
     async def _renew(self, suspects: set[Held]) -> set[Held]:
@@ -225,11 +225,11 @@ class Dispatcher:
         if not held:
             return set()
         with suppress(QueueUnavailable):  # first the queue, so that it delivers them to nobody else meanwhile
-            await self._means.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
-        kept = await self._means.store.renew_claims(list(held), self._means.now() + self._means.lease)
+            await self._context.queue.keep([work.ticket for work in held.values() if work.ticket.receipt])
+        kept = await self._context.store.renew_claims(list(held), self._context.now() + self._context.lease)
         missing = {claim for claim in held.keys() - kept if self._works.get(claim[:2]) is held[claim]}
         for claim in missing & suspects:
-            self._means.telemetry.count("baton_lease_lost_total", "step")
+            self._context.telemetry.count("baton_lease_lost_total", "step")
             held[claim].interrupt(stopped=True)
         return missing - suspects
 
@@ -253,12 +253,12 @@ class Dispatcher:
             await execution.perform()
             await self._forget(ticket)
         except LeaseLost:
-            self._means.telemetry.count("baton_lease_lost_total", "step")
+            self._context.telemetry.count("baton_lease_lost_total", "step")
         except (RunEnded, asyncio.CancelledError):
             await self._forget(ticket)
         except Exception as error:
             level = logging.WARNING if isinstance(error, BatonError) else logging.ERROR
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 level,
                 "A step could not be executed; it is left to the next delivery of its ticket.",
                 run=ticket.run,
@@ -273,9 +273,9 @@ class Dispatcher:
     async def _forget(self, ticket: Ticket) -> None:
         try:
             if ticket.receipt:
-                await self._means.queue.done([ticket])
+                await self._context.queue.done([ticket])
         except QueueUnavailable:
-            self._means.telemetry.log(
+            self._context.telemetry.log(
                 logging.WARNING,
                 "The step queue is unavailable; the ticket of a finished step is delivered again and ignored.",
                 run=ticket.run,
@@ -313,7 +313,7 @@ class Dispatcher:
                 self._let_slot_go()
         if attempt is None:
             return None
-        taken = changed(row, holder=self._name, until=self._means.now() + self._means.lease)
+        taken = changed(row, holder=self._name, until=self._context.now() + self._context.lease)
         forgo = partial(self._forgo, attempt)
         go = partial(self._go, group, work, execution, forgo)
         return BegunStep(taken, attempt.intended(), attempt.hold, go, forgo)

@@ -31,7 +31,7 @@ from app.core.records import changed, record
 from app.core.run.events import (
     AFTER_THE_END,
     CallFinished,
-    Draft,
+    Fact,
     NamedCall,
     StepAwaitingTool,
     StepDone,
@@ -44,7 +44,7 @@ from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look
 from app.engine.commit.colocation import LocalRuns
 from app.engine.commit.lost_calls import lost
-from app.engine.context import Means
+from app.engine.context import EngineContext
 from app.engine.steps.claim import Work
 from app.engine.steps.delta_relay import Relay
 from app.engine.steps.pending_outcomes import Outcomes
@@ -79,9 +79,9 @@ class Course:
 class Execution:
     """One step under one claim."""
 
-    def __init__(self, means: Means, name: str, work: Work, local: LocalRuns, outcomes: Outcomes) -> None:
+    def __init__(self, context: EngineContext, name: str, work: Work, local: LocalRuns, outcomes: Outcomes) -> None:
         """`name` is the dispatcher's; `local` finds the runs that are driven in this process."""
-        self._means = means
+        self._context = context
         self._kept = outcomes
         self._name = name
         self._local = local
@@ -117,9 +117,9 @@ class Execution:
             return None
         try:
             attempt = self._attempt(course, choice)
-            await self._means.pin(attempt.catalog)
+            await self._context.pin(attempt.catalog)
         except BaseException:
-            self._means.health.forgo(choice.worker, extra=choice.extra)
+            self._context.health.forgo(choice.worker, extra=choice.extra)
             raise
         self._begun = course, attempt
         return attempt
@@ -149,8 +149,8 @@ class Execution:
         if self._idle(state):  # the step is not needed any more: only calls of a lost dispatcher are closed
             await self._append(self._entry(lost_calls, move=Move(due.step, "finish", claim=self._work.claim)))
         elif deliveries >= DELIVERIES:
-            self._means.telemetry.count("baton_dead_letters_total", due.tier)
-            self._means.telemetry.log(
+            self._context.telemetry.count("baton_dead_letters_total", due.tier)
+            self._context.telemetry.log(
                 logging.ERROR,
                 "A step is a dead letter: several engines took it and none finished; see what ended them.",
                 run=due.run,
@@ -163,10 +163,13 @@ class Execution:
     async def _claim(self) -> tuple[Due, RunState] | None:
         """Take the ticket as its row is now, with the state from which to go on; None if another engine has it."""
         for _ in range(CLAIMS):
-            due = await self._means.store.due(self._ticket.run, self._ticket.step)
-            if due is None or due.until > self._means.now():
+            due = await self._context.store.due(self._ticket.run, self._ticket.step)
+            if due is None or due.until > self._context.now():
                 return None
-            if due.holder not in (None, self._name) and self._means.store.seconds_since_recovery < self._means.lease:
+            if (
+                due.holder not in (None, self._name)
+                and self._context.store.seconds_since_recovery < self._context.lease
+            ):
                 return None  # nobody could prolong a claim while the database was away
             state = await self._fold(None)
             self._version = due.version
@@ -181,7 +184,7 @@ class Execution:
         if known is not None and upto is not None and known.state.seq >= upto:
             self._salt = known.salt
             return known.state
-        read = await self._means.store.step_input(self._ticket.run)
+        read = await self._context.store.step_input(self._ticket.run)
         self._salt, self._along = read.salt, read.contents
         state = fold(read.events)
         self._gateway = (state.turn.gateway,) if state.turn.gateway else ()
@@ -218,11 +221,11 @@ class Execution:
             await self._follow(course, attempt)
 
     async def _course(self, state: RunState, fresh: Mapping[str, bytes] = NOTHING) -> Course:
-        view = await look(self._means.store, state, self._ticket.step, fresh)
+        view = await look(self._context.store, state, self._ticket.step, fresh)
         made = [call for call in state.calls.values() if call.step == view.step.n]
         self._number = len(made)
         attempts = state.admitted.limits.attempts - sum(call.turn == state.turn.number for call in made)
-        return Course(state, view, Candidates(self._means.health, self._workers(state, view.step), attempts))
+        return Course(state, view, Candidates(self._context.health, self._workers(state, view.step), attempts))
 
     async def _follow(self, course: Course, attempt: Attempt) -> None:
         """Make one call after the other, from a committed intent to the step's end."""
@@ -233,11 +236,11 @@ class Execution:
                 return await self._end(course.step, attempt)
             self._settled = (attempt,)
             self._flawed = attempt if attempt.reply.flaw is not None else None
-            left, chance = self._left(course.state), self._means.chance()
+            left, chance = self._left(course.state), self._context.chance()
             course.candidates.failed(attempt.worker, attempt.error, told=attempt.told, chance=chance, left=left)
             following = await self._next(course)
 
-    async def _next(self, course: Course, openers: tuple[Draft, ...] = ()) -> Attempt | None:
+    async def _next(self, course: Course, openers: tuple[Fact, ...] = ()) -> Attempt | None:
         """The next attempt, its intent committed; None if there is none, and what becomes of the step is written."""
         state, candidates = course.state, course.candidates
         await self._pause(candidates, state)
@@ -264,7 +267,7 @@ class Execution:
         return None
 
     def _left(self, state: RunState) -> float:
-        return state.deadline - self._means.now()
+        return state.deadline - self._context.now()
 
     async def _pause(self, candidates: Candidates, state: RunState) -> None:
         """Wait until a worker should be called. A stop interrupts the wait, and the outcome of the attempt before is
@@ -285,12 +288,12 @@ class Execution:
     def _workers(self, state: RunState, step: StepState) -> list[Worker]:
         """The workers of the run's pool, as they are now: a pool file that was read again may have taken a clearance
         away (D6)."""
-        known = self._means.catalog().workers
+        known = self._context.catalog().workers
         names = [step.worker, *(name for name in state.admitted.pool if name != step.worker)]
         present = [known[name] for name in names if name in known]
         return [worker for worker in present if not missing_clearance(worker, state.admitted.labels)]
 
-    def _lost(self, state: RunState, step: StepState) -> tuple[Draft, ...]:
+    def _lost(self, state: RunState, step: StepState) -> tuple[Fact, ...]:
         """Outcomes for the intents of a dispatcher that is no more: `unknown`, and possibly billed."""
         return tuple(
             lost(call.id, step.n, Ledger(call.usd_held, call.tokens_held))
@@ -307,12 +310,12 @@ class Execution:
             worker,
             state.admitted.limits,
             streams=state.streams,
-            provider=self._means.catalog().providers[worker.provider],
+            provider=self._context.catalog().providers[worker.provider],
             flaw=flawed.reply.flaw if flawed is not None else None,
         )
         return Attempt(
-            self._means,
-            call=self._means.name("call"),
+            self._context,
+            call=self._context.name("call"),
             step=view.step.n,
             worker=worker,
             request=request,
@@ -330,29 +333,29 @@ class Execution:
             ),
         )
 
-    async def _intend(self, attempt: Attempt, openers: tuple[Draft, ...]) -> None:
+    async def _intend(self, attempt: Attempt, openers: tuple[Fact, ...]) -> None:
         """Claim (the first time), settle the attempt before, and reserve for this one: all in one entry."""
         with attempt.promised():
-            await self._means.pin(attempt.catalog)
+            await self._context.pin(attempt.catalog)
             await self._append(self._entry((*openers, *self._outcomes(), attempt.intended()), hold=attempt.hold))
         self._settled = ()
 
-    async def _fail(self, failed: StepFailed, openers: tuple[Draft, ...]) -> None:
+    async def _fail(self, failed: StepFailed, openers: tuple[Fact, ...]) -> None:
         if not self._work.claim:
             await self._append(self._entry(openers))
             openers = ()
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         await self._write(self._entry((*openers, *self._outcomes(), failed), move=move))
 
-    def _outcomes(self) -> tuple[Draft, ...]:
+    def _outcomes(self) -> tuple[Fact, ...]:
         return tuple(attempt.finished() for attempt in self._settled)
 
-    def _entry(self, events: tuple[Draft, ...], *, hold: Ledger = Ledger(), move: Move | None = None) -> Entry:
-        now, n = self._means.now(), self._ticket.step
+    def _entry(self, events: tuple[Fact, ...], *, hold: Ledger = Ledger(), move: Move | None = None) -> Entry:
+        now, n = self._context.now(), self._ticket.step
         if move is None and self._work.claim:
             move = Move(n, "hold", claim=self._work.claim)
         elif move is None:
-            move = Move(n, "take", version=self._version, holder=self._name, until=now + self._means.lease)
+            move = Move(n, "take", version=self._version, holder=self._name, until=now + self._context.lease)
         finished = [fact for fact in events if isinstance(fact, CallFinished)]
         given_up = [fact for fact in finished if fact.outcome == "unknown"]
         lost_usd = sum(fact.usd for fact in given_up)
@@ -397,26 +400,26 @@ class Execution:
     async def _settle_and_release(self) -> None:
         calls = (await self._fold(None)).calls  # the entry that failed may have been committed all the same
         self._settled = tuple(one for one in self._settled if calls[one.call].outcome is None)
-        move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._means.now())
+        move = Move(self._ticket.step, "release", claim=self._work.claim, until=self._context.now())
         await self._append(self._entry(self._outcomes(), move=move))
         self._settled = ()
 
-    async def _withdraw(self, openers: tuple[Draft, ...] = ()) -> None:
+    async def _withdraw(self, openers: tuple[Fact, ...] = ()) -> None:
         """Stopped by the driver, or handed back because this process shuts down: outcomes are written either way, and
         `openers` with them."""
         n, claim, stopped = self._ticket.step, self._work.claim, self._work.stopped
         if not claim:
             return
-        verb = Move(n, "finish", claim=claim) if stopped else Move(n, "release", claim=claim, until=self._means.now())
+        verb = Move(n, "finish", claim=claim) if stopped else Move(n, "release", claim=claim, until=self._context.now())
         await self._write(self._entry((*openers, *self._outcomes()), move=verb))
         if not stopped:
             with suppress(QueueUnavailable):
-                await self._means.queue.ring([changed(self._ticket, version=AGAIN)])
+                await self._context.queue.enqueue([changed(self._ticket, version=AGAIN)])
 
     def _id(self, place: int) -> str:
         """The id under which the caller knows a tool call of the present attempt."""
         while len(self._ids) <= place:
-            self._ids.append(mint(self._ticket.run, self._means.salt()[:TOKEN_BYTES]))
+            self._ids.append(mint(self._ticket.run, self._context.salt()[:TOKEN_BYTES]))
         return self._ids[place]
 
     async def _end(self, step: StepState, attempt: Attempt) -> None:
@@ -437,7 +440,7 @@ class Execution:
             refusal=attempt.reply.refuses,
         )
 
-    def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Draft, tuple[tuple[str, bytes], ...]]:
+    def _awaiting(self, step: StepState, attempt: Attempt) -> tuple[Fact, tuple[tuple[str, bytes], ...]]:
         calls = attempt.reply.calls
         ids = [self._id(place) for place in range(len(calls))]
         said = orjson.dumps(message_to_json(attempt.reply.message(ids)), default=dict)
@@ -461,7 +464,7 @@ class Execution:
         run = self._local(entry.run)
         joins = run is not None and bool(entry.events) and entry.move is not None and entry.move.verb == "finish"
         try:
-            appended = await (run.join(entry) if run is not None and joins else self._means.store.append(entry))
+            appended = await (run.join(entry) if run is not None and joins else self._context.store.append(entry))
         except RunOverBudget:  # the run ends later: the step's own end is written first, under this claim
             raise
         except RunEnded:
@@ -482,7 +485,7 @@ class Execution:
         move = Move(self._ticket.step, "finish", claim=self._work.claim)
         named = orjson.dumps([fact.to_json() for fact in outcomes])
         texts = tuple(one for one in entry.contents if one[0].encode() in named)
-        await self._means.store.append(changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
+        await self._context.store.append(changed(entry, events=outcomes, contents=texts, hold=Ledger(), move=move))
 
     def _followers(self, state: RunState) -> Sequence[str]:
         """The gateways that follow the run, as far as this process knows."""
@@ -500,7 +503,7 @@ class Execution:
     async def _send(self, addresses: Sequence[str], message: Live) -> None:
         for receiver in addresses:
             with suppress(QueueUnavailable):
-                await self._means.queue.tell(receiver, [message])
+                await self._context.queue.publish(receiver, [message])
 
 
 def _sum(ledgers: Iterable[Ledger]) -> Ledger:

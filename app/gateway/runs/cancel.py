@@ -30,7 +30,7 @@ async def ask(store: RunJournal, queue: StepQueue | None, row: RunRow, by: str, 
         return
     if queue is not None and row.driver:
         with suppress(QueueUnavailable):
-            await queue.tell(row.driver, [Committed(row.id, appended.events)])
+            await queue.publish(row.driver, [Committed(row.id, appended.events)])
 
 
 async def stop(context: GatewayContext, row: RunRow) -> RunRow:

@@ -27,7 +27,7 @@ DEFAULT_ALIASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class Fact:
     """A pool file whose entries were checked one by one. `aliases` is None where the file has no such section."""
 
     providers: Mapping[str, ProviderEntry | None]
@@ -43,7 +43,7 @@ class Draft:
         return entry.provider
 
 
-def check(draft: Draft) -> Iterator[Fault]:
+def check(draft: Fact) -> Iterator[Fault]:
     """Yield every fault between entries."""
     yield from _dimensions(draft)
     yield from _workers(draft)
@@ -58,14 +58,14 @@ def check(draft: Draft) -> Iterator[Fault]:
             yield ("evaluation", "conductors"), f"the worker {worker} makes embeddings and cannot plan; remove it"
 
 
-def members(tier: TierEntry, draft: Draft) -> list[str]:
+def members(tier: TierEntry, draft: Fact) -> list[str]:
     """Return the tier's workers; `all` means every worker but those with `pooled = false`."""
     if tier.pool != [ALL]:
         return tier.pool
     return [name for name, worker in draft.workers.items() if worker is None or worker.pooled]
 
 
-def aliases_in_force(draft: Draft) -> dict[str, str]:
+def aliases_in_force(draft: Fact) -> dict[str, str]:
     """Return the file's aliases; if it has no such section, the default ones whose tier exists and whose name is
     free."""
     if draft.aliases is not None:
@@ -73,7 +73,7 @@ def aliases_in_force(draft: Draft) -> dict[str, str]:
     return {name: tier for name, tier in DEFAULT_ALIASES.items() if tier in draft.tiers and name not in draft.tiers}
 
 
-def _dimensions(draft: Draft) -> Iterator[Fault]:
+def _dimensions(draft: Fact) -> Iterator[Fault]:
     for name, entry in draft.providers.items():
         written = entry.options.get("dimensions", "") if entry is not None else ""
         known = written.isascii() and written.isdigit() and 0 < int(written) <= LONGEST
@@ -81,7 +81,7 @@ def _dimensions(draft: Draft) -> Iterator[Fault]:
             yield ("providers", name, "options"), "must say how many numbers a vector has; write dimensions = 1536"
 
 
-def _workers(draft: Draft) -> Iterator[Fault]:
+def _workers(draft: Fact) -> Iterator[Fault]:
     whole = {name: worker for name, worker in draft.workers.items() if worker is not None}
     places = Counter((worker.provider, worker.model) for worker in whole.values())
     for name, worker in whole.items():
@@ -91,7 +91,7 @@ def _workers(draft: Draft) -> Iterator[Fault]:
             yield ("workers", name, "model"), "is used by another worker of the same provider too; keep one of them"
 
 
-def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
+def _tier(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
     pool = members(tier, draft)
     if not pool:
         yield ("tiers", name, "pool"), "has no worker; name some, or add a worker without pooled = false"
@@ -112,7 +112,7 @@ def _tier(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
     yield from _embedding(name, tier, draft)
 
 
-def _embedding(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
+def _embedding(name: str, tier: TierEntry, draft: Fact) -> Iterator[Fault]:
     """A worker that makes embeddings can neither answer nor plan, and no other worker makes embeddings."""
     for worker in members(tier, draft):
         if _embeds(worker, draft):
@@ -127,7 +127,7 @@ def _embedding(name: str, tier: TierEntry, draft: Draft) -> Iterator[Fault]:
         yield (*place, "embedder"), f"the worker {embedder} makes no embeddings; {remedy}"
 
 
-def _embeds(worker: str, draft: Draft) -> bool:
+def _embeds(worker: str, draft: Fact) -> bool:
     entry = draft.workers.get(worker)
     provider = draft.providers.get(entry.provider) if entry is not None else None
     return provider is not None and provider.format == "embeddings"
@@ -181,7 +181,7 @@ def _depth(name: str, tier: TierEntry) -> Iterator[Fault]:
             yield ("tiers", name, *place, "depth"), f"{problem}; {remedy}"
 
 
-def _aliases(draft: Draft) -> Iterator[Fault]:
+def _aliases(draft: Fact) -> Iterator[Fault]:
     aliases = draft.aliases or {}
     for name, target in aliases.items():
         path = ("aliases", name)

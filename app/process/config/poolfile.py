@@ -19,7 +19,7 @@ from app.core.pool.snapshot import sealed
 from app.errors import ConfigInvalid
 from app.network import tls
 from app.process.config import lines
-from app.process.config.crosscheck import Draft, aliases_in_force, check, members
+from app.process.config.crosscheck import Fact, aliases_in_force, check, members
 from app.process.config.entries import (
     ROUTE_FIELDS,
     Entry,
@@ -92,7 +92,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     for name in document:
         if name not in SECTIONS:
             faults.add([name], f"is no section of a pool file; {meant(name, list(SECTIONS)) or 'remove it'}")
-    draft = Draft(
+    draft = Fact(
         providers=_entries(document, "providers", ProviderEntry, faults),
         workers=_entries(document, "workers", WorkerEntry, faults),
         tiers=_entries(document, "tiers", TierEntry, faults),
@@ -113,7 +113,7 @@ def build(document: Mapping[str, Any], faults: Faults, environ: Mapping[str, str
     return Pool(_catalog(draft, providers), secrets, proxy_credentials)
 
 
-def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec]) -> Catalog:
+def _catalog(draft: Fact, providers: Mapping[str, ProviderSpec]) -> Catalog:
     tiers = {name: _tier(name, entry, draft) for name, entry in draft.tiers.items() if entry is not None}
     used = {draft.provider_of(worker) for tier in tiers.values() for worker in tier.pool}
     catalog = Catalog(
@@ -128,12 +128,12 @@ def _catalog(draft: Draft, providers: Mapping[str, ProviderSpec]) -> Catalog:
     return sealed(catalog)
 
 
-def _worker(name: str, entry: WorkerEntry, draft: Draft) -> Worker:
+def _worker(name: str, entry: WorkerEntry, draft: Fact) -> Worker:
     provider = draft.providers[entry.provider]
     return entry.core(name, provider.deadlines.core(Deadlines()) if provider is not None else Deadlines())
 
 
-def _tier(name: str, entry: TierEntry, draft: Draft) -> Tier:
+def _tier(name: str, entry: TierEntry, draft: Fact) -> Tier:
     pool = members(entry, draft)
     return Tier(
         name=name,
@@ -275,7 +275,7 @@ def base_url_variable(provider: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", provider.upper()) + "_BASE_URL"
 
 
-def _secrets(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+def _secrets(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None or entry.key is None:
@@ -291,7 +291,7 @@ def _secrets(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[s
     return found
 
 
-def _proxy_credentials(draft: Draft, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
+def _proxy_credentials(draft: Fact, faults: Faults, environ: Mapping[str, str]) -> dict[str, SecretStr]:
     found: dict[str, SecretStr] = {}
     for name, entry in draft.providers.items():
         if entry is None or entry.proxy_credentials is None:

@@ -8,7 +8,7 @@ checks that follow from these.
 from typing import Literal
 
 from app.core.records import record
-from app.core.run.events import Draft, Event
+from app.core.run.events import Event, Fact
 from app.store.protocol.idempotency import Once
 
 
@@ -117,7 +117,7 @@ class Entry:
     run: str
     at: float
     """Time of the write, in seconds since 1970 by the writer's clock; the time of each of its events."""
-    events: tuple[Draft, ...] = ()
+    events: tuple[Fact, ...] = ()
     new: NewRun | None = None
     epoch: int | None = None
     move: Move | None = None

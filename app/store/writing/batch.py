@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from app.core.records import record
 from app.core.run import notices
-from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Draft, Event, Kind, RunResumed
+from app.core.run.events import AFTER_THE_END, ANYBODY, TERMINAL, Event, Fact, Kind, RunResumed
 from app.errors import Conflict, LeaseLost, NotFound, RunEnded, RunOverBudget
 from app.store.protocol import MOVED, Appended, Entry, Lease, Ledger, Move, NewRun, Projection
 from app.store.rows.idempotency import Claims
@@ -261,7 +261,7 @@ class RowBatch:
         run.seq = seq
         return tuple(events)
 
-    def _watch(self, run: _Run, draft: Draft, entry: Entry) -> None:
+    def _watch(self, run: _Run, draft: Fact, entry: Entry) -> None:
         """Write the notice of a turn together with the event that ends it, if the turn began with `Entry.notify`."""
         if draft.kind in BEGINNINGS:
             turn = draft.turn if isinstance(draft, RunResumed) else 0

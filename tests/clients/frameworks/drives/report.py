@@ -55,6 +55,6 @@ async def _outcome(case: Callable[[], Awaitable[Any]]) -> Any:
     return found.model_dump() if isinstance(found, BaseModel) else found
 
 
-def tell(report: Mapping[str, Any]) -> None:
+def publish(report: Mapping[str, Any]) -> None:
     """Print the report, the last line of the output."""
     sys.stdout.write("\n" + json.dumps(report) + "\n")
