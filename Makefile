@@ -14,7 +14,7 @@ run: .venv/runtime.stamp  ## The service, embedded: no keys, no database, no Red
 test faults fuzz simulate: export PYTHONDONTWRITEBYTECODE =
 
 # Schemathesis draws examples while it is collected, which each of the JOBS would do: the fuzzers have a command of their own.
-JOBS ?= 4
+JOBS ?= 6
 test: .venv/dev.stamp  ## All but fuzzers, fault suite, bug zoo and what needs a vLLM server. Tests wait a lot: JOBS may exceed the cores.
 	$(BIN)/python -m pytest -m "not vllm and not faults_suite" --ignore tests/fuzz --ignore $(ZOO) -p no:schemathesis -n $(JOBS) \
 		--dist loadfile --no-loadscope-reorder
