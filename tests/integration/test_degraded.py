@@ -20,7 +20,7 @@ from app.store.writing.group_commit import DECIDE_SECONDS
 from tests.harness import servers
 from tests.harness.processes import KEY, Caller, Process, calling
 from tests.harness.waiting import PATIENCE_SECONDS, Stopwatch, wait_until
-from tests.integration.installation import WORKERS, House, launched, settings
+from tests.integration.installation import WORKERS, Installation, launched, settings
 from tests.stubs import Hang, Reply, plan_reply
 from tests.stubs.control import StubControl
 
@@ -55,7 +55,7 @@ def postgres() -> Iterator[servers.Server]:
 @pytest.fixture(scope="module")
 def shared(
     tmp_path_factory: pytest.TempPathFactory, stub: StubControl, redis: servers.Server, postgres: servers.Server
-) -> Iterator[House]:
+) -> Iterator[Installation]:
     folder = tmp_path_factory.mktemp("house")
     environ = settings(folder, stub, postgres.url, redis.url) | {"BATON_LEASE_SECONDS": str(LEASE)}
     pool = folder / "pool.toml"
@@ -63,18 +63,18 @@ def shared(
     migrate(postgres.url)
     with launched(folder, environ, "gateway", "dispatcher", "dispatcher") as (gateway, *dispatchers):
         wait_until(gateway.ready)
-        yield House(stub, postgres.url, redis.url, gateway, dispatchers)
+        yield Installation(stub, postgres.url, redis.url, gateway, dispatchers)
 
 
 @pytest.fixture
-def house(shared: House) -> House:
+def installation(shared: Installation) -> Installation:
     shared.stub.clear()
     return shared
 
 
 @pytest.fixture
-def caller(house: House) -> Iterator[Caller]:
-    with calling(house.gateway.url) as made:
+def caller(installation: Installation) -> Iterator[Caller]:
+    with calling(installation.gateway.url) as made:
         yield made
 
 
@@ -90,9 +90,9 @@ def readiness(process: Process) -> dict[str, Any]:
     return found
 
 
-def sound(house: House) -> bool:
+def healthy(installation: Installation) -> bool:
     """Whether the gateway trusts its queue."""
-    return house.gateway.metric("baton_queue_sound") == 1
+    return installation.gateway.metric("baton_queue_sound") == 1
 
 
 @contextmanager
@@ -128,59 +128,61 @@ def out_of_memory(redis: servers.Server) -> Iterator[None]:
 
 @pytest.mark.parametrize("fault", [frozen, stopped, out_of_memory])
 def test_without_redis_three_steps_take_no_more_than_a_second_more_each(
-    house: House, caller: Caller, redis: servers.Server, fault: Callable[[servers.Server], Any]
+    installation: Installation, caller: Caller, redis: servers.Server, fault: Callable[[servers.Server], Any]
 ) -> None:
     plan = {"baton": {"plan": THREE_STEPS}}
-    wait_until(lambda: sound(house), what="the queue is sound")
+    wait_until(lambda: healthy(installation), what="the queue is healthy")
     with fault(redis):
-        wait_until(lambda: not sound(house), what="the gateway knows without being asked")
+        wait_until(lambda: not healthy(installation), what="the gateway knows without being asked")
         for _ in range(2):
             watch = Stopwatch()
             said, reply = caller.streamed("baton-mini", "Who needs a bell?", extra_body=plan)
             assert watch.seconds < 3 * EXTRA_PER_STEP + 0.5
             assert (said, reply["baton"]["degraded"]) == ("Hello there.", False)
-        assert readiness(house.gateway)["status"] == "degraded"
-    wait_until(lambda: sound(house), what="it mends itself")
-    assert wait_until(lambda: readiness(house.gateway)["status"] == "ready")
+        assert readiness(installation.gateway)["status"] == "degraded"
+    wait_until(lambda: healthy(installation), what="it mends itself")
+    assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")
     watch = Stopwatch()
     caller.whole("baton-mini", "And now?", extra_body=plan)
     assert watch.seconds < 2 * EXTRA_PER_STEP
 
 
 def test_runs_in_flight_do_not_notice_that_redis_freezes(
-    house: House, caller: Caller, redis: servers.Server, aside: Any
+    installation: Installation, caller: Caller, redis: servers.Server, aside: Any
 ) -> None:
     for name in WORKERS:
-        house.stub.always(name, Reply(first_delay=0.5))
+        installation.stub.always(name, Reply(first_delay=0.5))
     answers = [aside(caller.whole, "baton-mini", "Go on.", extra_body={"baton": {"plan": THREE_STEPS}}) for _ in "ab"]
-    wait_until(lambda: len(house.stub.requests("beta")) == 2, what="both are in their second step")
+    wait_until(lambda: len(installation.stub.requests("beta")) == 2, what="both are in their second step")
     with frozen(redis):
         for answer in answers:
             said, reply = answer.result(timeout=PATIENCE_SECONDS)
             assert said == "Hello there."
             steps = caller.run(reply["baton"]["run"])["steps"]
             assert [len(step["attempts"]) for step in steps] == [1, 1, 1]
-    wait_until(lambda: sound(house), what="it mends itself")
+    wait_until(lambda: healthy(installation), what="it mends itself")
 
 
-def conductor(house: House) -> str:
-    found: str = readiness(house.gateway)["checks"]["conductor"]
+def conductor(installation: Installation) -> str:
+    found: str = readiness(installation.gateway)["checks"]["conductor"]
     return found
 
 
-def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(house: House, caller: Caller) -> None:
-    house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
-    wait_until(lambda: conductor(house) == "ok", what="it lives")
-    house.stub.always("planner", Hang())
+def test_a_dead_conductor_is_found_without_traffic_and_the_fallback_serves(
+    installation: Installation, caller: Caller
+) -> None:
+    installation.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
+    wait_until(lambda: conductor(installation) == "ok", what="it lives")
+    installation.stub.always("planner", Hang())
     died = Stopwatch()
-    wait_until(lambda: conductor(house) == "degraded", what="nobody asked it for a plan")
-    assert httpx.get(f"{house.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 200
+    wait_until(lambda: conductor(installation) == "degraded", what="nobody asked it for a plan")
+    assert httpx.get(f"{installation.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 200
     said, reply = caller.whole("baton-ultra", "Who plans?")
     assert (said, reply["baton"]["degraded"]) == ("Hello there.", True)
     assert [one["reasons"] for one in reply["baton"]["proposals"]] == [["conductor_out"], []]
     assert died.seconds < 12
-    house.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
-    wait_until(lambda: conductor(house) == "ok", what="it is back")
+    installation.stub.always("planner", plan_reply((0, "Do it.", ["user"])))
+    wait_until(lambda: conductor(installation) == "ok", what="it is back")
     assert caller.whole("baton-ultra", "And now?")[1]["baton"]["degraded"] is False
 
 
@@ -202,26 +204,26 @@ def refused(process: Process, key: str) -> tuple[int, str | None, float]:
 
 
 def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_back(
-    house: House, caller: Caller, postgres: servers.Server, aside: Any
+    installation: Installation, caller: Caller, postgres: servers.Server, aside: Any
 ) -> None:
     for name in WORKERS:
-        house.stub.always(name, Reply(first_delay=0.8))
+        installation.stub.always(name, Reply(first_delay=0.8))
     plan = {"extra_body": {"baton": {"plan": THREE_STEPS}}}
     answers = [aside(tell, "baton-mini", "Remember.", **plan) for tell in (caller.whole, caller.streamed) * 2]
-    wait_until(lambda: len(house.stub.requests("alpha")) == 4, what="all are under way")
+    wait_until(lambda: len(installation.stub.requests("alpha")) == 4, what="all are under way")
     postgres.crash()
     crashed = time.monotonic()
-    wait_until(lambda: refused(house.gateway, KEY)[0] == 503, what="new runs are refused")
-    wait_until(lambda: house.gateway.metric("baton_queue_sound") == 1)
+    wait_until(lambda: refused(installation.gateway, KEY)[0] == 503, what="new runs are refused")
+    wait_until(lambda: installation.gateway.metric("baton_queue_sound") == 1)
     for key in (KEY, STRANGER):
         for _ in range(5):
-            status, retry_after, took = refused(house.gateway, key)
+            status, retry_after, took = refused(installation.gateway, key)
             assert (status, retry_after) == (503, "1")
             assert took < 0.5
-    assert httpx.get(f"{house.gateway.url}/healthz", timeout=5, trust_env=False).status_code == 200
-    assert httpx.get(f"{house.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 503
+    assert httpx.get(f"{installation.gateway.url}/healthz", timeout=5, trust_env=False).status_code == 200
+    assert httpx.get(f"{installation.gateway.url}/readyz", timeout=5, trust_env=False).status_code == 503
     time.sleep(max(0.0, crashed + LEASE + 1.5 - time.monotonic()))
-    assert {model: len(house.stub.requests(model)) for model in WORKERS} == {"alpha": 4, "beta": 0, "gamma": 0}
+    assert {model: len(installation.stub.requests(model)) for model in WORKERS} == {"alpha": 4, "beta": 0, "gamma": 0}
     postgres.start()
     came_back = Stopwatch()
     for answer in answers:
@@ -230,5 +232,5 @@ def test_runs_outlive_an_outage_of_the_database_and_new_ones_are_told_to_come_ba
         assert (said, run["state"], run["degraded"]) == ("Hello there.", "succeeded", False)
         assert [[one["outcome"] for one in step["attempts"]] for step in run["steps"]] == [["ok"]] * 3
     assert came_back.seconds < 2 * 0.8 + 6
-    assert refused(house.gateway, STRANGER)[0] == 401
-    assert wait_until(lambda: readiness(house.gateway)["status"] == "ready")
+    assert refused(installation.gateway, STRANGER)[0] == 401
+    assert wait_until(lambda: readiness(installation.gateway)["status"] == "ready")

@@ -415,10 +415,10 @@ def write_after_the_erasure(patch: Patch) -> None:
 
 def log_in_vain(patch: Patch) -> None:
     """Something breaks in a driver; the next one repairs it, and nobody else would notice."""
-    ring = RunWriter._ring
+    enqueue = RunWriter._enqueue
 
     async def breaks(self: Any, outbox: Any) -> None:
-        await ring(self, outbox)
+        await enqueue(self, outbox)
         raise KeyError(self.state.run)
 
     patch.setattr(RunWriter, "_enqueue", breaks)
