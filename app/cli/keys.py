@@ -55,6 +55,7 @@ async def _add(settings: Settings, asked: argparse.Namespace, now: float) -> Non
         rpm=asked.rpm,
         tpm=asked.tpm,
         concurrency=asked.concurrency,
+        all_tenants=asked.all_tenants,
     )
     async with storage.opened(settings) as store:
         await store.add_key(row)
@@ -83,7 +84,7 @@ def _cells(row: KeyRow, now: float) -> tuple[str, ...]:
     return (
         row.id,
         row.name,
-        row.tenant,
+        f"{row.tenant}, reads all" if row.all_tenants else row.tenant,
         ", ".join(sorted(row.scopes)),
         ", ".join(sorted(row.tiers)) or "all",
         ", ".join(sorted(row.labels)) or "-",

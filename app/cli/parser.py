@@ -69,6 +69,7 @@ def _keys(commands: "Commands[argparse.ArgumentParser]") -> None:
     add = _command(verbs, "add", "keys", "make a key; its secret is shown once")
     add.add_argument("name", help="what the key is for")
     add.add_argument("--tenant", default="default", help="whose runs it may see")
+    add.add_argument("--all-tenants", action="store_true", help="have its scopes reach the runs of every tenant")
     add.add_argument(
         "--scope",
         action="append",

@@ -354,6 +354,16 @@ def test_a_key_lives_from_add_to_revoke(service: Service) -> None:
     wait_until(lambda: httpx.get(f"{service.url}/v1/models", headers=headers).status_code == 401)
 
 
+def test_an_administrator_reaches_other_tenants_only_by_a_key_made_for_that(service: Service) -> None:
+    def runs_seen(*options: str) -> int:
+        key = baton(service.folder, "keys", "add", "root", "--tenant", "ops", "--scope", "admin", *options).out.strip()
+        listed = httpx.get(f"{service.url}/v1/runs", headers={"Authorization": f"Bearer {key}"})
+        return len(listed.json()["data"])
+
+    assert runs_seen() == 0
+    assert runs_seen("--all-tenants") > 0
+
+
 def test_wrong_keys_are_refused_in_words(tmp_path: Path) -> None:
     assert "unknown scope" in baton(tmp_path, "keys", "add", "x", "--scope", "root").err
     assert "no such tier" in baton(tmp_path, "keys", "add", "x", "--tier", "root").err

@@ -395,6 +395,7 @@ async def test_keys_are_stored_found_and_revoked(store: Store) -> None:
         tpm=2**40,
         concurrency=4,
         expires_at=9.5,
+        all_tenants=True,
     )
     assert [await store.add_key(key) for key in (old, full, replace(full, tenant="thief"))] == [True, True, False]
     assert await store.keys() == (full, old)

@@ -175,12 +175,13 @@ async def test_who_may_hear_a_run(stub: ProviderStub, opened: Runtime, client: h
         "auditor": await key_of(opened, scopes=("runs:read", "audit:read")),
         "stranger": await key_of(opened, "other", ("runs:read", "audit:read")),
         "admin": await key_of(opened, "ops", ("admin",)),
+        "operator": await key_of(opened, "ops", ("admin",), all_tenants=True),
     }
     statuses = {}
     for who, key in keys.items():
         async with calling(opened, key) as other:
             statuses[who] = (await other.get(f"/v1/runs/{run}/stream")).status_code
-    assert statuses == {"colleague": 403, "auditor": 200, "stranger": 404, "admin": 200}
+    assert statuses == {"colleague": 403, "auditor": 200, "stranger": 404, "admin": 404, "operator": 200}
 
 
 async def test_a_head_does_not_wait_for_the_end(stub: ProviderStub, client: httpx.AsyncClient) -> None:

@@ -136,11 +136,13 @@ async def test_each_scope_is_needed(gateway: GatewayStandIn, method: str, path: 
 @pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if "{run}" in route[1]])
 async def test_another_tenants_run_is_not_there(gateway: GatewayStandIn, method: str, path: str) -> None:
     key, admin = gateway.add_key("other1", tenant="else"), gateway.add_key("root", tenant="ops", scopes=["admin"])
-    foreign = await knock(gateway, method, path, {"x-api-key": key})
-    absent = await knock(gateway, method, path.replace("{run}", "run_none"), {"x-api-key": key})
-    assert foreign.status_code == absent.status_code == 404
-    assert foreign.content == absent.content
-    assert (await knock(gateway, method, path, {"x-api-key": admin})).status_code == 200
+    for stranger in (key, admin):
+        foreign = await knock(gateway, method, path, {"x-api-key": stranger})
+        absent = await knock(gateway, method, path.replace("{run}", "run_none"), {"x-api-key": stranger})
+        assert foreign.status_code == absent.status_code == 404
+        assert foreign.content == absent.content
+    everywhere = gateway.add_key("every", tenant="ops", scopes=["admin"], all_tenants=True)
+    assert (await knock(gateway, method, path, {"x-api-key": everywhere})).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,10 @@ async def test_it_is_kept_until_it_is_deleted(client: httpx.AsyncClient) -> None
 async def test_nobody_else_sees_it(client: httpx.AsyncClient, opened: Runtime) -> None:
     first = await made(client)
     path, theirs = f"/v1/responses/{first['id']}", await foreigner(opened)
+    admin = {"authorization": f"Bearer {await key_of(opened, 'other', ('admin',))}"}
     for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
         assert (await client.request(method, where, headers=theirs)).status_code == 404
+        assert (await client.request(method, where, headers=admin)).status_code == 404
     assert (await client.get(path)).json() == first
 
 

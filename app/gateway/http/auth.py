@@ -60,8 +60,11 @@ class Caller:
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose runs this caller may see; None means all of them."""
-        return None if "admin" in self.key.scopes else self.key.tenant
+        """The tenant whose runs this caller may see; None means all of them.
+
+        `admin` carries every scope but stays inside its tenant: only a key of all tenants reaches beyond its own.
+        """
+        return None if self.key.all_tenants else self.key.tenant
 
     def may(self, scope: str) -> bool:
         """True if the key carries `scope`; `admin` carries every one."""

@@ -2,8 +2,8 @@
 `POST /{id}/cancel` and `POST /{id}/feedback`.
 
 Metadata needs `runs:read`; content (messages and outputs) needs `audit:read` as well, but for the answer where the key
-that asked for it comes back. A caller sees the runs of its own tenant, an `admin` all of them; somebody else's run is
-not there (404). Everything is read from the journal, and lists from the rows that the journal's writes keep. A page
+that asked for it comes back. A caller sees the runs of its own tenant, a key of all tenants every run; any other run
+is absent (404). Everything is read from the journal, and lists from the rows that the journal's writes keep. A page
 goes on after the last row that was seen, so that new runs shift nothing.
 """
 
@@ -64,7 +64,7 @@ def _lists(router: APIRouter, context: GatewayContext, keys: Keys) -> None:
         responses=operations.replies(*operations.READING),
     )
     async def list_runs(filters: Annotated[query.RunFilters, Query()], caller: reader) -> Response:
-        """The runs of the key's tenant; of a key with the scope `admin`, those of all tenants."""
+        """The runs of the key's tenant; of a key made with `--all-tenants`, those of every tenant."""
         rows = await context.store.runs(_run_query(filters, caller.tenant))
         shown = rows[: filters.limit]
         has_more = len(rows) > filters.limit

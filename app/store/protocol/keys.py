@@ -29,6 +29,8 @@ class KeyRow:
     """Runs at the same time."""
     expires_at: float | None = None
     revoked_at: float | None = None
+    all_tenants: bool = False
+    """True if its scopes apply to the runs of every tenant, and not only to those of its own."""
 
 
 class Keys(Protocol):

@@ -19,6 +19,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    false,
     text,
 )
 
@@ -237,6 +238,7 @@ KEYS = Table(
     Column("expires_at", Double),
     Column("revoked_at", Double),
     Column("tpm", BigInteger),
+    Column("all_tenants", Boolean, nullable=False, server_default=false()),
 )
 
 # One row that the readiness probe writes to: proof that a write transaction goes through, schema included.
