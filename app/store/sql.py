@@ -13,6 +13,7 @@ from app.core.pool.conductor_versions import Change
 from app.core.rating.calibration import Trial
 from app.core.rating.evidence import Learned, Rated
 from app.core.rating.feedback import Feedback
+from app.core.records import changed
 from app.core.run.events import Event, Kind
 from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
@@ -133,7 +134,7 @@ class SqlStore:
         if not read.salt:
             self._journals.forget(run)
         self._journals.extend(run, read.events)
-        return StepInput(read.salt, (*kept.events, *read.events), read.contents, read.epoch)
+        return changed(read, events=(*kept.events, *read.events))
 
     def known_rows(self, run: str) -> Sequence[object]:
         return self._row_cache.to_json(run) if self._row_cache is not None else ()

@@ -100,6 +100,14 @@ async def test_only_the_present_epoch_writes(store: Store) -> None:
     await store.append(note("run", epoch=2))
 
 
+async def test_the_input_of_a_step_names_the_engine_that_has_the_lease(store: Store) -> None:
+    await store.append(admitted("run", lease_until=10.0))
+    before = await store.step_input("run")
+    await store.take_over("heir", now=11.0, until=20.0, limit=5, kinds=[("mini", "v1")])
+    after = await store.step_input("run", before.events[-1].seq)
+    assert [(one.driver, one.epoch) for one in (before, after)] == [("driver", 1), ("heir", 2)]
+
+
 async def test_what_must_follow_an_event_is_refused_once_there_are_later_ones(store: Store) -> None:
     """A sum over all that came before would be wrong."""
     await store.append(admitted("run"))

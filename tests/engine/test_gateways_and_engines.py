@@ -3,6 +3,7 @@
 Houses over one database stand for processes: one that is a gateway alone, and one that is an engine as well.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from app.core.run.events import Kind, fact_from_json
 from app.engine.delivery.messages import Driven
 from app.errors import OverQuota, QueueUnavailable
 from app.process.wiring import Runtime
-from app.stepqueue.protocol import Live
+from app.stepqueue.protocol import AGAIN, WHOLE_RUN, Live, Ticket
 from app.stepqueue.redis import RedisQueue
 from app.store.protocol import Appended, Entry, Ledger, Move
 from tests.harness.conversations import Talk, calling, look
@@ -209,11 +210,10 @@ async def test_with_spread_steps_every_step_is_executed_by_whoever_takes_its_tic
     assert all(len(outcome.said) >= 3 for outcome in outcomes), "whoever executes a step sends its words itself"
 
 
-async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_gone(
-    stub: ProviderStub, tmp_path: Path
-) -> None:
-    """Although those claims would have lasted for a long time."""
-    settings = {"BATON_LEASE_SECONDS": "60"}
+async def outcomes_after_a_takeover(stub: ProviderStub, tmp_path: Path, **more: str) -> list[str]:
+    """The outcomes of a step's calls, of which the first was claimed by an engine that has died; the claim would have
+    lasted for a long time."""
+    settings = {"BATON_LEASE_SECONDS": "60"} | more
     async with running_service(tmp_path, pool_text(stub), settings, dispatches=False, audits=False) as engine:
         driven = await engine.runs.start(order(engine, "baton-mini", on_disconnect="finish"))
         store, now = engine.context.store, engine.context.now()
@@ -233,5 +233,41 @@ async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_g
 
         await until(ended)
         journal = await events(heir, driven.run)
-    outcomes = [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED]
-    assert outcomes == ["unknown", "ok"]
+    return [event.body["outcome"] for event in journal if event.kind is Kind.CALL_FINISHED]
+
+
+async def test_an_engine_that_takes_over_settles_the_claims_of_the_one_that_is_gone(
+    stub: ProviderStub, tmp_path: Path
+) -> None:
+    assert await outcomes_after_a_takeover(stub, tmp_path) == ["unknown", "ok"]
+
+
+@pytest.mark.integration
+async def test_an_engine_that_takes_over_by_a_ticket_settles_the_claims_of_the_one_that_is_gone(
+    stub: ProviderStub, tmp_path: Path, redis_url: str
+) -> None:
+    """The engine that stopped has left the run's ticket in Redis."""
+    assert await outcomes_after_a_takeover(stub, tmp_path, BATON_REDIS_URL=redis_url) == ["unknown", "ok"]
+
+
+async def test_a_late_ticket_takes_no_run_from_an_engine_that_drives_it(stub: ProviderStub, tmp_path: Path) -> None:
+    """The ticket of a run is delivered again, or comes after the run was found in the database."""
+    stub.script("alpha", Hang())
+    settings = {"BATON_LEASE_SECONDS": "60"}
+    async with (
+        running_service(tmp_path, pool_text(stub), settings) as engine,
+        running_service(tmp_path, pool_text(stub), settings) as other,
+    ):
+        driven = await engine.runs.start(order(engine, "baton-mini"))
+        await stub.wait_for(1, "alpha")
+        taken = asyncio.Event()
+
+        async def forget(_ticket: Ticket) -> None:
+            taken.set()
+
+        other.drivers.take_soon(Ticket(driven.run, WHOLE_RUN, "baton-mini", "", 1, AGAIN), forget)
+        await taken.wait()
+        row = await other.context.store.run(driven.run)
+        assert (row.epoch, other.drivers.known(driven.run)) == (1, None)
+        engine.runs.cancel(driven.run, "caller")
+        assert (await finish(driven)).ended.state.state == "cancelled"

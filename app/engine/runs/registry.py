@@ -205,6 +205,8 @@ class Drivers:
             read = await self._context.store.step_input(run, held.state.seq if held is not None else 0)
             state = fold(read.events, held.state if held is not None else None)
             salt, epoch, contents = read.salt, read.epoch, read.contents
+            if read.driver:  # only the sweep takes a run from another engine: it ends the claims of that one as well
+                return self.sweep_soon()
         if state.replied or run in self._drivers:
             return  # its caller has the reply, or it was taken here meanwhile
         await self._lease(await take_over(self._context, self._driver, state, salt, epoch, contents), epoch)

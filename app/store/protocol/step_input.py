@@ -19,6 +19,8 @@ class StepInput:
     contents: Mapping[str, bytes]
     epoch: int
     """Epoch of the run when it was read."""
+    driver: str
+    """Address of the engine that drives the run, or that drove it until its lease lapsed; empty if there is none."""
 
 
 class StepInputs(Protocol):

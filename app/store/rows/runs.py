@@ -76,19 +76,20 @@ def _journal(name: str, rows: Sequence[Row]) -> Journal:
 
 def _gathered(conn: Connection, statements: Statements, name: str, after: int) -> tuple[StepInput, CachedRows | None]:
     read, (known,) = journal(statements, name, after)(conn), statements.runs.fetch(conn, [name])
+    driver = conn.execute(select(RUNS.c.driver).where(RUNS.c.id == name)).scalar_one()
     brief = (CONTENTS.c.run == name, func.length(CONTENTS.c.body) <= BRIEF)
     along = conn.execute(select(CONTENTS.c.ref, CONTENTS.c.body).where(*brief).limit(ALONG))
     cached = _cached(known, statements.tickets.fetch(conn, [name]))
-    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1]), cached
+    return StepInput(read.salt, read.events, dict(map(tuple, along)), known[1], driver), cached
 
 
 def _step_input(name: str, rows: Sequence[Row]) -> tuple[StepInput, CachedRows | None]:
     if not rows:
         raise NotFound
-    *row, salt, events, tickets, contents = rows[0]
+    *row, salt, driver, events, tickets, contents = rows[0]
     named = [Event(name, seq, _KINDS[kind], at, orjson.loads(body)) for seq, kind, at, body in events]
     cached = _cached((*row, salt), tickets)
-    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1]), cached
+    return StepInput(bytes(salt or b""), tuple(named), dict(map(tuple, contents)), row[1], driver), cached
 
 
 def _cached(row: Sequence[Any], tickets: Sequence[Row]) -> CachedRows | None:

@@ -294,7 +294,7 @@ def _step_input() -> Executable:
     tickets = _rows_of(TICKETS, TICKET, "step")
     contents = _rows_of(CONTENTS, ("ref", "body"), "ref").where(small, wanted).limit(literal_column(str(ALONG)))
     arrays = [func.array(part.scalar_subquery()) for part in (events, tickets, contents)]
-    return select(*[run[name] for name in SEEN], run.salt, *arrays).where(run.id == its_id)
+    return select(*[run[name] for name in SEEN], run.salt, run.driver, *arrays).where(run.id == its_id)
 
 
 def _rows_of(table: Table, names: Sequence[str], order: str) -> Any:
