@@ -228,7 +228,11 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 class Completion:
-    """One reply as it arrives: `chat.completion.chunk`s, or a whole `chat.completion`."""
+    """One reply as it arrives: `chat.completion.chunk`s, or a whole `chat.completion`.
+
+    A chunk is read here as far as it is well-formed, because there is one for each token; anything unusual in it goes
+    to the readers of `document.py`, which refuse it or say what it means.
+    """
 
     __slots__ = ("_calls", "_finish", "_model", "_reasoning", "_refused", "_usage", "_who", "done")
 
@@ -252,7 +256,7 @@ class Completion:
         if data.strip() == b"[DONE]":
             self.done = True
         elif data:
-            self._take(parse(data, self._who), "delta", pieces)
+            self._take(self._parsed(data), "delta", pieces)
 
     def whole(self, body: bytes, pieces: list[Piece]) -> None:
         """See `http.Reading`."""
@@ -271,6 +275,13 @@ class Completion:
         """See `http.Reading`."""
         return self._reasoning.keepsake(len(self._calls)) if len(self._calls) else {}
 
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            document = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            document = None
+        return document if isinstance(document, dict) else parse(data, self._who)
+
     def _take(self, document: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         if document.get("error") is not None or document.get("object") == "error":
             raise in_stream(self._who, document)
@@ -278,27 +289,43 @@ class Completion:
             raise malformed(self._who, "no choices")
         if document.get("usage") is not None:
             self._usage = _usage(document["usage"])
-        self._model = label(document.get("model")) or self._model
-        for choice in rows(document.get("choices"), self._who):
+        if (model := document.get("model")) != self._model:
+            self._model = label(model) or self._model
+        choices = document.get("choices")
+        for choice in choices if isinstance(choices, list) else rows(choices, self._who):
+            if not isinstance(choice, dict):
+                raise malformed(self._who, "a choice of the wrong type")
             if not choice.get("index"):
                 self._choose(choice, part, pieces)
 
     def _choose(self, choice: dict[str, Any], part: str, pieces: list[Piece]) -> None:
         who = self._who
-        said = inner(choice.get(part), who)
-        if text := _content(said.get("content"), who):
+        said = choice.get(part)
+        if not isinstance(said, dict):
+            said = inner(said, who)
+        content = said.get("content")
+        if text := content if isinstance(content, str) else _content(content, who):
             pieces.append(Words(text))
         self._reasoning.said(said)
-        for place, call in enumerate(rows(said.get("tool_calls"), who)):
-            self._call(call, place, pieces)
-        if refusal := words(said.get("refusal"), who):
-            self._refused = True
-            pieces.append(Words(refusal, refusal=True))
+        if (calls := said.get("tool_calls")) is not None:
+            for place, call in enumerate(rows(calls, who)):
+                self._call(call, place, pieces)
+        if (refusal := said.get("refusal")) is not None:
+            self._refuse(words(refusal, who), pieces)
         if choice.get("logprobs") is not None:
             pieces.extend(_chosen(inner(choice["logprobs"], who), who))
-        if reason := words(choice.get("finish_reason"), who):
-            if reason in BROKEN_OFF:
-                raise fault(WorkerUnavailable, who, "it aborted its answer")
+        if (reason := choice.get("finish_reason")) is not None:
+            self._end_with(words(reason, who))
+
+    def _refuse(self, refusal: str, pieces: list[Piece]) -> None:
+        if refusal:
+            self._refused = True
+            pieces.append(Words(refusal, refusal=True))
+
+    def _end_with(self, reason: str) -> None:
+        if reason in BROKEN_OFF:
+            raise fault(WorkerUnavailable, self._who, "it aborted its answer")
+        if reason:
             self._finish = self._finish or FINISH.get(reason, "length")
 
     def _call(self, call: dict[str, Any], place: int, pieces: list[Piece]) -> None:

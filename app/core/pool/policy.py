@@ -42,14 +42,24 @@ class Eligible:
         return next((BLAMED[reason] for reason in self.excluded.values() if reason in BLAMED), None)
 
 
+@record(frozen=True, slots=True)
+class Needs:
+    """The abilities that a task demands of each worker. `context` is the conversation's likely size, in tokens."""
+
+    images: bool
+    tools: bool
+    context: int
+
+
 def eligible(catalog: Catalog, tier: Tier, task: Task, labels: frozenset[str], overrides: Overrides) -> Eligible:
     """Filter the tier's pool by the caller's overrides, by labels and clearances, and by what the task needs."""
     size = input_bound(task.messages, tool_bytes(task.toolbox)) // 4
+    needs = Needs(images=task.has_images, tools=task.needs_tools, context=size)
     kept: list[Worker] = []
     excluded: dict[str, str] = {}
     for name in tier.pool:
         worker = catalog.workers[name]
-        reason = _overridden(name, overrides) or _uncleared(worker, labels) or _unable(worker, task, size)
+        reason = _overridden(name, overrides) or _uncleared(worker, labels) or _unable(worker, needs)
         if not reason and task.logprobs is not None and not catalog.providers[worker.provider].gives_logprobs:
             reason = NO_LOGPROBS
         if reason:
@@ -96,9 +106,9 @@ def _uncleared(worker: Worker, labels: frozenset[str]) -> str | None:
     return f"not cleared for {', '.join(missing)}" if missing else None
 
 
-def _unable(worker: Worker, task: Task, size: int) -> str | None:
-    if task.has_images and "image" not in worker.card.modalities:
+def _unable(worker: Worker, needs: Needs) -> str | None:
+    if needs.images and "image" not in worker.card.modalities:
         return "cannot see images"
-    if task.needs_tools and not worker.card.tools:
+    if needs.tools and not worker.card.tools:
         return "cannot call tools"
-    return "the conversation is longer than its context" if size >= worker.card.context else None
+    return "the conversation is longer than its context" if needs.context >= worker.card.context else None
