@@ -45,6 +45,12 @@ CLASSES: dict[int, type[WorkerError]] = {
 WORDS: dict[str, int] = {
     "invalid_request_error": 400,
     "context_length_exceeded": 400,
+    "invalid_prompt": 400,
+    "invalid_image": 400,
+    "invalid_image_url": 400,
+    "invalid_base64_image": 400,
+    "image_content_policy_violation": 400,
+    "failed_to_download_image": 400,
     "INVALID_ARGUMENT": 400,
     "OUT_OF_RANGE": 400,
     "authentication_error": 401,
@@ -124,8 +130,8 @@ def _excused(kind: type[WorkerError], error: Mapping[str, Any]) -> type[WorkerEr
 
 
 def _error(document: object) -> dict[str, Any]:
-    """Return the error object. All three nest it under `error`, Google sometimes inside a list; some compatible servers
-    do not nest it."""
+    """Return the error object. They nest it under `error`, Google sometimes inside a list; some compatible servers do
+    not nest it."""
     if isinstance(document, list) and document:
         document = document[0]
     if not isinstance(document, dict):

@@ -8,10 +8,14 @@ from app.providers.embeddings import EmbeddingsProvider
 from app.providers.gemini import GeminiProvider
 from app.providers.openai import OpenAIProvider
 from app.providers.rehearsal.provider import RehearsalProvider
+from app.providers.responses import ResponsesProvider
 
-Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider | RehearsalProvider | EmbeddingsProvider
+Adapter = (
+    OpenAIProvider | ResponsesProvider | AnthropicProvider | GeminiProvider | RehearsalProvider | EmbeddingsProvider
+)
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "openai": OpenAIProvider,
+    "responses": ResponsesProvider,
     "anthropic": AnthropicProvider,
     "gemini": GeminiProvider,
     "rehearsal": RehearsalProvider,

@@ -1,4 +1,4 @@
-"""Tools in the three wire formats: definitions, choices, arguments, and calls that are streamed.
+"""Tools in the wire formats: definitions, choices, arguments, and calls that are streamed.
 
 Sources: openai-openapi 2.3.0; Anthropic's tool use reference; Gemini's function calling reference. What
 all readers share is here too: a call gets its number when it begins, and is held back until its name has come.

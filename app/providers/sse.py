@@ -1,6 +1,6 @@
 """An incremental parser of server-sent events.
 
-Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the three wire formats need no
+Source: WHATWG HTML, "Server-sent events". Only the `data` lines are parsed, because the wire formats need no
 other: the event's name, where there is one, is repeated inside the data. A lone carriage return, which none of them
 sends, does not end a line here. An event that the stream breaks off before its blank line is dropped, as the
 standard demands.

@@ -80,7 +80,7 @@ async def test_a_refusal_is_marked(line: Line) -> None:
     line.stub.script("model-a", Reply(refusal="I cannot help with that.", finish="refusal"))
     pieces = await line.pieces(request())
     assert ending(pieces).refused
-    if line.format.name == "openai":
+    if line.format.name in ("openai", "responses"):
         assert said(pieces).strip() == "I cannot help with that."
 
 
@@ -348,7 +348,7 @@ async def _recorded(form: Format) -> bytes:
         adapter: Any = line.adapter
         stub.script("model-a", Reply(chunks=TEXTS, comments=True, reasoning=("hm",)))
         endpoint = adapter._endpoint
-        path = {"openai": "/chat/completions", "anthropic": "/v1/messages"}.get(
+        path = {"openai": "/chat/completions", "responses": "/responses", "anthropic": "/v1/messages"}.get(
             form.name, "/models/model-a:streamGenerateContent?alt=sse"
         )
         response = await endpoint.post(endpoint.url(path), adapter.render(request()), 5, "w")
@@ -443,6 +443,14 @@ NAMES = st.sampled_from(
         "prompt_tokens_details",
         "completion_tokens_details",
         "output_tokens_details",
+        "response",
+        "item",
+        "output",
+        "output_index",
+        "call_id",
+        "name",
+        "arguments",
+        "incomplete_details",
     )
 )
 KINDS = st.sampled_from(
@@ -454,6 +462,16 @@ KINDS = st.sampled_from(
         "content_block_delta",
         "text",
         "text_delta",
+        "response.created",
+        "response.completed",
+        "response.failed",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.output_text.delta",
+        "response.function_call_arguments.delta",
+        "function_call",
+        "reasoning",
+        "completed",
         "error",
     )
 )

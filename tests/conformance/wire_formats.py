@@ -1,4 +1,4 @@
-"""The three wire formats as one table, and what their conformance tests share."""
+"""The four wire formats as one table, and what their conformance tests share."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,13 +12,14 @@ from app.providers.gemini import Candidate, GeminiProvider
 from app.providers.http import Reading
 from app.providers.openai import Completion, OpenAIProvider
 from app.providers.protocol import Request
+from app.providers.responses import Response, ResponsesProvider
 from tests.stubs import KEYS, ProviderStub
 
 PATIENT = Deadlines(connect=5, first=10, gap=10, total=20)
 HURRIED = Deadlines(connect=0.2, first=0.2, gap=0.2, total=10)
 QUESTION = "the-question-canary"
 
-Adapter = OpenAIProvider | AnthropicProvider | GeminiProvider
+Adapter = OpenAIProvider | ResponsesProvider | AnthropicProvider | GeminiProvider
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ FORMATS = {
     each.name: each
     for each in (
         Format("openai", OpenAIProvider, Completion),
+        Format("responses", ResponsesProvider, Response),
         Format("anthropic", AnthropicProvider, Reply),
         Format("gemini", GeminiProvider, Candidate),
     )

@@ -85,6 +85,10 @@ class AnthropicWire:
         message = refused.message or _WORDS.get(refused.status, "Internal server error")
         return {"type": "error", "error": {"type": kind, "message": message}, "request_id": REQUEST_ID}
 
+    def error_event(self, refused: Refused) -> Frame:
+        """The event `error`."""
+        return Frame("end", json.dumps(self.error(refused)), "error")
+
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """A `message`."""
         content: list[dict[str, Any]] = []

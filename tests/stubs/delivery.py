@@ -195,9 +195,7 @@ class Exchange:
             case Reset():
                 await self._half_chunk(encode(frame, newline))
             case StreamError(status=status, message=message):
-                error = json.dumps(self.wire.error(Refused(status, message)))
-                event = "error" if self.wire.name == "anthropic" else None
-                await self._write(response, encode(Frame("end", error, event), newline), act)
+                await self._write(response, encode(self.wire.error_event(Refused(status, message)), newline), act)
                 await response.write_eof()
                 return False
             case Garbage(line=text) | WrongSchema(document=text):

@@ -97,6 +97,10 @@ class GeminiWire:
         error = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
         return {"error": {**error, "details": refused.details} if refused.details else error}
 
+    def error_event(self, refused: Refused) -> Frame:
+        """The status as an event of the stream."""
+        return Frame("end", json.dumps(self.error(refused)))
+
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """A GenerateContentResponse."""
         if reply.finish == "blocked":

@@ -58,7 +58,7 @@ class OpenAIWire:
 
     def accept(self, received: Received) -> None:
         """Key, JSON, then the rules."""
-        self._check_key(received.header("authorization"))
+        self.check_key(received.header("authorization"))
         if "application/json" not in (received.header("content-type") or ""):
             raise Refused(
                 415 if self.strict else 400, "Unsupported Media Type: 'Content-Type' must be application/json."
@@ -75,7 +75,8 @@ class OpenAIWire:
         openai_rules.check(body, self.strict)
         received.streaming = bool(body.get("stream"))
 
-    def _check_key(self, header: str | None) -> None:
+    def check_key(self, header: str | None) -> None:
+        """Raise Refused unless the header has a key that is known."""
         if self.keys is None and not self.strict:
             return
         scheme, _, key = (header or "").partition(" ")
@@ -101,6 +102,10 @@ class OpenAIWire:
         message = refused.message or _WORDS.get(status, "The server had an error.")
         code = None if refused.code == "none" else refused.code or _CODES.get(status)
         return {"error": {"message": message, "type": kind, "param": refused.param, "code": code}}
+
+    def error_event(self, refused: Refused) -> Frame:
+        """The error object as an event of the stream."""
+        return Frame("end", json.dumps(self.error(refused)))
 
     def document(self, received: Received, reply: Reply) -> dict[str, Any]:
         """A `chat.completion`."""

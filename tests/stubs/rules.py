@@ -1,4 +1,4 @@
-"""Small checks that the three wire formats share; each raises through a callback, in the words of its provider."""
+"""Small checks that the wire formats share; each raises through a callback, in the words of its provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stub as a server: routes of four provider dialects on one loopback port, the record, and the control endpoint."""
+"""The stub as a server: routes of five provider dialects on one loopback port, the record, and the control endpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from .delivery import Exchange, stall
 from .gemini_wire import GeminiWire
 from .openai_wire import CREATED, OpenAIWire
 from .record import Received
+from .responses_wire import ResponsesWire
 from .script import Choice, Drop, Fail, Hang, Raw, Script, from_json
 from .wire import Refused, Wire
 
-KEYS = {"openai": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-stub"}
+KEYS = {"openai": "sk-stub-openai", "responses": "sk-stub-openai", "anthropic": "sk-ant-stub", "gemini": "AIza-stub"}
 """The keys that the stub accepts unless told otherwise."""
 
 
@@ -47,6 +48,7 @@ class ProviderStub:
         keys = {name: None if any_key else frozenset((key,)) for name, key in KEYS.items()}
         self._wires: dict[str, Wire] = {
             "openai": OpenAIWire(keys["openai"]),
+            "responses": ResponsesWire(keys["responses"]),
             "vllm": OpenAIWire(None, strict=False, name="vllm"),
             "anthropic": AnthropicWire(keys["anthropic"]),
             "gemini": GeminiWire(keys["gemini"]),
@@ -61,6 +63,11 @@ class ProviderStub:
     def openai_url(self) -> str:
         """As the official client's `base_url`: the `/v1` is part of it."""
         return f"{self.url}/openai/v1"
+
+    @property
+    def responses_url(self) -> str:
+        """As the official client's `base_url`: `/responses` follows."""
+        return self.openai_url
 
     @property
     def vllm_url(self) -> str:
@@ -115,6 +122,7 @@ class ProviderStub:
         app.add_routes(
             [
                 web.post("/openai/v1/chat/completions", self._answer),
+                web.post("/openai/v1/responses", self._answer),
                 web.get("/openai/v1/models", self._list),
                 web.post("/vllm/v1/chat/completions", self._answer),
                 web.get("/vllm/v1/models", self._list),
@@ -138,7 +146,8 @@ class ProviderStub:
             await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        wire = self._wires[request.path.split("/")[1]]
+        dialect = "responses" if request.path.endswith("/responses") else request.path.split("/")[1]
+        wire = self._wires[dialect]
         headers = tuple((name.decode(), value.decode("latin-1")) for name, value in request.raw_headers)
         port = request.transport.get_extra_info("peername")[1] if request.transport is not None else 0
         received = Received(wire.name, request.method, request.path, dict(request.query), headers, port)

@@ -55,7 +55,10 @@ class Wire(Protocol):
         """The non-streaming answer."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
-        """The body of an error, also used for the error event inside a stream."""
+        """The body of an error."""
+
+    def error_event(self, refused: Refused) -> Frame:
+        """An error inside a stream, which it ends."""
 
     def headers(self, status: int) -> dict[str, str]:
         """The provider's own headers (request id, rate limits)."""

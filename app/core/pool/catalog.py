@@ -11,7 +11,7 @@ from typing import Any, Literal
 from app.core.message.chat import Usage
 from app.core.records import record
 
-WireFormat = Literal["openai", "anthropic", "gemini", "rehearsal", "embeddings"]
+WireFormat = Literal["openai", "responses", "anthropic", "gemini", "rehearsal", "embeddings"]
 MILLION = 1_000_000
 FAIR = 0.25
 """The share of its own deadline that a worker must have been granted before being late speaks against it."""

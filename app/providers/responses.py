@@ -1,0 +1,317 @@
+"""OpenAI's Responses, which newer OpenAI models need for function tools.
+
+Source: the published reference of `POST /responses` with its streaming events, and the types of the official client.
+A stream ends with one of `response.completed`, `response.incomplete` and `response.failed`, each with the whole
+response; events of an unknown kind are skipped. Nothing is stored at the provider (`store: false`), so the reasoning of
+a turn with tool calls comes back encrypted, is stored here with the order of the turn's items, and is sent again before
+the items that it led to, as the reference demands. Reasoning is no part of the answer; its tokens are output tokens.
+
+A conversation stays in order, as `input` items; texts of the assistant are `output_text`. Results of tools may hold
+images. The least `max_output_tokens` that the API takes is 16: a smaller limit is sent as 16. The API has no `stop`,
+`seed`, penalties or `logit_bias`. Options: `reasoning` (`drop` for models and servers that refuse `include`; models
+that are known not to reason are never asked), `ignore`.
+"""
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from app.core.message.chat import End, Finish, Form, Image, Message, Piece, Sampling, Text, Tool, Toolbox, Usage, Words
+from app.core.message.response_format import is_closed
+from app.core.pool.catalog import Deadlines, ProviderSpec
+from app.errors import WorkerTruncated, WorkerUnavailable
+from app.providers import functions, options
+from app.providers.document import inner, label, parse, rows, usage, words
+from app.providers.faults import fault, in_stream, malformed
+from app.providers.functions import Calls
+from app.providers.http import Endpoint, exchange
+from app.providers.protocol import Request
+
+BASE_URL = "https://api.openai.com/v1"
+UNSUPPORTED = frozenset(("stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias"))
+"""Fields of `Sampling` that the format does not have."""
+OPTIONS = {"reasoning": ("return", "drop")}
+LEAST_TOKENS = 16
+"""The smallest `max_output_tokens` that the API takes."""
+LONGEST_ID = 64
+WITHOUT_REASONING = re.compile(r"(?:^|[/:])(?:gpt-[34]|chatgpt-|gpt-5(?:\.\d+)?-chat)")
+"""Models that refuse `include: ["reasoning.encrypted_content"]`, because they do not reason."""
+ENDS = {f"response.{status}": status for status in ("completed", "incomplete", "failed")}
+"""The status of the response, by the event that ends a stream."""
+INCOMPLETE: dict[str, Finish] = {"max_output_tokens": "length", "content_filter": "content_filter"}
+"""Any other reason ends the answer as `length`: it may be incomplete, but it was paid for and is not thrown away."""
+
+
+class ResponsesProvider:
+    """OpenAI's endpoint for responses, or a server that has the same one."""
+
+    def __init__(self, spec: ProviderSpec, key: str | None, proxy_credentials: str | None = None) -> None:
+        """Open nothing yet; raises ConfigInvalid. An empty `base_url` means OpenAI's own."""
+        options.check(spec, OPTIONS)
+        secrets = {"authorization": f"Bearer {key}"} if key else {}
+        self._endpoint = Endpoint(spec, spec.base_url or BASE_URL, {}, secrets, proxy_credentials)
+        self._spec = spec
+        self.unsupported = options.unsupported(spec, UNSUPPORTED)
+
+    def render(self, request: Request) -> bytes:
+        """Return the exact request body; see `protocol.Provider`."""
+        spec, model = self._spec, request.worker.model
+        reasons = spec.options.get("reasoning") != "drop" and not WITHOUT_REASONING.search(model)
+        body: dict[str, Any] = {"model": model, "input": _items(request.messages, reasons), "store": False}
+        body |= _sampling(request.sampling, self.unsupported)
+        body |= _tools(request.toolbox, strict=spec.structured)
+        if reasons:
+            body["include"] = ["reasoning.encrypted_content"]
+        if request.form is not None and spec.structured:
+            body["text"] = {"format": _format(request.form)}
+        if spec.streams and request.live:
+            body["stream"] = True
+        return orjson.dumps(body, default=dict)
+
+    def stream(self, request: Request, body: bytes, deadlines: Deadlines) -> AsyncIterator[list[Piece]]:
+        """Send `body` and yield what comes back; see `protocol.Provider`."""
+        who = f"{request.worker.name} at {self._spec.name}"
+        streams = self._spec.streams and request.live
+        return exchange(self._endpoint, "/responses", body, deadlines, Response(who), who, streams=streams)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._endpoint.close()
+
+
+def _items(messages: Iterable[Message], reasons: bool) -> list[dict[str, Any]]:
+    """Return the conversation as input items; `reasons`: stored reasoning is sent back with its turn."""
+    items: list[dict[str, Any]] = []
+    known: set[str] = set()
+    for message in messages:
+        if message.role == "assistant":
+            items += _turn(message, reasons)
+            known |= {call.id for call in message.calls}
+        elif message.call_id in known:
+            output: Any = _content(message)
+            items.append({"type": "function_call_output", "call_id": _id(message.call_id), "output": output})
+        else:
+            role = "user" if message.role == "tool" else message.role  # A result of no known call is plain text.
+            items.append({"type": "message", "role": role, "content": _content(message)})
+    return items
+
+
+def _turn(message: Message, reasons: bool) -> list[dict[str, Any]]:
+    """Return the items of an assistant's turn, in the order in which its provider gave them, where that is known."""
+    keepsake = message.keepsake or {}
+    said = [{"type": "message", "role": "assistant", "content": message.text}] if message.text else []
+    calls = [
+        {"type": "function_call", "call_id": _id(call.id), "name": call.name, "arguments": call.arguments}
+        for call in message.calls
+    ]
+    left: dict[str, list[dict[str, Any]]] = {"message": said, "function_call": calls}
+    items: list[dict[str, Any]] = []
+    for kept in keepsake.get("items", ()) if reasons else ():
+        if kept["type"] == "reasoning":
+            items.append(dict(kept))
+        elif left[kept["type"]]:
+            items.append(left[kept["type"]].pop(0) | kept)
+    return [*items, *left["message"], *left["function_call"]]
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Return text as it is, and parts as a list where there is an image."""
+    if not any(isinstance(part, Image) for part in message.parts):
+        return message.text
+    return [_part(part) for part in message.parts if not isinstance(part, Text) or part.text]
+
+
+def _part(part: Text | Image) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "input_text", "text": part.text}
+    return {"type": "input_image", "image_url": part.url, "detail": part.detail or "auto"}
+
+
+def _id(id_: str) -> str:
+    """Return the id of a call, or one derived from it where the API would refuse it; deterministic."""
+    return id_ if 0 < len(id_) <= LONGEST_ID else f"call_{hashlib.sha256(id_.encode()).hexdigest()[:32]}"
+
+
+def _sampling(sampling: Sampling, unsupported: frozenset[str]) -> dict[str, Any]:
+    given = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    sent: dict[str, Any] = {}
+    if sampling.max_tokens is not None:
+        sent["max_output_tokens"] = max(sampling.max_tokens, LEAST_TOKENS)
+    return sent | {name: value for name, value in given.items() if value is not None and name not in unsupported}
+
+
+def _tools(toolbox: Toolbox, *, strict: bool) -> dict[str, Any]:
+    if not toolbox.tools:
+        return {}
+    body: dict[str, Any] = {"tools": [_tool(tool, strict) for tool in toolbox.tools]}
+    if toolbox.choice == "named":
+        body["tool_choice"] = {"type": "function", "name": toolbox.named}
+    elif toolbox.choice != "auto":
+        body["tool_choice"] = toolbox.choice
+    return body if toolbox.parallel else body | {"parallel_tool_calls": False}
+
+
+def _tool(tool: Tool, strict: bool) -> dict[str, Any]:
+    """Return a definition. `strict` is always sent, because the API takes an absent one for true."""
+    described = {"description": tool.description} if tool.description else {}
+    parameters = tool.parameters if tool.parameters is not None else functions.EMPTY_SCHEMA
+    constrained = strict and tool.strict and is_closed(parameters)
+    return {"type": "function", "name": tool.name, **described, "parameters": parameters, "strict": constrained}
+
+
+def _format(form: Form) -> dict[str, Any]:
+    if form.schema is None:
+        return {"type": "json_object"}
+    described = {"description": form.description} if form.description else {}
+    return {"type": "json_schema", "name": form.name, **described, "strict": form.strict, "schema": form.schema}
+
+
+class Response:
+    """One reply as it arrives: semantic events, or a whole `response`."""
+
+    __slots__ = ("_calls", "_finish", "_given", "_items", "_model", "_refused", "_usage", "_who", "done")
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._calls = Calls(who)
+        self._items: list[dict[str, Any]] = []
+        """The output items that are complete, in order, in the form in which they would be sent back."""
+        self._given: set[object] = set()
+        """The output indexes of items of which some content was passed on."""
+        self._finish: Finish | None = None
+        self._model: str | None = None
+        self._usage: Usage | None = None
+        self._refused = False
+        self.done = False
+
+    @property
+    def complete(self) -> bool:
+        """See `http.Reading`: only the marker ends an answer here."""
+        return self.done
+
+    def event(self, data: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        if not data or data.strip() == b"[DONE]":
+            return
+        document = parse(data, self._who)
+        kind = document.get("type")
+        if isinstance(kind, str) and kind in ENDS:
+            self._end(inner(document.get("response"), self._who), ENDS[kind], pieces)
+        elif kind == "error" or document.get("error") is not None:
+            raise in_stream(self._who, document)
+        elif kind == "response.created":
+            self._model = label(inner(document.get("response"), self._who).get("model"))
+        elif not isinstance(kind, str):
+            raise malformed(self._who, "an event without a type")
+        else:
+            self._part(kind, document, pieces)
+
+    def whole(self, body: bytes, pieces: list[Piece]) -> None:
+        """See `http.Reading`."""
+        document = parse(body, self._who)
+        if document.get("error") is not None or document.get("object") == "error":
+            raise in_stream(self._who, document)
+        self._end(document, words(document.get("status"), self._who), pieces)
+
+    def end(self) -> End:
+        """See `http.Reading`."""
+        if self._finish is None:
+            raise fault(WorkerTruncated, self._who, "no end of the response")
+        finish = self._calls.finish(self._finish)
+        return End(finish, self._usage, self._model, self._refused or finish == "content_filter")
+
+    def keepsake(self) -> dict[str, Any]:
+        """See `http.Reading`: the turn's reasoning, and the order of its items."""
+        if not len(self._calls) or all(item.keys() == {"type"} for item in self._items):
+            return {}
+        return {"items": self._items}
+
+    def _part(self, kind: str, document: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """Take an event of one output item."""
+        place = document.get("output_index")
+        if not isinstance(place, int | None):
+            raise malformed(self._who, "a field of the wrong type")
+        if kind == "response.output_text.delta":
+            self._say(place, document.get("delta"), pieces)
+        elif kind == "response.function_call_arguments.delta":
+            self._more(place, words(document.get("delta"), self._who), pieces)
+        elif kind == "response.refusal.delta":
+            self._refuse(place, document.get("delta"), pieces)
+        elif kind == "response.output_item.added":
+            self._begin(place, inner(document.get("item"), self._who), pieces)
+        elif kind == "response.output_item.done":
+            self._item(place, inner(document.get("item"), self._who), pieces)
+
+    def _begin(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """Take an item that begins; only a call says something with that."""
+        if item.get("type") == "function_call":
+            name, id_ = words(item.get("name"), self._who), words(item.get("call_id"), self._who)
+            self._calls.take(place, id_, name, "", pieces)
+
+    def _item(self, place: object, item: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """Take a complete item: its content only if none of it came before."""
+        kind = item.get("type")
+        if kind == "reasoning":
+            self._items.append({name: value for name, value in item.items() if name != "status" and value is not None})
+        elif kind == "message":
+            phase = label(item.get("phase"))
+            self._items.append({"type": "message", **({"phase": phase} if phase else {})})
+            for part in rows(item.get("content"), self._who) if place not in self._given else ():
+                if part.get("type") == "refusal":
+                    self._refuse(None, part.get("refusal"), pieces)
+                else:
+                    self._say(None, part.get("text"), pieces)
+        elif kind == "function_call":
+            self._items.append({"type": "function_call"})
+            self._begin(place, item, pieces)
+            if place not in self._given:
+                self._more(place, functions.text_of(item.get("arguments"), self._who), pieces)
+        self._given.add(place)
+
+    def _say(self, place: object, text: object, pieces: list[Piece]) -> None:
+        self._given.add(place)
+        if said := words(text, self._who):
+            pieces.append(Words(said))
+
+    def _refuse(self, place: object, text: object, pieces: list[Piece]) -> None:
+        self._given.add(place)
+        self._refused = True
+        if said := words(text, self._who):
+            pieces.append(Words(said, refusal=True))
+
+    def _more(self, place: object, arguments: str, pieces: list[Piece]) -> None:
+        self._given.add(place)
+        self._calls.take(place, "", "", arguments, pieces)
+
+    def _end(self, response: Mapping[str, Any], status: str, pieces: list[Piece]) -> None:
+        """Take the whole response, which ends a stream and is all of a reply that was not streamed."""
+        if status == "failed" or response.get("error") is not None:
+            raise in_stream(self._who, {"error": inner(response.get("error"), self._who)})
+        if status == "cancelled":
+            raise fault(WorkerUnavailable, self._who, "it cancelled its answer")
+        if status not in ("completed", "incomplete") or self.done:
+            raise malformed(self._who, "a response without an end")
+        if not self._given:
+            for place, item in enumerate(rows(response.get("output"), self._who)):
+                self._item(place, item, pieces)
+        self._model = label(response.get("model")) or self._model
+        self._usage = _usage(response.get("usage"))
+        reason = words(inner(response.get("incomplete_details"), self._who).get("reason"), self._who)
+        self._finish = "stop" if status == "completed" else INCOMPLETE.get(reason, "length")
+        self.done = True
+
+
+def _usage(value: object) -> Usage | None:
+    if not isinstance(value, dict):
+        return None
+    cached = _detail(value, "input_tokens_details", "cached_tokens")
+    reasoning = _detail(value, "output_tokens_details", "reasoning_tokens")
+    return usage(value.get("input_tokens"), value.get("output_tokens"), cached, reasoning)
+
+
+def _detail(value: Mapping[str, Any], name: str, field: str) -> object:
+    details = value.get(name)
+    return details.get(field) if isinstance(details, dict) else None
