@@ -8,19 +8,19 @@ import gc
 import os
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 
-from app.cli.parser import parser
+from app.cli.asked import Asked
+from app.cli.commands import parse
 from app.errors import BatonError, ConfigInvalid
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
     """Run one command; the exit status."""
-    asked = parser().parse_args(arguments)
+    asked = parse(arguments)
     try:
-        return _command(asked.module, alone=arguments is None)(asked, environ, time.time)
+        return _command(asked.module, alone=arguments is None)(asked, {**environ, **asked.settings}, time.time)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         return _complain(error)
 
 
-def _command(module: str, *, alone: bool) -> Callable[[Namespace, Mapping[str, str], Callable[[], float]], int]:
+def _command(module: str, *, alone: bool) -> Callable[[Asked, Mapping[str, str], Callable[[], float]], int]:
     """What runs it. The one import by name: a command pays for what it uses, and not for the whole service.
 
     What is imported is never garbage. Where the process is this command's `alone`, the collector never looks through

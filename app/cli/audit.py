@@ -3,7 +3,6 @@
 Exit status: 0 clean, 1 violations, 2 the journal could not be read.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from app.audit.check import Auditor
 from app.audit.export import Export, write
 from app.audit.report import RULES, Report
 from app.cli import event_loop, terminal
+from app.cli.asked import Asked
 from app.errors import StoreUnavailable
 from app.process.config import read
 from app.providers.formats import adapter
@@ -26,7 +26,7 @@ SHOWN = 200
 CLEAN, VIOLATIONS, UNREADABLE = 0, 1, 2
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     if asked.verb == "rules":
@@ -45,7 +45,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     return CLEAN if report.clean else VIOLATIONS
 
 
-async def _check(asked: argparse.Namespace, environ: Mapping[str, str], now: float) -> Report:
+async def _check(asked: Asked, environ: Mapping[str, str], now: float) -> Report:
     since = now - asked.since if asked.since else None
     if asked.file is not None:
         export = Export(Path(asked.file))
@@ -54,7 +54,7 @@ async def _check(asked: argparse.Namespace, environ: Mapping[str, str], now: flo
         return await Auditor(now, adapter).audit(archive, run=asked.run, since=since)
 
 
-async def _export(asked: argparse.Namespace, environ: Mapping[str, str], now: float) -> int:
+async def _export(asked: Asked, environ: Mapping[str, str], now: float) -> int:
     since = now - asked.since if asked.since else None
     async with open_archive(read(environ).database_url) as archive:
         runs = await write(archive, Path(asked.file), now=now, run=asked.run, since=since)

@@ -5,7 +5,6 @@ score is stored at once, so that an interrupted calibration continues where it s
 what its worker can do: it is not a trial, and is repeated the next time.
 """
 
-import argparse
 import asyncio
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from app.cli import event_loop, private_engine, storage, terminal
+from app.cli.asked import Asked
 from app.cli.estimate import OUTPUT_TOKENS
 from app.core.message.chat import Usage
 from app.core.pool.budget import input_bound, worst_case
@@ -41,7 +41,7 @@ OUTAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Assignment:
     """One task for one worker, over a tier that has the worker in its pool, with its limits."""
 
     worker: Worker
@@ -76,7 +76,7 @@ class Found:
     """True if the money of `--usd` was not enough for all tasks."""
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Calibrate and print the table. Returns 1 if some tasks could not be tried."""
     loaded = configure(environ)
     terminal.log_to_stderr("error")
@@ -104,7 +104,7 @@ async def _known(loaded: Loaded) -> tuple[Trial, ...]:
 # -- tasks
 
 
-def _wanted(catalog: Catalog, asked: argparse.Namespace) -> Iterator[Asked]:
+def _wanted(catalog: Catalog, asked: Asked) -> Iterator[Assignment]:
     """Yield the tasks in turn, each for all workers, so that no provider gets all of its requests at once."""
     tiers: dict[str, Tier] = {}
     for tier in reversed(list(catalog.tiers.values())):
@@ -116,7 +116,7 @@ def _wanted(catalog: Catalog, asked: argparse.Namespace) -> Iterator[Asked]:
     for task in built_in(asked.each):
         for name in chosen:
             worker = catalog.workers[name]
-            yield Asked(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
+            yield Assignment(worker, tiers[name], task, _limits(worker, tiers[name], task, asked.tokens))
 
 
 def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
@@ -131,7 +131,7 @@ def _limits(worker: Worker, tier: Tier, task: BuiltIn, tokens: int) -> Limits:
     )
 
 
-def _agreed(asked: argparse.Namespace, left: Sequence[Asked], before: int, rehearsal: bool) -> bool:
+def _agreed(asked: Asked, left: Sequence[Assignment], before: int, rehearsal: bool) -> bool:
     """Print the cost and, without `--yes`, ask for consent, unless the workers are simulated."""
     workers = ", ".join(dict.fromkeys(one.worker.name for one in left))
     likely, most = sum(one.likely for one in left), sum(one.limits.usd for one in left)
@@ -156,8 +156,8 @@ def _agreed(asked: argparse.Namespace, left: Sequence[Asked], before: int, rehea
 
 async def _calibrate(
     loaded: Loaded,
-    asked: argparse.Namespace,
-    left: Sequence[Asked],
+    asked: Asked,
+    left: Sequence[Assignment],
     found: Found,
     now: Callable[[], float],
     advance: Callable[[], object],
@@ -176,14 +176,14 @@ async def _calibrate(
                 group.create_task(work())
 
 
-def _affordable(cap: int | None, one: Asked, found: Found) -> bool:
+def _affordable(cap: int | None, one: Assignment, found: Found) -> bool:
     if cap is not None and found.spent + found.promised + one.limits.usd > cap:
         found.short = True
         return False
     return True
 
 
-async def _try(opened: Runtime, one: Asked, found: Found, now: Callable[[], float]) -> None:
+async def _try(opened: Runtime, one: Assignment, found: Found, now: Callable[[], float]) -> None:
     found.promised += one.limits.usd
     try:
         ended = await private_engine.carried_out(opened, _order(one))
@@ -206,7 +206,7 @@ async def _try(opened: Runtime, one: Asked, found: Found, now: Callable[[], floa
     found.trials.append(trial)
 
 
-def _order(one: Asked) -> Order:
+def _order(one: Assignment) -> Order:
     """Return the request for a run over this worker alone."""
     return Order(
         task=one.built_in.task,
@@ -221,7 +221,7 @@ def _order(one: Asked) -> Order:
     )
 
 
-def _trial(one: Asked, ended: Ended, at: float) -> Trial:
+def _trial(one: Assignment, ended: Ended, at: float) -> Trial:
     task = one.built_in
     return Trial(
         *one.key,
@@ -240,7 +240,7 @@ def _trial(one: Asked, ended: Ended, at: float) -> Trial:
 # -- printing
 
 
-def _print(asked: argparse.Namespace, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
+def _print(asked: Asked, catalog: Catalog, known: Sequence[Trial], found: Found) -> None:
     if asked.json:
         print(orjson.dumps([asdict(one) for one in known], option=orjson.OPT_INDENT_2).decode())
         return

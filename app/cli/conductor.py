@@ -8,7 +8,6 @@ canary, promote, rollback  choose the version that conducts; gateways follow wit
 ls ....................... print the version in force, and every change with its time and author
 """
 
-import argparse
 import getpass
 import secrets
 import time
@@ -20,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import deployment, event_loop, shadow, storage, terminal, train
+from app.cli.asked import Asked
 from app.core.pool.conductor_versions import Change, ChangeKind, Standing, refusal, standings
 from app.errors import ConfigInvalid
 from app.lab import manifest
@@ -35,7 +35,7 @@ KINDS: Mapping[str, ChangeKind] = {
 }
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     terminal.log_to_stderr("warning")
     if asked.verb == "serve":
@@ -54,7 +54,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     return _change(loaded, asked)
 
 
-def _export(asked: argparse.Namespace) -> int:
+def _export(asked: Asked) -> int:
     export = train.found("app.lab.export")
     source, out = export.trained(Path(asked.trained)), Path(asked.out)
     if asked.adapter_of is None:
@@ -69,7 +69,7 @@ def _export(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _describe(asked: argparse.Namespace) -> int:
+def _describe(asked: Asked) -> int:
     given = ("title", "prompt", "grammar", "steps", "workers", "reward", "commit")
     facts = {name: getattr(asked, name) for name in given}
     base = Path(asked.base) if asked.base is not None else None
@@ -82,7 +82,7 @@ def _describe(asked: argparse.Namespace) -> int:
 # -- versions
 
 
-def _deploy(loaded: Loaded, asked: argparse.Namespace) -> int:
+def _deploy(loaded: Loaded, asked: Asked) -> int:
     folder = Path(asked.folder)
     card, golden = manifest.read(folder)
     deployment.check_fit(card, loaded, asked.conductor)
@@ -95,7 +95,7 @@ def _deploy(loaded: Loaded, asked: argparse.Namespace) -> int:
     return 0
 
 
-def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float]) -> int:
+def _shadow(loaded: Loaded, asked: Asked, now: Callable[[], float]) -> int:
     compared = shadow.Compared()
     with _server(loaded, asked.conductor) as server:
         event_loop.run(_compare(loaded.settings, server, asked, now(), compared))
@@ -105,9 +105,7 @@ def _shadow(loaded: Loaded, asked: argparse.Namespace, now: Callable[[], float])
     return 0
 
 
-async def _compare(
-    settings: Settings, server: Management, asked: argparse.Namespace, now: float, compared: shadow.Compared
-) -> None:
+async def _compare(settings: Settings, server: Management, asked: Asked, now: float, compared: shadow.Compared) -> None:
     known = await _standing(settings, asked.conductor)
     if reason := refusal(known, "shadowed", asked.version):
         raise ConfigInvalid([reason])
@@ -118,7 +116,7 @@ async def _compare(
             shadow.compare(server, asked.version, case, compared)
 
 
-def _change(loaded: Loaded, asked: argparse.Namespace) -> int:
+def _change(loaded: Loaded, asked: Asked) -> int:
     kind, version = KINDS[asked.verb], getattr(asked, "version", "")
     if not deployment.conducted(loaded, asked.conductor):
         raise ConfigInvalid([f"{asked.conductor}: conducts no tier of the pool file"])
@@ -168,7 +166,7 @@ def _server(loaded: Loaded, conductor: str) -> Iterator[Management]:
 
 
 async def _store(
-    settings: Settings, asked: argparse.Namespace, kind: ChangeKind, version: str, *, share: float = 0.0, note: str = ""
+    settings: Settings, asked: Asked, kind: ChangeKind, version: str, *, share: float = 0.0, note: str = ""
 ) -> None:
     """Store a change with the time of the database's clock, because changes are ordered by time and clocks differ."""
     name, who = f"change_{time.time_ns():x}{secrets.token_hex(4)}", asked.who or getpass.getuser()

@@ -5,7 +5,6 @@ the prompt and the pool are checked. It is loaded under its own name and asked i
 unloaded.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
+from app.cli.asked import Asked
 from app.conductor.styles import STYLES, Style
 from app.core.plan import parse as core_plan
 from app.core.plan.workflow import Step
@@ -56,7 +56,7 @@ class Checked:
         return found
 
 
-def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+def command(asked: Asked) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts vLLM for the folder of a whole model, and the variables that it needs."""
     folder = Path(asked.folder)
     card, _ = manifest.read(folder)
@@ -81,7 +81,7 @@ def command(asked: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
     return [*words, *asked.flag], {RUNTIME: "True"}
 
 
-def serve(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def serve(asked: Asked, environ: Mapping[str, str]) -> int:
     """Replace this process by the server, or print the command that would start it."""
     words, variables = command(asked)
     if asked.dry_run:

@@ -1,11 +1,11 @@
 """`baton doctor` checks everything that the configuration needs, with one line and a remedy for each check."""
 
-import argparse
 from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
 from app.cli import checks, event_loop, terminal
+from app.cli.asked import Asked
 from app.cli.checks import Verdict
 from app.errors import BatonError, ConfigInvalid
 from app.process.config import Loaded, configure
@@ -14,7 +14,7 @@ from app.process.wiring import open_runtime
 STYLES: Mapping[str, str] = {"ok": "green", "fail": "bold red", "skip": "dim"}
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Run all checks. Returns 1 if one failed."""
     terminal.log_to_stderr("error")
     try:

@@ -4,7 +4,6 @@ Rows are written as they are measured, to `rows.jsonl` in the folder; `evaluatio
 The same command continues where it was interrupted. The report is made from the rows alone.
 """
 
-import argparse
 import json
 import secrets
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 
 from app.cli import comparison_table, eval_runs, event_loop, plot, sample_tasks, taskset, terminal
+from app.cli.asked import Asked
 from app.cli.eval_runs import Bench, Experiment
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
@@ -47,7 +47,7 @@ class Served:
     rehearsal: bool
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Measure the rows that are missing, then print the report. Wrong answers do not change the exit status."""
     terminal.log_to_stderr("warning")
     out = Path(asked.out)
@@ -59,7 +59,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     return 0
 
 
-def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
+def _tasks(asked: Asked, sandbox: Sandbox) -> list[Graded]:
     def read(faults: list[str]) -> list[Graded]:
         if asked.tasks is None:
             return taskset.parse(sample_tasks.lines(), "built-in tasks", sandbox.run, faults)
@@ -75,7 +75,7 @@ def _tasks(asked: argparse.Namespace, sandbox: Sandbox) -> list[Graded]:
 
 
 async def _carry_out(
-    asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
+    asked: Asked, environ: Mapping[str, str], now: Callable[[], float], tasks: Sequence[Graded], out: Path
 ) -> None:
     async with _client(asked, environ, out) as client:
         served = await _served(client, asked.tier, asked.effort)
@@ -99,7 +99,7 @@ async def _carry_out(
 
 
 @asynccontextmanager
-async def _client(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def _client(asked: Asked, environ: Mapping[str, str], out: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of the service at `--url`, or of one inside this process."""
     if asked.url is None:
         async with embedded(configure(environ), out, asked.concurrency) as client:
@@ -128,7 +128,7 @@ async def _served(client: httpx.AsyncClient, tier: str, effort: str | None) -> S
     return Served((tier, *arms), models[tier]["catalog"], seconds, models[tier]["rehearsal"])
 
 
-def _arms(asked: argparse.Namespace, served: Served) -> tuple[str, ...]:
+def _arms(asked: Asked, served: Served) -> tuple[str, ...]:
     """Return the model ids of the arms. Without `--arms` all are taken, if they cost nothing."""
     if asked.arms is None:
         if not served.rehearsal:
@@ -151,7 +151,7 @@ def _short(model: str) -> str:
     return model.partition(":")[2] or OWN
 
 
-def _experiment(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
+def _experiment(asked: Asked, tasks: Sequence[Graded], served: Served, name: str) -> Experiment:
     return Experiment(
         id=name,
         tasks=tuple(tasks),
@@ -166,13 +166,13 @@ def _experiment(asked: argparse.Namespace, tasks: Sequence[Graded], served: Serv
     )
 
 
-def _options(asked: argparse.Namespace) -> dict[str, Any]:
+def _options(asked: Asked) -> dict[str, Any]:
     explores = {"explore": False} if asked.no_explore else None
     given = {"temperature": asked.temperature, "reasoning_effort": asked.effort, "baton": explores}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _opened(asked: argparse.Namespace, tasks: Sequence[Graded], served: Served, out: Path) -> str:
+def _opened(asked: Asked, tasks: Sequence[Graded], served: Served, out: Path) -> str:
     """Return the evaluation's id. Raises `ConfigInvalid` if the folder has rows of another evaluation."""
     path = out / "evaluation.json"
     wanted = {
@@ -213,7 +213,7 @@ def by_place(folder: Path) -> dict[tuple[str, str, int], Measure]:
     return {one.place: one for one in _rows(folder / "rows.jsonl")}
 
 
-def _report(asked: argparse.Namespace, out: Path) -> None:
+def _report(asked: Asked, out: Path) -> None:
     made = _table(asked, [Path(folder) for folder in (asked.out, *asked.beside)])
     if asked.json:
         print(json.dumps(asdict(made), indent=1))
@@ -227,7 +227,7 @@ def _report(asked: argparse.Namespace, out: Path) -> None:
     console.print(f"\n{places}" + ("" if drawn else " (a PNG too, where matplotlib is installed)"), markup=False)
 
 
-def _table(asked: argparse.Namespace, folders: Sequence[Path]) -> Table:
+def _table(asked: Asked, folders: Sequence[Path]) -> Table:
     rows: list[Measure] = []
     for folder in folders:
         rows += by_place(folder).values()

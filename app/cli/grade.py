@@ -4,7 +4,6 @@ A rating has a fixed id for each run, rule and version, so the command may be re
 are graded: a run that failed, was stopped or was only planned has none, and an outage is not a wrong answer.
 """
 
-import argparse
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, taskset, terminal
+from app.cli.asked import Asked
 from app.cli.sandbox import Sandbox
 from app.core.message.chat import Message, task_from_json
 from app.core.rating.feedback import SIGNS, Feedback, derived, repeats, sign
@@ -62,7 +62,7 @@ class EndedRun:
         return _plain(said[-1]) if said else None
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Rate the runs, store the ratings and print a summary."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
@@ -82,7 +82,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 # -- rules
 
 
-def _rules(asked: argparse.Namespace, execute: Execute) -> list[Rule]:
+def _rules(asked: Asked, execute: Execute) -> list[Rule]:
     """Return all rules. Raises `ConfigInvalid` with every fault."""
     faults: list[str] = []
     rules: list[Rule] = []
@@ -105,7 +105,7 @@ def _plain(text: str) -> str:
 # -- runs
 
 
-async def _rate(settings: Settings, asked: argparse.Namespace, rules: Sequence[Rule], now: float) -> Found:
+async def _rate(settings: Settings, asked: Asked, rules: Sequence[Rule], now: float) -> Found:
     found = Found()
     by_question: dict[str | None, list[Rule]] = {}
     for rule in rules:
@@ -123,7 +123,7 @@ async def _rate(settings: Settings, asked: argparse.Namespace, rules: Sequence[R
     return found
 
 
-async def _runs(store: Store, asked: argparse.Namespace, now: float) -> AsyncIterator[EndedRun]:
+async def _runs(store: Store, asked: Asked, now: float) -> AsyncIterator[EndedRun]:
     """Yield the chosen runs that have ended, newest first."""
     if asked.run is not None:
         yield await _read_run(store, await storage.find(store, asked.run))

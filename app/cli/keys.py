@@ -1,6 +1,5 @@
 """`baton keys add|ls|revoke` manages the API keys of callers."""
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
 from app.errors import ConfigInvalid, NotFound
 from app.gateway.http.auth import mint
 from app.process.config import Loaded, Settings, configure, pepper, read
@@ -17,7 +17,7 @@ from app.store.protocol import KeyRow, Keys
 USUAL = ("runs:write", "runs:read")
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs on the configured database."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
@@ -38,7 +38,7 @@ def _check_tiers(loaded: Loaded, tiers: list[str]) -> None:
         raise ConfigInvalid([f"--tier {name}: there is no such tier; there are {known}" for name in unknown])
 
 
-async def _add(settings: Settings, asked: argparse.Namespace, now: float) -> None:
+async def _add(settings: Settings, asked: Asked, now: float) -> None:
     key, row = mint(
         pepper(settings).get_secret_value().encode(),
         tenant=asked.tenant,

@@ -4,7 +4,6 @@ Each decision is weighted by the probability with which it was drawn, which was 
 policy gets no verdict if too few decisions support it (`app/lab/offpolicy.py`).
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ import orjson
 from rich.table import Table
 
 from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
 from app.core.message.chat import task_from_json
 from app.core.pool.catalog import Tier
 from app.core.rating.features import Features, features, from_json
@@ -73,7 +73,7 @@ class Judged:
     report: Report
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the estimates. Returns 1 if there was nothing to judge."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
@@ -94,7 +94,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 # -- reading
 
 
-async def _read(loaded: Loaded, asked: argparse.Namespace, now: float) -> Read:
+async def _read(loaded: Loaded, asked: Asked, now: float) -> Read:
     found = Read()
     query = {"tenant": asked.tenant, "tier": asked.tier, "since": now - asked.since if asked.since else None}
     before: tuple[float, str] | None = None

@@ -1,12 +1,12 @@
 """`baton plan` shows how a question would be routed. The plan is made and journaled, but not executed."""
 
-import argparse
 from collections.abc import Callable, Mapping
 
 from rich.text import Text
 from rich.tree import Tree
 
 from app.cli import estimate, event_loop, private_engine, run_record, run_tree, run_words, terminal
+from app.cli.asked import Asked
 from app.core.message.chat import Message, Task
 from app.core.message.chat import Text as Said
 from app.core.plan.arms import tier_for
@@ -23,7 +23,7 @@ KEY = "baton-plan"
 """The name of the key in the journal."""
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the plan, the eligible and the excluded workers, and an estimate. Returns 1 if no plan was made."""
     loaded = configure(environ)
     terminal.log_to_stderr("warning")
@@ -47,7 +47,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     return 0 if ended.error is None else 1
 
 
-def _tier(catalog: Catalog, asked: argparse.Namespace) -> tuple[Tier, str]:
+def _tier(catalog: Catalog, asked: Asked) -> tuple[Tier, str]:
     tier = tier_for(catalog, asked.tier)
     if tier is None:
         raise ConfigInvalid([f"--tier: there is no such tier; there are {', '.join(catalog.tiers)}"])

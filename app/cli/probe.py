@@ -1,15 +1,15 @@
 """`baton probe` asks the gateway on this machine if it is ready, for health checks of containers."""
 
-import argparse
 import http.client
 from collections.abc import Callable, Mapping
 
+from app.cli.asked import Asked
 from app.process.config import read
 
 TIMEOUT_SECONDS = 4.0
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Return 0 if `/readyz` answers 200; otherwise print the reason and return 1."""
     port = read(environ).port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_SECONDS)

@@ -1,9 +1,9 @@
 """`baton serve`, `baton gateway` and `baton dispatcher` run one process of the service until it is stopped."""
 
-import argparse
 from collections.abc import Callable, Mapping
 
 from app.cli import event_loop, startup_message, terminal
+from app.cli.asked import Asked
 from app.process.config import configure
 from app.process.serve import Roles, Started, serve
 
@@ -14,7 +14,7 @@ ROLES: Mapping[str, Roles] = {
 }
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Serve. Returns 0 after an orderly stop."""
     loaded = configure(environ)
     terminal.log_to_stderr(loaded.settings.log_level)

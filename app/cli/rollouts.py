@@ -1,11 +1,11 @@
 """`baton rollouts` writes journaled runs as rollouts for training and evaluation, if their callers have agreed."""
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.cli import event_loop, storage, terminal
+from app.cli.asked import Asked
 from app.core.pool.catalog import Catalog
 from app.core.pool.snapshot import restored
 from app.errors import ConfigInvalid
@@ -15,7 +15,7 @@ from app.process.config import Settings, read
 from app.store.archive import open_archive
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Write the file and print why runs were left out. Returns 1 if the file has no rollout."""
     terminal.log_to_stderr("warning")
     since = now() - asked.since if asked.since else None
@@ -38,7 +38,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
     return 0 if found else 1
 
 
-def wanted(asked: argparse.Namespace) -> Wanted:
+def wanted(asked: Asked) -> Wanted:
     """Return the choice of runs. Raises `ConfigInvalid` if the options do not say who has agreed."""
     if (asked.consent is None) is not asked.everybody:
         raise ConfigInvalid(["say whose runs may be learned from: --consent LABEL, or --everybody if all have agreed"])

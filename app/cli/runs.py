@@ -1,6 +1,5 @@
 """`baton runs ls|show|watch|cancel` reads the journal of the configured database, or stops a run."""
 
-import argparse
 import asyncio
 from collections.abc import Callable, Mapping
 
@@ -10,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import event_loop, run_record, run_tree, run_words, storage, terminal
+from app.cli.asked import Asked
 from app.core.message.chat import usage_to_json
 from app.core.run.events import (
     TERMINAL,
@@ -46,7 +46,7 @@ NARROW = ("run", "when", "tier", "state", "took", "cost")
 WIDE, PREFIX = 130, 20
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Carry out one of the verbs. Returns the exit status."""
     settings = read(environ)
     terminal.log_to_stderr("warning")
@@ -65,7 +65,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[],
 # -- ls
 
 
-async def _list(settings: Settings, asked: argparse.Namespace, now: float) -> None:
+async def _list(settings: Settings, asked: Asked, now: float) -> None:
     query = RunQuery(
         tenant=asked.tenant,
         state=asked.state,
@@ -113,7 +113,7 @@ def _table(rows: tuple[RunRow, ...], width: int) -> Table:
 # -- show
 
 
-async def _show(settings: Settings, asked: argparse.Namespace) -> None:
+async def _show(settings: Settings, asked: Asked) -> None:
     async with storage.opened(settings) as store:
         shown, question = await run_record.read(store, await storage.find(store, asked.run))
     if asked.json:

@@ -1,14 +1,14 @@
 """`baton migrate` upgrades the schema of the database."""
 
-import argparse
 from collections.abc import Callable, Mapping
 
 from app.cli import terminal
+from app.cli.asked import Asked
 from app.process.config import read
 from app.store.sqlkit.migrate import migrate
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Upgrade the schema to this version. Does nothing if it is current."""
     settings = read(environ)
     terminal.log_to_stderr(settings.log_level)

@@ -1,16 +1,16 @@
 """`baton config` prints every setting with its value, and the origin of the pool."""
 
-import argparse
 from collections.abc import Callable, Mapping
 
 from rich.table import Table
 from rich.text import Text
 
 from app.cli import terminal
+from app.cli.asked import Asked
 from app.process.config import configure, describe
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Print the settings with masked secrets. Raises `ConfigInvalid` for a faulty configuration."""
     loaded = configure(environ)
     table = Table("setting", "value", "default", "from", "meaning", box=None, header_style="bold", pad_edge=False)

@@ -4,7 +4,6 @@ Questions come from a task set, from journaled runs, or from the rehearsal world
 to one that is started for the training over the same pool. The trainer is an argument, so this module needs no torch.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli import event_loop, private_process, storage, taskset, terminal
+from app.cli.asked import Asked
 from app.cli.rollouts import collect, wanted
 from app.cli.sandbox import Sandbox
 from app.core.pool.catalog import Catalog, Tier
@@ -30,7 +30,7 @@ KEY = "BATON_API_KEY"
 Say = Callable[[str], None]
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
+def run(asked: Asked, environ: Mapping[str, str], trainer: Any, say: Say) -> None:
     """Train. `trainer` has `Order` and `train`. Raises `ConfigInvalid` if an option is missing."""
     terminal.log_to_stderr("warning")
     if asked.model is None:
@@ -60,7 +60,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str], trainer: Any, say
         trainer.train(trainer.Order(**common, reach=reach, questions=posed, place=place, origin=origin), say)
 
 
-def _recipe(asked: argparse.Namespace) -> Recipe:
+def _recipe(asked: Asked) -> Recipe:
     same = ("model", "seed", "lora", "questions", "group", "micro", "rate", "completion", "vllm", "vllm_url", "epochs")
     chosen = {name: getattr(asked, name) for name in (*same, "batch", "imitation_rate", "beta", "every")}
     if asked.vllm == "server" and not asked.vllm_url:
@@ -73,7 +73,7 @@ def _recipe(asked: argparse.Namespace) -> Recipe:
 # -- imitation
 
 
-def imitated(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+def imitated(asked: Asked, environ: Mapping[str, str]) -> list[Rollout]:
     """Return the rollouts that `--warm-start` names, or none without it."""
     if asked.warm_start is not None:
         return _rollouts(asked, environ)
@@ -83,7 +83,7 @@ def imitated(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Roll
 
 
 def _examples(
-    found: Sequence[Rollout], asked: argparse.Namespace, recipe: Recipe, say: Say
+    found: Sequence[Rollout], asked: Asked, recipe: Recipe, say: Say
 ) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return the examples to train with, and those that are held out."""
     if asked.warm_start is None:
@@ -99,7 +99,7 @@ def _examples(
     return sides[0], sides[1]
 
 
-def _rollouts(asked: argparse.Namespace, environ: Mapping[str, str]) -> list[Rollout]:
+def _rollouts(asked: Asked, environ: Mapping[str, str]) -> list[Rollout]:
     if asked.warm_start == JOURNAL:
         return event_loop.run(collect(read(environ), wanted(asked), since=None))[0]
     return _read(asked.warm_start, "--warm-start")
@@ -115,7 +115,7 @@ def _read(path: str, option: str) -> list[Rollout]:
 # -- questions and pool
 
 
-def _pool(asked: argparse.Namespace, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
+def _pool(asked: Asked, environ: Mapping[str, str], out: Path) -> tuple[Loaded, str]:
     """Return the configuration in force, or for the rehearsal world its own one with the text of its pool file."""
     if asked.tasks is not None:
         loaded = configure(environ)
@@ -139,7 +139,7 @@ def _tier(loaded: Loaded, name: str) -> Tier:
     return tier
 
 
-def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[training_questions.Question]:
+def _posed(asked: Asked, loaded: Loaded, tier: Tier, recipe: Recipe) -> list[training_questions.Question]:
     """Return a question for each group of each step."""
     pool = [loaded.catalog.workers[name] for name in tier.pool]
     count = recipe.steps * recipe.questions
@@ -147,7 +147,7 @@ def _posed(asked: argparse.Namespace, loaded: Loaded, tier: Tier, recipe: Recipe
     return list(training_questions.posed(rules, pool, limits, count, recipe.seed, random_pools=asked.random_pools))
 
 
-def _rules(asked: argparse.Namespace, seed: int) -> list[training_questions.Rule]:
+def _rules(asked: Asked, seed: int) -> list[training_questions.Rule]:
     if asked.tasks is None:
         if asked.rollouts is not None:
             raise ConfigInvalid(["--rollouts: name a task set that rates their answers with --tasks"])
@@ -173,7 +173,7 @@ def _rules(asked: argparse.Namespace, seed: int) -> list[training_questions.Rule
 
 
 @contextmanager
-def _place(asked: argparse.Namespace, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
+def _place(asked: Asked, environ: Mapping[str, str], tier: Tier, pool: str) -> Iterator[Place]:
     limits = asdict(tier.efforts[tier.effort])
     chosen = {"tier": tier.name, "concurrency": asked.concurrency, "deadline": float(limits["seconds"]) + 10.0}
     if asked.url is not None:

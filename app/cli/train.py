@@ -1,10 +1,10 @@
 """`baton train` trains a conductor and reports how good it is. It needs torch, which the service does not."""
 
-import argparse
 from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
+from app.cli.asked import Asked
 from app.errors import ConfigInvalid
 
 EXTRAS = frozenset({"torch", "transformers", "tokenizers", "safetensors", "trl", "peft", "datasets"})
@@ -12,7 +12,7 @@ ONE_ROUND = ("drill_steps", "warm_start", "gap", "dear")
 """Options of the builtin training that do not apply to second rounds."""
 
 
-def run(asked: argparse.Namespace, environ: Mapping[str, str], now: Callable[[], float]) -> int:
+def run(asked: Asked, environ: Mapping[str, str], now: Callable[[], float]) -> int:
     """Train. Returns 1 if `--gap` asks for more than was reached."""
     if asked.backend != "builtin":
         found("app.cli.teach:run")(asked, environ, found("app.lab.train_grpo"), _say)

@@ -1,7 +1,6 @@
 """`baton calibrate` over the simulated workers of a world and over a stub: what it keeps, what it costs, where it
 stops, and what becomes of it."""
 
-import argparse
 import asyncio
 import json
 from collections.abc import AsyncIterator
@@ -12,7 +11,8 @@ import pytest
 
 from app.__main__ import main
 from app.cli import calibrate, event_loop, storage
-from app.cli.parser import parser
+from app.cli.asked import Asked
+from app.cli.commands import parse
 from app.core.rating.calibration import rates
 from app.core.run.events import Kind
 from app.errors import ConfigInvalid
@@ -37,8 +37,8 @@ def at(folder: Path, pool: str) -> dict[str, str]:
     return {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), **HERE}
 
 
-def asked(*arguments: str) -> argparse.Namespace:
-    return parser().parse_args(["calibrate", *arguments])
+def asked(*arguments: str) -> Asked:
+    return parse(["calibrate", *arguments])
 
 
 def known(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.__main__ import main
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.core.plan.parse import schema
 from app.lab import manifest
 from app.lab.manifest import Golden, Manifest
@@ -266,7 +266,7 @@ PAGE = (Path(__file__).parents[2] / "deploy" / "docs" / "conductor.md").read_tex
 
 def test_the_pages_commands_are_commands_and_its_pool_is_a_pool(tmp_path: Path) -> None:
     lines = [line for block in blocks("sh", PAGE) for line in block.splitlines() if line]
-    verbs = {vars(parser().parse_args(shlex.split(line)[1:]))["verb"] for line in lines}
+    verbs = {vars(parse(shlex.split(line)[1:]))["verb"] for line in lines}
     assert all(line.startswith("baton conductor ") for line in lines)
     assert verbs == {
         "export", "describe", "serve", "deploy", "shadow", "canary", "promote", "rollback", "unload", "ls",

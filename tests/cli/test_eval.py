@@ -18,8 +18,8 @@ import pytest
 from app.__main__ import main
 from app.cli import eval as evaluation
 from app.cli import eval_runs, plot, sample_tasks, storage, taskset
+from app.cli.commands import parse
 from app.cli.eval_runs import Bench, Experiment
-from app.cli.parser import parser
 from app.cli.private_gateway import embedded
 from app.cli.sandbox import Sandbox
 from app.core.rating.calibration import Trial
@@ -90,7 +90,7 @@ async def test_the_service_inside_knows_what_was_calibrated_outside(tmp_path: Pa
         await store.note_trial(tried)
     async with embedded(loaded, tmp_path / "inside", 2) as client:
         listed = (await client.get("/v1/models")).json()["data"]
-        options = evaluation._options(parser().parse_args(["eval", "--no-explore", "--effort", "low"]))
+        options = evaluation._options(parse(["eval", "--no-explore", "--effort", "low"]))
         assert options == {"baton": {"explore": False}, "reasoning_effort": "low"}
         run = await client.post("/v1/chat/completions", json={"model": "baton-ultra", **HELLO, **options})
         assert run.status_code == 200
@@ -133,7 +133,7 @@ def test_the_documented_commands_do_what_the_page_says(home: Path, capsys: pytes
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("baton ")]
     assert len(commands) == 4
     for command in commands:
-        parser().parse_args(command[1:])
+        parse(command[1:])
         if "--url" not in command:
             assert main([*command[1:], "--resamples", "100"], ENVIRON) == 0, command
     said = capsys.readouterr().out
@@ -164,14 +164,14 @@ def test_code_is_run_only_behind_walls_or_where_it_is_trusted(
     assert "does not allow its network to be cut off" in capsys.readouterr().err
     assert main(["grade", "--tasks", "t.jsonl"], ENVIRON | {"BATON_DATA_DIR": str(home)}) == 2
     assert "does not allow its network to be cut off" in capsys.readouterr().err
-    asked = parser().parse_args(["eval", "--tasks", "t.jsonl", "--trust-code"])
+    asked = parse(["eval", "--tasks", "t.jsonl", "--trust-code"])
     assert len(evaluation._tasks(asked, Sandbox(trusts=True))) == 1
 
 
 def test_real_models_are_asked_only_if_they_are_named() -> None:
     served = evaluation.Served(("baton-ultra", "baton-ultra:random"), "c", 60.0, False)
     with pytest.raises(ConfigInvalid, match="real models cost money; choose among tier, random"):
-        evaluation._arms(parser().parse_args(["eval"]), served)
+        evaluation._arms(parse(["eval"]), served)
 
 
 # -- the client

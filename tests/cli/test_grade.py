@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli import grade
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime
@@ -39,7 +39,7 @@ async def ask(opened: Runtime, text: str = SIX, **changes: Any) -> str:
 async def graded(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """What the command prints as JSON."""
     environ = {"BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
-    asked = parser().parse_args(["grade", *arguments, "--json"])
+    asked = parse(["grade", *arguments, "--json"])
     capsys.readouterr()
     assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
     return json.loads(capsys.readouterr().out)
@@ -144,7 +144,7 @@ async def test_questions_asked_side_by_side_are_not_asked_again(
     ],
 )
 def test_faults_of_a_file_are_told_by_line(tmp_path: Path, lines: list[object], words: str) -> None:
-    asked = parser().parse_args(["grade", "--tasks", tasks(tmp_path, *lines)])
+    asked = parse(["grade", "--tasks", tasks(tmp_path, *lines)])
     with pytest.raises(ConfigInvalid) as caught:
         grade.run(asked, {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
     assert words in caught.value.faults[0]
@@ -153,13 +153,13 @@ def test_faults_of_a_file_are_told_by_line(tmp_path: Path, lines: list[object], 
 @pytest.mark.parametrize("arguments", [[], ["--tasks", "/nowhere"], ["--grader", "42"], ["--grader", "{"]])
 def test_a_command_that_looks_for_nothing_is_refused(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(ConfigInvalid):
-        grade.run(parser().parse_args(["grade", *arguments]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
+        grade.run(parse(["grade", *arguments]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)
 
 
 async def test_a_person_is_told_in_a_table(opened: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await ask(opened)
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
-    asked = parser().parse_args(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
+    asked = parse(["grade", "--grader", '{"kind": "numeric", "expected": 6}', "--dry-run"])
     assert await asyncio.to_thread(grade.run, asked, environ, lambda: 2e9) == 0
     told = capsys.readouterr().out
     for words in ("grader", "numeric", "grading-1", "1.000", "Nothing was stored (--dry-run)."):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.cli import offpolicy
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.core.rating.feedback import Feedback
 from app.errors import ConfigInvalid
 from app.process.wiring import Runtime
@@ -54,7 +54,7 @@ async def ask(opened: Runtime, tier: str, score: float | None, **changes: Any) -
 async def told(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
     """What the command prints."""
     environ = {"BATON_POOL": str(folder / "pool.toml"), "BATON_DATA_DIR": str(folder), "BATON_PEPPER": "p" * 32}
-    asked = parser().parse_args(["offpolicy", *arguments])
+    asked = parse(["offpolicy", *arguments])
     capsys.readouterr()
     assert await asyncio.to_thread(offpolicy.run, asked, environ, time.time) == status
     return capsys.readouterr().out
@@ -121,6 +121,4 @@ async def test_what_a_model_decodes_greedily_was_not_drawn(
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="--policy: write greedy"):
-        offpolicy.run(
-            parser().parse_args(["offpolicy", "--policy", "best"]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0
-        )
+        offpolicy.run(parse(["offpolicy", "--policy", "best"]), {"BATON_DATA_DIR": str(tmp_path)}, lambda: 0.0)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.process.config import configure
 from app.process.config.settings import PREFIX, variables
 from app.telemetry import COUNTERS, GAUGES, HISTOGRAMS
@@ -56,7 +56,7 @@ def compose() -> dict[str, Any]:
 
 def accepted(arguments: list[str]) -> bool:
     try:
-        parser().parse_args(arguments)
+        parse(arguments)
     except SystemExit as end:
         return end.code == 0
     return True

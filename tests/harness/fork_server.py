@@ -41,7 +41,7 @@ READ_BY_COMMANDS: Final = re.compile(r"BATON_\w+|STUB_KEY")
 """Variables that only `app.cli` reads, when it runs. Any other variable may matter to the interpreter or an import."""
 PRELOADED: Final = (
     "app.cli.process",
-    "app.cli.parser",
+    "app.cli.commands",
     "pydantic.v1",
     "rich.status",
     "sqlalchemy.dialects.postgresql.asyncpg",

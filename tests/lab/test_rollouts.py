@@ -1,6 +1,5 @@
 """From the journal to rollouts: the very prompt, the plan by ordinal, what it was worth, nobody who has not agreed."""
 
-import argparse
 import asyncio
 import json
 from collections import Counter
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from app.cli import rollouts as command
-from app.cli.parser import parser
+from app.cli.asked import Asked
+from app.cli.commands import parse
 from app.core.message.chat import Message, Task, Text
 from app.core.rating.feedback import Feedback, derived
 from app.core.run.events import Kind
@@ -134,7 +134,7 @@ async def test_the_command_writes_a_private_file_and_asks_for_consent(
     environ = {"BATON_DATA_DIR": str(tmp_path), "BATON_PEPPER": "p" * 32}
 
     async def told(*options: str) -> int:
-        asked = parser().parse_args(["rollouts", str(path), *options])
+        asked = parse(["rollouts", str(path), *options])
         return await asyncio.to_thread(command.run, asked, environ, lambda: 2e9)
 
     with pytest.raises(ConfigInvalid, match="--consent"):
@@ -198,7 +198,5 @@ def test_a_line_of_another_schema_is_refused() -> None:
 
 
 def test_every_option_that_chooses_runs_reaches_the_choice() -> None:
-    asked = argparse.Namespace(
-        consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True
-    )
+    asked = Asked(consent="study", everybody=False, without=["phi"], held_out=0.3, tier="t", tenant="n", rated=True)
     assert command.wanted(asked) == Wanted("study", frozenset({"phi"}), 0.3, "t", "n", True)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.lab import prompt, rounds, second_round
 from app.lab.lessons import lesson
 from app.lab.outcome import outcome
@@ -105,5 +105,5 @@ def test_the_second_prompt_is_the_first_with_the_plan_and_a_sign() -> None:
 def test_the_pages_command_is_a_command() -> None:
     page = (Path(__file__).parents[2] / "deploy" / "docs" / "learning.md").read_text().partition("### Learned")[2]
     line = page.partition("```sh\n")[2].partition("\n")[0]
-    asked = parser().parse_args(shlex.split(line)[1:])
+    asked = parse(shlex.split(line)[1:])
     assert (asked.backend, asked.rounds, asked.checkpoint) == ("builtin", 2, "trained/seed-0")

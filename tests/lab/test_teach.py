@@ -12,7 +12,7 @@ import pytest
 
 from app.cli import storage, teach
 from app.cli import train as command
-from app.cli.parser import parser
+from app.cli.commands import parse
 from app.core.rating.calibration import Trial
 from app.errors import ConfigInvalid
 from app.lab import training_record
@@ -42,7 +42,7 @@ class Trainer:
 def told(folder: Path, *words: str, backend: str = "trl", environ: dict[str, str] = KEY) -> Namespace:
     """The order of one command."""
     trainer = Trainer()
-    asked = parser().parse_args(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
+    asked = parse(["train", "--backend", backend, "--model", "m", "--out", str(folder / "out"), *words])
     teach.run(asked, environ, trainer, lambda _line: None)
     (order,) = trainer.orders
     return order
@@ -140,7 +140,7 @@ def test_a_folder_is_gone_on_with_only_by_the_same_order(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("words", [["--warm-start", "journal"], ["--gap", "0.8"], ["--dear"]], ids=" ".join)
 def test_what_a_second_round_does_not_look_at_is_refused(words: list[str]) -> None:
-    asked = parser().parse_args(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
+    asked = parse(["train", "--rounds", "2", "--from", "trained/seed-0", *words])
     with pytest.raises(ConfigInvalid, match=f"{words[0]}: has no effect with --rounds 2"):
         command.run(asked, {}, lambda: 0.0)
 
@@ -155,7 +155,7 @@ def test_the_small_conductor_is_given_the_rollouts_too(tmp_path: Path, monkeypat
     modules = {"app.lab.train:run": trainer, "app.cli.teach:imitated": teach.imitated}
     monkeypatch.setattr(command, "found", modules.__getitem__)
     for words in ([], ["--warm-start", rollouts(tmp_path), "--beta", "0.1"]):
-        assert command.run(parser().parse_args(["train", *words]), {}, lambda: 0.0) == 0
+        assert command.run(parse(["train", *words]), {}, lambda: 0.0) == 0
     assert [(beta, len(runs)) for beta, runs in given] == [(0.3, 0), (0.1, 4)]
 
 
@@ -165,4 +165,4 @@ def test_the_commands_of_the_page_are_understood() -> None:
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     commands = [shlex.split(line, comments=True)[1:] for line in lines]
     assert {words[0] for words in commands} == {"grade", "rollouts", "train"}
-    assert len([parser().parse_args(words) for words in commands]) == 7
+    assert len([parse(words) for words in commands]) == 7

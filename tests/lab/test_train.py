@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from app.cli.parser import parser  # noqa: E402
+from app.cli.commands import parse  # noqa: E402
 from app.core.plan import parse as core_plan  # noqa: E402
 from app.errors import ConfigInvalid  # noqa: E402
 from app.lab import manifest, train, train_rounds  # noqa: E402
@@ -234,7 +234,7 @@ def test_a_size_is_data_and_the_larger_one_has_25_to_30_million_parameters() -> 
     assert counts["roles"] < 200_000 > counts["words"]
     assert 25_000_000 < counts["words-large"] < 30_000_000
     assert models["words-large"].config.head_dim == 64
-    assert [parser().parse_args(["train", "--recipe", name]).recipe for name in RECIPES] == list(RECIPES)
+    assert [parse(["train", "--recipe", name]).recipe for name in RECIPES] == list(RECIPES)
 
 
 def test_greedy_plans_name_workers_of_the_pool() -> None:

@@ -5,7 +5,6 @@ It is several processes. They share one process group that nobody else is in, so
 be checked, and a warden ends them when the test session dies without stopping them.
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -24,7 +23,8 @@ import httpx
 import psutil
 
 from app.cli import deployment
-from app.cli.parser import parser
+from app.cli.asked import Asked
+from app.cli.commands import parse
 from app.lab import manifest
 
 ROOT: Final = Path(__file__).parents[2]
@@ -119,11 +119,11 @@ def _embedding(model: Path, port: int) -> list[str]:
     return [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *where, *flags]
 
 
-def _asked(trained: Path, port: int) -> argparse.Namespace:
+def _asked(trained: Path, port: int) -> Asked:
     """`baton conductor serve` for a small machine."""
     words = ["conductor", "serve", str(trained), "--adapters", "--rank", "16", "--port", str(port)]
     flags = ["--enforce-eager", "--kv-cache-memory-bytes", str(64 * 1024 * 1024)]
-    return parser().parse_args([*words, "--python", str(PYTHON), *(f"--flag={flag}" for flag in flags)])
+    return parse([*words, "--python", str(PYTHON), *(f"--flag={flag}" for flag in flags)])
 
 
 def _tail(log: Path) -> str:

@@ -1,0 +1,43 @@
+"""The command line of `baton`: every command with its options, and the module of `app.cli` that runs it.
+
+Reading the command line imports nothing of the service, and carries nothing out: `parse` returns the request.
+"""
+
+from collections.abc import Sequence
+
+import click
+
+from app.cli.asked import Asked
+from app.cli.commands import audit, conductor, keys, learning, operations, runs, training
+from app.cli.commands.declarations import Group
+
+DESCRIPTION = """Baton: one OpenAI-compatible endpoint in front of a conducted pool of models.
+
+Settings are environment variables: `baton config` lists them all. `baton COMMAND --help` says more about a command,
+with examples. Exit status: 0 fine, 1 it could not be done or the answer is no, 2 the command line or the configuration
+is wrong."""
+
+
+def command_line() -> Group:
+    """Return the whole command line."""
+    root = Group("baton", help=DESCRIPTION, context_settings={"help_option_names": ["-h", "--help"]})
+    click.version_option(package_name="baton", prog_name="baton", message="%(prog)s %(version)s")(root)
+    for module in (operations, keys, runs, audit, learning, training, conductor):
+        module.define(root)
+    return root
+
+
+def parse(arguments: Sequence[str] | None = None) -> Asked:
+    """Read a command line, by default that of this process.
+
+    Raises `SystemExit` with 2 for a faulty one, and with 0 after it has printed help, the version or a completion.
+    """
+    given = None if arguments is None else list(arguments)
+    try:
+        found = command_line().main(given, prog_name="baton", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        raise SystemExit(error.exit_code) from None
+    if not isinstance(found, Asked):
+        raise SystemExit(found)
+    return found

@@ -1,0 +1,30 @@
+"""`baton audit`."""
+
+from app.cli.commands.declarations import AS_JSON, SINCE, Group, argument, group, in_order, option
+
+CHOSEN = in_order(option("--run", help="Only the run of this id."), SINCE)
+
+
+def define(root: Group) -> None:
+    """Define the commands."""
+    audit = group(root, "audit", "Check the journal against what Baton promises.")
+
+    @audit.add("check", "audit", "baton audit check --since 7d", "baton audit check export.jsonl --json")
+    @argument("file", "An export; without one, the configured database is read.", required=False)
+    @AS_JSON
+    @CHOSEN
+    def check() -> None:
+        """Report every contradiction that the journal shows.
+
+        Exits with 0 if there is none, with 1 if there are some, and with 2 if the journal could not be read.
+        """
+
+    @audit.add("export", "audit", "baton audit export export.jsonl --since 30d")
+    @argument("file", "The file to write; only its owner can read it.")
+    @CHOSEN
+    def export() -> None:
+        """Write the journal, with callers' texts, to a file of JSON lines."""
+
+    @audit.add("rules", "audit", "baton audit rules")
+    def rules() -> None:
+        """List the rules by name, with the promise that each stands for."""

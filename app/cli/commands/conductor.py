@@ -1,0 +1,129 @@
+"""`baton conductor`."""
+
+import click
+
+from app.cli.commands.declarations import COUNT, SHARE, SPAN, Group, argument, flag, group, in_order, option, repeatable
+
+CONDUCTOR = argument("conductor", "The conductor's worker in the pool file.")
+VERSION = argument("version", "The version, as `baton conductor ls` shows it.")
+WHO = option(
+    "--who",
+    default="",
+    show_default=False,
+    help="The name under which the decision is recorded (default: the system's user).",
+)
+
+
+def define(root: Group) -> None:
+    """Define the commands."""
+    conductor = group(root, "conductor", "Put a trained conductor into service.")
+    _folders(conductor)
+    _server(conductor)
+    _versions(conductor)
+
+
+def _folders(conductor: Group) -> None:
+    @conductor.add("export", "conductor", "baton conductor export trained exported")
+    @argument("trained", "The folder that `baton train` has left.")
+    @argument("out", "A new folder.")
+    @option("--title", default="world", help="The version's name, before the hash of its weights.")
+    @option("--adapter-of", metavar="BASE", help="Write a LoRA adapter of this exported folder.")
+    @option("--rank", type=COUNT, default=16, help="The rank of an adapter.")
+    def export() -> None:
+        """Write a trained conductor as vLLM reads it, with its manifest. Needs torch."""
+
+    @conductor.add(
+        "describe",
+        "conductor",
+        "baton conductor describe model --title mine",
+        "baton conductor describe adapter --base model",
+    )
+    @argument("folder", "The folder of weights, or of a LoRA adapter as peft saves it.")
+    @option("--base", help="The described folder of the adapter's base (default: the folder is a whole model).")
+    @option("--title", help="The version's name, before the hash of its weights (default: conductor).")
+    @option(
+        "--prompt",
+        type=click.Choice(["general", "compact", "worded"]),
+        help="The prompt that it reads (default: general).",
+    )
+    @option(
+        "--grammar", type=click.Choice(["guidance", "xgrammar"]), help="The decoder of its plans (default: guidance)."
+    )
+    @option("--steps", type=COUNT, help="Steps of the longest plan (default: the base's, else 5).")
+    @option("--workers", type=COUNT, help="Workers of the largest pool (default: the base's, else 8).")
+    @option("--reward", help="The version of the reward that it was trained on.")
+    @option("--commit", help="The commit of the code that trained it.")
+    @option("--golden", metavar="FILE", help="JSON lines of golden prompts (default: the base's).")
+    def describe() -> None:
+        """Write the manifest of a model or an adapter made elsewhere, or anew that of one that `baton train` has left.
+
+        What no option names stays as it is in an existing manifest.
+        """
+
+
+def _server(conductor: Group) -> None:
+    @conductor.add(
+        "serve",
+        "conductor",
+        "baton conductor serve exported --port 8001",
+        "baton conductor serve exported --adapters --flag=--enforce-eager --dry-run",
+    )
+    @argument("folder", "The folder of the model.")
+    @option("--name", default="conductor", help="Its name in the pool file, in addition to its version.")
+    @option("--host", default="127.0.0.1", help="The address to listen on; callers must not reach it.")
+    @option("--port", type=COUNT, default=8000, help="The port to listen on.")
+    @option("--context", type=COUNT, default=16_384, help="Tokens of context, if the model has so many.")
+    @flag("--adapters", help="Let adapters be loaded and unloaded while it runs.")
+    @option("--rank", type=COUNT, default=32, help="The highest rank of an adapter.")
+    @option("--python", default="python3", help="The interpreter of the environment that has vLLM.")
+    @flag("--dry-run", help="Print the command and do nothing.")
+    @repeatable("--flag", help="A further argument of vLLM, such as --flag=--enforce-eager.")
+    def serve() -> None:
+        """Start vLLM with a described or exported model."""
+
+
+def _versions(conductor: Group) -> None:
+    @conductor.add("deploy", "conductor", "baton conductor deploy my-conductor adapter")
+    @CONDUCTOR
+    @argument("folder", "The folder with weights and manifest.")
+    @option("--path", help="The same folder as the server sees it (default: as seen from here).")
+    @WHO
+    def deploy() -> None:
+        """Load a version into a running vLLM, if it fits and passes."""
+
+    @conductor.add("shadow", "conductor", "baton conductor shadow my-conductor mine-1a2b3c --since 7d")
+    @in_order(CONDUCTOR, VERSION)
+    @option(
+        "--since", type=SPAN, default=86_400.0, show_default="1d", metavar="SPAN", help="Runs of the last 30m, 7d, ..."
+    )
+    @option("--limit", type=COUNT, default=200, help="The most plans to compare.")
+    @WHO
+    def shadow() -> None:
+        """Compare a version with the live one on finished runs."""
+
+    @conductor.add("canary", "conductor", "baton conductor canary my-conductor mine-1a2b3c 0.05")
+    @in_order(CONDUCTOR, VERSION)
+    @argument("share", "The share of the runs, such as 0.05.", type=SHARE)
+    @WHO
+    def canary() -> None:
+        """Let a version conduct a share of the runs."""
+
+    @conductor.add("promote", "conductor", "baton conductor promote my-conductor mine-1a2b3c")
+    @in_order(CONDUCTOR, VERSION, WHO)
+    def promote() -> None:
+        """Let a version conduct all runs."""
+
+    @conductor.add("rollback", "conductor", "baton conductor rollback my-conductor")
+    @in_order(CONDUCTOR, WHO)
+    def rollback() -> None:
+        """End the canary, or go back to the version that was live before."""
+
+    @conductor.add("unload", "conductor", "baton conductor unload my-conductor mine-1a2b3c")
+    @in_order(CONDUCTOR, VERSION, WHO)
+    def unload() -> None:
+        """Unload a version that does not conduct from the server."""
+
+    @conductor.add("ls", "conductor", "baton conductor ls")
+    @option("--limit", type=COUNT, default=20, help="The most changes to list.")
+    def ls() -> None:
+        """List the versions in force, and every change with its time and author."""

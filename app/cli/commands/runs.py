@@ -1,0 +1,55 @@
+"""`baton runs` and `baton plan`."""
+
+from app.cli.commands.declarations import AS_JSON, COUNT, SINCE, Group, argument, flag, group, only, option, repeatable
+
+
+def define(root: Group) -> None:
+    """Define the commands."""
+    runs = group(root, "runs", "Read the journal of the configured database, or stop a run.")
+
+    @runs.add(
+        "ls",
+        "runs",
+        "baton runs ls --since 1h --state failed",
+        "baton runs ls --tier baton-ultra --degraded --limit 50",
+    )
+    @option("--limit", type=COUNT, default=20, help="The most runs to list.")
+    @only("state", "tier", "worker", "label", "key", "tenant")
+    @flag("--degraded", help="Only runs that a fallback decided.")
+    @SINCE
+    @AS_JSON
+    def ls() -> None:
+        """List runs, newest first."""
+
+    @runs.add("show", "runs", "baton runs show last", "baton runs show run_0199 --full")
+    @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
+    @flag("--full", help="Print whole texts instead of excerpts.")
+    @AS_JSON
+    def show() -> None:
+        """Explain one run: why it was routed so, and what each worker saw and answered."""
+
+    @runs.add("watch", "runs", "baton runs watch")
+    @argument("run", "A run's id, a prefix of one, or last.", required=False, default="last")
+    def watch() -> None:
+        """Follow a run's journal until the run has ended."""
+
+    @runs.add("cancel", "runs", "baton runs cancel run_0199")
+    @argument("run", "A run's id, or a prefix of one.")
+    def cancel() -> None:
+        """Ask a run to end, whichever process has it, and wait for its end."""
+
+    @root.add(
+        "plan",
+        "preview",
+        'baton plan "Solve 3(x + 2) = 2x + 11" --tier baton-ultra',
+        'baton plan "Summarise this contract." --label legal --effort high',
+    )
+    @argument("question", "The question to plan for.")
+    @option("--tier", default="baton-ultra", help="The tier, or an alias of one.")
+    @option("--effort", help="minimal, low, medium, high, ... (default: the tier's own).")
+    @repeatable("--label", metavar="LABEL", help="A label of the task; workers not cleared for it are left out.")
+    @repeatable("--allow", metavar="WORKER", help="A worker that may be used.")
+    @repeatable("--deny", metavar="WORKER", help="A worker that may not be used.")
+    @option("--pin", metavar="WORKER", help="The one worker to use.")
+    def plan() -> None:
+        """Show how a question would be routed. Only the plan is made (and journaled); nothing is executed."""
