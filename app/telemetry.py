@@ -55,6 +55,11 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "baton_runs_driven": ("Runs that this process drives now.", ()),
     "baton_runs_waiting": ("Runs of the whole service that wait for tool results, counted up to 10,000.", ()),
+    "baton_tickets_waiting": (
+        "Steps and runs of the whole service that no engine has taken, counted up to 10,000 of each.",
+        (),
+    ),
+    "baton_tickets_oldest_seconds": ("Age of the oldest step or run that no engine has taken; 0 if there is none.", ()),
     "baton_steps_running": ("Steps that this process executes now.", ()),
     "baton_outcomes_waiting": ("Outcomes of steps that this process buffers while the database is unavailable.", ()),
     "baton_outcomes_waiting_bytes": ("Bytes of the outcomes of steps that this process buffers.", ()),

@@ -19,6 +19,7 @@ from app.core.run.notices import Notice
 from app.errors import StoreUnavailable
 from app.store.protocol import (
     Appended,
+    Backlog,
     Due,
     Entry,
     Held,
@@ -212,6 +213,9 @@ class SqlStore:
 
     async def due(self, run: str, step: int) -> Due | None:
         return await self._read(partial(runs.due, name=run, step=step))
+
+    async def backlog(self, now: float, most: int) -> Backlog:
+        return await self._read(partial(runs.backlog, now=now, most=most))
 
     async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:
         grace = self._grace if grace is None else grace

@@ -11,6 +11,7 @@ from app.core.run.events import Kind
 from app.errors import Conflict, LeaseLost
 from app.store.protocol import (
     Appended,
+    Backlog,
     Due,
     Entry,
     Held,
@@ -335,6 +336,19 @@ async def test_waiting_runs_are_counted_up_to_a_bound(store: Store) -> None:
     ended = Raw(Kind.EXPIRED, {"error": "tool_results_missing"})
     await store.append(Entry("run0", 9.0, (ended,), epoch=1, row=Projection("expired")))
     assert await store.waiting(10) == 2
+
+
+async def test_the_backlog_is_the_work_that_nobody_has_taken(store: Store) -> None:
+    await store.append(admitted("run"))  # its engine's lease is valid until 100
+    assert await store.backlog(20.0, 10) == Backlog(0, None)
+    await store.append(replace(queued("run", at=20.0), outbox=tuple([Outbox(n, "mini", "driver") for n in range(3)])))
+    assert (await store.backlog(25.0, 10)) == Backlog(3, 20.0)
+    await store.append(take("run", 0, "a", at=26.0, until=40.0))
+    assert (await store.backlog(30.0, 10)).waiting == 2
+    assert (await store.backlog(50.0, 10)).waiting == 3  # the claim has lapsed
+    found = await store.backlog(200.0, 10)  # and so has the lease of the run
+    assert (found.waiting, found.oldest_since) == (4, 20.0)
+    assert (await store.backlog(200.0, 2)).waiting == 3
 
 
 async def test_lists_filter_by_every_column(store: Store) -> None:

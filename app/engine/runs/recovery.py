@@ -89,6 +89,11 @@ class Recovery:
         """Once a lease: forget claims of requests that have run out, count what waits, notify of overdue tickets."""
         await self._context.store.forget_request_claims(self._context.now(), FORGET)
         self._context.telemetry.gauge("baton_runs_waiting", await self._context.store.waiting(COUNTED))
+        now = self._context.now()
+        backlog = await self._context.store.backlog(now, COUNTED)
+        self._context.telemetry.gauge("baton_tickets_waiting", backlog.waiting)
+        age = now - backlog.oldest_since if backlog.oldest_since is not None else 0.0
+        self._context.telemetry.gauge("baton_tickets_oldest_seconds", max(0.0, age))
         if not self._context.queue.healthy:  # dispatchers poll the outbox themselves meanwhile
             return
         overdue = await self._context.store.overdue(self._context.now(), SWEEP)

@@ -24,7 +24,7 @@ from app.store.protocol.idempotency import TAKEN, Once, RequestClaims
 from app.store.protocol.journal import Journal, RunJournal, RunQuery, RunRow
 from app.store.protocol.keys import KeyRow, Keys
 from app.store.protocol.learning import Learning
-from app.store.protocol.leases import Due, Held, Lapsed, LeasesAndOutbox
+from app.store.protocol.leases import Backlog, Due, Held, Lapsed, LeasesAndOutbox
 from app.store.protocol.notices import Notices
 from app.store.protocol.step_input import BRIEF, StepInput, StepInputs
 
@@ -35,6 +35,7 @@ __all__ = [
     "UNDECIDED",
     "Appended",
     "Availability",
+    "Backlog",
     "ConductorVersions",
     "Contents",
     "Due",

@@ -22,6 +22,15 @@ class Lapsed:
 
 
 @record(frozen=True, slots=True)
+class Backlog:
+    """The work of the whole service that no engine has taken: tickets of steps, and runs without an engine."""
+
+    waiting: int
+    oldest_since: float | None
+    """Seconds since 1970 at which the oldest of it could first have been taken; None if there is none."""
+
+
+@record(frozen=True, slots=True)
 class Due:
     """A ticket's row in the outbox, as a dispatcher or a sweep sees it."""
 
@@ -78,6 +87,10 @@ class LeasesAndOutbox(Protocol):
 
     async def due(self, run: str, step: int) -> Due | None:
         """One ticket as it is now, or None if the step has none."""
+        ...
+
+    async def backlog(self, now: float, most: int) -> Backlog:
+        """The work that waits for an engine; of tickets and of runs, at most `most` are counted each."""
         ...
 
     async def overdue(self, now: float, limit: int, grace: float | None = None) -> tuple[Due, ...]:

@@ -18,13 +18,14 @@ from sqlalchemy import (
     select,
     text,
     tuple_,
+    union_all,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.core.run.events import Event, Kind
 from app.errors import NotFound
-from app.store.protocol import BRIEF, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
+from app.store.protocol import BRIEF, Backlog, Due, Held, Journal, Lapsed, Ledger, RunQuery, RunRow, StepInput
 from app.store.rows.optimistic import CachedRows
 from app.store.sqlkit.prepared import Row, SingleStatement
 from app.store.sqlkit.statements import ALONG, SEEN, Statements
@@ -171,6 +172,15 @@ def overdue(now: float, grace: float, limit: int) -> Select[Any]:
     """A query of tickets without a valid claim that were announced `grace` seconds ago or earlier, the oldest first."""
     unanswered = (TICKETS.c.until <= now, TICKETS.c.rung_at <= now - grace)
     return _tickets().where(*unanswered).order_by(TICKETS.c.rung_at).limit(limit)
+
+
+def backlog(conn: Connection, now: float, most: int) -> Backlog:
+    """The tickets without a valid claim, and the open runs without a valid lease."""
+    tickets = select(TICKETS.c.until).where(TICKETS.c.until <= now).limit(most)
+    untaken = select(RUNS.c.lease_until.label("until")).where(*_lapsed(now)).limit(most)
+    both = union_all(select(tickets.subquery()), select(untaken.subquery())).subquery()
+    waiting, oldest = conn.execute(select(func.count(), func.min(both.c.until))).one()
+    return Backlog(waiting, oldest)
 
 
 def announce(conn: Connection, now: float, grace: float, limit: int) -> tuple[Due, ...]:
