@@ -5,8 +5,7 @@ from typing import Any
 import orjson
 
 from app.core.message.chat import task_from_json
-from app.core.run.progress import fold
-from app.core.run.state import RunState
+from app.core.run.state import RunState, fold
 from app.gateway.runs import audit
 from app.store.protocol import RunRow, Store
 

@@ -30,9 +30,8 @@ from app.core.run.events import (
     StepQueued,
     StepToolResults,
 )
-from app.core.run.nesting import depth, may_nest, parent_of
-from app.core.run.progress import advance, begin, decide
-from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn
+from app.core.run.progress import decide, depth, may_nest, parent_of
+from app.core.run.state import DRIVER_LOST, RUN_ENDED, Call, Proposal, RunState, StepState, Turn, advance, begin
 
 POOL = ("ada", "bob", "cyd")
 DEADLINE = 1_000.0

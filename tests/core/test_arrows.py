@@ -23,8 +23,8 @@ from app.core.run.events import (
     StepToolResults,
     fact_from_json,
 )
-from app.core.run.progress import Propose, advance, fold
-from app.core.run.state import Call, Exchange, Proposal, RunState, StepState
+from app.core.run.progress import Propose
+from app.core.run.state import Call, Exchange, Proposal, RunState, StepState, advance, fold
 from tests.core.play import POOL, admission, called, done, failed, intent, numbered, outcome, resumed
 
 STEP_KINDS = {

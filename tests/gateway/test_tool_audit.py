@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from app.cli import run_record, run_tree
-from app.core.run.progress import fold
+from app.core.run.state import fold
 from app.gateway.openapi import run_replies
 from app.gateway.runs import audit
 from app.process.wiring import Runtime

@@ -19,8 +19,7 @@ from app.core.rating.feedback import Feedback
 from app.core.run.bill import bill
 from app.core.run.events import Event, Fact, Kind, fact_from_json
 from app.core.run.position import Position
-from app.core.run.progress import fold
-from app.core.run.state import RunState
+from app.core.run.state import RunState, fold
 from app.engine.delivery.mailbox import Mailbox
 from app.engine.delivery.messages import Driven, Ended, Said, Told
 from app.engine.runs.client import RunClient

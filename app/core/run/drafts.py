@@ -21,7 +21,7 @@ from app.core.run.events import (
     StepFailed,
     StepSkipped,
 )
-from app.core.run.nesting import granted
+from app.core.run.progress import granted
 from app.core.run.state import RunState, StepState, Turn
 
 MOST_REASONS = 50

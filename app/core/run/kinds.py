@@ -22,7 +22,7 @@ A *round* is one workflow. A further round is a plan with the next number as its
 shown the answer of the round before; an empty plan accepts that answer as the run's. A round may span several turns,
 and a turn several rounds.
 
-`progress.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: two writers may each
+`state.advance` takes no other arrow. A settled step (done, failed, skipped) stays as it is: two writers may each
 record an end of the same step before they read each other's events, and then the first event counts.
 """
 

@@ -18,7 +18,7 @@ was sent by then. A caller that resumes a stream drops the calls that it has and
 
 from app.core.records import record
 from app.core.run.events import RunSucceeded
-from app.core.run.nesting import parent_of
+from app.core.run.progress import parent_of
 from app.core.run.state import Call, RunState, StepState
 from app.errors import Conflict, InvalidRequest
 

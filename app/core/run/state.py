@@ -1,18 +1,40 @@
-"""The state of a run: the records that `progress.py` folds a journal into.
+"""The state of a run, and the fold of its journal into it (D2): `advance(state, event) -> state`.
 
-They hold refs, ids and figures, never text. A state is a value: it may be stored, and it stays true of the prefix of
-the journal that it was folded from.
+A state is a value: it may be stored, and it stays true of the prefix of the journal that it was folded from. It holds
+refs, ids and figures, never text. `advance` is pure, believes the journal, ignores events that it has already folded,
+and needs them in order of `seq`. The states and their arrows are drawn in `kinds.py`; `progress.py` decides what a run
+does next.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
 from app.core.message.chat import Usage
 from app.core.plan.workflow import CONDUCTOR, Access
-from app.core.records import record
-from app.core.run.events import RunAdmitted, RunEnd
-from app.core.run.kinds import ENDED, Mode, OnDisconnect
+from app.core.records import changed, record
+from app.core.run.events import (
+    CallFinished,
+    CallIntended,
+    Event,
+    Fact,
+    PlanAccepted,
+    PlanOpened,
+    PlanRejected,
+    PlanStep,
+    RunAdmitted,
+    RunAwaitingTool,
+    RunCancelAsked,
+    RunEnd,
+    RunResumed,
+    StepAwaitingTool,
+    StepDone,
+    StepFailed,
+    StepQueued,
+    StepSkipped,
+    StepToolResults,
+)
+from app.core.run.kinds import AFTER_THE_END, ENDED, RUN_ARROWS, STEP_ARROWS, TERMINAL, Kind, Mode, OnDisconnect
 
 FALLBACK = "fallback"
 """The mode of a proposal that nobody conducted, and its conductor's name where no conductor may read the task."""
@@ -343,3 +365,325 @@ def answer_of(steps: Sequence[StepState]) -> Answer | None:
         return None
     spoken = [step for step in steps if step.state == "done" and step.chars] or [steps[-1]]
     return Answer(spoken[-1], spoken[-1] is not steps[-1])
+
+
+# -- the fold
+
+
+def begin(event: Event) -> RunState:
+    """The state after a run's first event. Raises ValueError if that admits no run."""
+    return admit(event.run, event.fact, event.at, event.seq)
+
+
+def admit(run: str, fact: Fact, at: float, seq: int) -> RunState:
+    """The state of a run that this fact admits."""
+    if not isinstance(fact, RunAdmitted):
+        raise ValueError("a journal begins with an admission")
+    turn = Turn(
+        number=0,
+        deadline=fact.deadline,
+        streams=fact.streams,
+        at=at,
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
+        gateway=fact.gateway,
+    )
+    return RunState(run=run, admitted=fact, turn=turn, seq=seq)
+
+
+def fold(events: tuple[Event, ...], before: RunState | None = None) -> RunState:
+    """The state that a journal stands for, given from its first event, or from the first one that `before` lacks."""
+    state = before if before is not None else begin(events[0])
+    for event in events:
+        state = advance(state, event)
+    return state
+
+
+def advance(state: RunState, event: Event) -> RunState:
+    """The state after one more event; one that was folded before changes nothing.
+
+    Raises ValueError for a gap, and for an arrow that `kinds.py` does not draw.
+    """
+    if event.seq <= state.seq:
+        return state
+    if event.seq != state.seq + 1:
+        raise ValueError(f"event {event.seq} does not follow event {state.seq}")
+    return advanced(state, event.fact, event.at)
+
+
+def advanced(state: RunState, fact: Fact, at: float) -> RunState:
+    """The state after one more fact, whose event has the next number. Raises ValueError as `advance` does."""
+    seq = state.seq + 1
+    if isinstance(fact, RunEnd):
+        ended = _run_arrow(state, TERMINAL[fact.kind])
+        return _changed(state, seq, {"state": ended, "end": fact, "replied_at": at})
+    if state.ended and fact.kind not in AFTER_THE_END:
+        raise ValueError(f"{fact.kind} comes after the run's end")
+    changes = _ADVANCE[fact.kind](state, fact)
+    if fact.kind is Kind.AWAITING:
+        changes["replied_at"] = at
+    return _changed(state, seq, changes)
+
+
+def tentative(state: RunState, facts: Iterable[Fact]) -> RunState:
+    """The state as it would be if these were committed next."""
+    for fact in facts:
+        state = advanced(state, fact, at=0.0)
+    return state
+
+
+def possible(state: RunState, facts: Iterable[Fact]) -> RunState | None:
+    """The tentative state, or None if `state` lacks the events that these follow."""
+    try:
+        return tentative(state, facts)
+    except (KeyError, ValueError):
+        return None
+
+
+Changes = dict[str, Any]
+"""Fields of `RunState` with their new values."""
+
+
+def _changed(state: RunState, seq: int, changes: Changes) -> RunState:
+    """Written out: `changed` takes longer where most fields stay, and every event of every run comes by here."""
+    take = changes.get
+    return RunState(
+        state.run,
+        state.admitted,
+        take("turn", state.turn),
+        seq,
+        take("state", state.state),
+        take("proposals", state.proposals),
+        take("steps", state.steps),
+        take("calls", state.calls),
+        take("cancel_asked", state.cancel_asked),
+        take("end", state.end),
+        take("replied_at", state.replied_at),
+        take("nested", state.nested),
+    )
+
+
+def _cancel_asked(_state: RunState, _fact: RunCancelAsked) -> Changes:
+    return {"cancel_asked": True}
+
+
+def _plan_opened(state: RunState, fact: PlanOpened) -> Changes:
+    if fact.parent is not None:
+        return _nested_opened(state, fact, fact.parent)
+    last, number = state.proposal, fact.round
+    if last is not None and last.state != "rejected":
+        over = number == last.round + 1 and state.answer(last.round) is not None
+        if not over or not all(step.settled for step in state.current):
+            raise ValueError("a plan is opened while there is another one")
+    elif number != state.round:
+        raise ValueError("a round is opened before the one before it has answered")
+    proposal = Proposal(fact.proposal, fact.base, fact.mode, fact.conductor, round=number)
+    return {"proposals": (*state.proposals, proposal)}
+
+
+def _nested_opened(state: RunState, fact: PlanOpened, n: int) -> Changes:
+    """The step runs from then on: it is the conductor's, so nobody has a ticket for it."""
+    parent = state.steps[n]
+    tries = state.nested.get(parent.n, ())
+    if state.unmade is not None or not parent.opens or parent.state != ("running" if tries else "waiting"):
+        raise ValueError(f"a plan is opened for step {parent.n}, which does not wait for one")
+    if tries and tries[-1].state != "rejected":
+        raise ValueError("a plan is opened while there is another one")
+    proposal = Proposal(
+        fact.proposal,
+        fact.base,
+        fact.mode,
+        fact.conductor,
+        round=fact.round,
+        parent=parent.n,
+        room=fact.room,
+    )
+    changes: Changes = {"nested": {**state.nested, parent.n: (*tries, proposal)}}
+    changes["steps"] = {**state.steps, parent.n: changed(parent, state="running")}
+    return changes | {"state": "running"} if state.state == "planned" else changes
+
+
+def _plan_step(state: RunState, fact: PlanStep) -> Changes:
+    _open_proposal(state)
+    step = StepState(
+        n=fact.n,
+        proposal=fact.proposal,
+        worker=fact.worker,
+        subtask=fact.subtask,
+        access=fact.access,
+        answers=fact.answers,
+        tools=fact.tools,
+        inherits=fact.inherits,
+    )
+    if step.n in state.steps:
+        raise ValueError(f"step {step.n} is planned twice")
+    return {"steps": {**state.steps, step.n: step}}
+
+
+def _plan_accepted(state: RunState, fact: PlanAccepted) -> Changes:
+    accepted = changed(_open_proposal(state), state="accepted", call=fact.call, topology=fact.topology)
+    changes = _decided(state, accepted)
+    if accepted.round > 1 or accepted.parent is not None:
+        return changes
+    started = any(step.state != "waiting" for step in state.current)
+    return changes | {"state": _run_arrow(state, "running" if started else "planned")}
+
+
+def _plan_rejected(state: RunState, fact: PlanRejected) -> Changes:
+    rejected = changed(
+        _open_proposal(state),
+        state="rejected",
+        outage=fact.outage,
+        reasons=fact.reasons,
+        call=fact.call,
+    )
+    return _decided(state, rejected)
+
+
+def _decided(state: RunState, proposal: Proposal) -> Changes:
+    if proposal.parent is None:
+        return {"proposals": (*state.proposals[:-1], proposal)}
+    return {"nested": {**state.nested, proposal.parent: (*state.nested[proposal.parent][:-1], proposal)}}
+
+
+def _step_queued(state: RunState, fact: StepQueued) -> Changes:
+    changes = _set_step(state, fact.n, state="queued")
+    return changes | {"state": "running"} if state.state == "planned" else changes
+
+
+def _call_intended(state: RunState, fact: CallIntended) -> Changes:
+    call = Call(
+        fact.call,
+        fact.n,
+        fact.worker,
+        fact.access.user,
+        fact.usd_held,
+        fact.tokens_held,
+        turn=state.turn.number,
+    )
+    if call.id in state.calls:
+        raise ValueError(f"{call.id} is intended twice")
+    changes: Changes = {"calls": {**state.calls, call.id: call}}
+    if call.step is not None and state.steps[call.step].state == "awaiting_tool":
+        raise ValueError(f"step {call.step} waits for results")
+    return changes if call.step is None else changes | _set_step(state, call.step, state="running", worker=call.worker)
+
+
+def _call_finished(state: RunState, fact: CallFinished) -> Changes:
+    known = state.calls[fact.call]
+    if known.outcome is not None:
+        raise ValueError(f"{known.id} has its outcome already")
+    call = changed(
+        known,
+        outcome=fact.outcome,
+        usage=fact.usage,
+        usd=fact.usd,
+        seconds=fact.seconds,
+    )
+    return {"calls": {**state.calls, call.id: call}}
+
+
+def _step_awaiting(state: RunState, fact: StepAwaitingTool) -> Changes:
+    step = state.steps[fact.n]
+    ids = tuple(one.id for one in fact.calls)
+    exchange = Exchange(fact.call, step.worker, fact.said, ids, state.turn.number, chars=fact.chars)
+    return _set_step(state, step.n, state="awaiting_tool", exchanges=(*step.exchanges, exchange))
+
+
+def _step_results(state: RunState, fact: StepToolResults) -> Changes:
+    step = state.steps[fact.n]
+    if state.state != "running" or (not step.settled and step.state != "awaiting_tool"):
+        raise ValueError(f"step {step.n} waits for no results")
+    answered = changed(step.exchanges[-1], results=fact.results)
+    return _set_step(state, step.n, state="running", exchanges=(*step.exchanges[:-1], answered))
+
+
+def _awaiting(state: RunState, fact: RunAwaitingTool) -> Changes:
+    moved = _run_arrow(state, "awaiting_tool")
+    return {"state": moved, "turn": changed(state.turn, until=fact.until)}
+
+
+def _resumed(state: RunState, fact: RunResumed) -> Changes:
+    if state.state != "awaiting_tool":
+        raise ValueError("the run waits for nothing")
+    turn = Turn(
+        number=state.turn.number + 1,
+        deadline=fact.deadline,
+        streams=fact.streams,
+        request=fact.request,
+        at=fact.at,
+        on_disconnect=fact.on_disconnect,
+        wire=fact.wire,
+        gateway=fact.gateway,
+    )
+    return {"state": _run_arrow(state, "running"), "turn": turn}
+
+
+def _step_done(state: RunState, fact: StepDone) -> Changes:
+    return _set_step(
+        state,
+        fact.n,
+        state="done",
+        output=fact.output,
+        chars=fact.chars,
+        finish=fact.finish,
+        call=fact.call,
+        logprobs=fact.logprobs,
+        refusal=fact.refusal,
+    )
+
+
+def _step_failed(state: RunState, fact: StepFailed) -> Changes:
+    return _set_step(state, fact.n, state="failed", error=fact.error)
+
+
+def _step_skipped(state: RunState, fact: StepSkipped) -> Changes:
+    return _set_step(state, fact.n, state="skipped", error=fact.reason)
+
+
+def _set_step(run: RunState, n: int, /, *, state: str, **changes: Any) -> Changes:
+    step = run.steps[n]
+    if step.settled:
+        return {}
+    again = state == step.state == "running"  # another attempt
+    if state not in STEP_ARROWS[step.state] and not again:
+        raise ValueError(f"step {n} cannot go from {step.state} to {state}")
+    return {"steps": {**run.steps, n: changed(step, state=state, **changes)}}
+
+
+def _run_arrow(run: RunState, to: str) -> str:
+    if to not in RUN_ARROWS[run.state]:
+        raise ValueError(f"the run cannot go from {run.state} to {to}")
+    return to
+
+
+def _open_proposal(state: RunState) -> Proposal:
+    if (unmade := state.unmade) is None:
+        raise ValueError("no plan is open")
+    return unmade
+
+
+def _admitted(state: RunState, _fact: RunAdmitted) -> Changes:
+    if state.seq:
+        raise ValueError("a run is admitted once")
+    return {}
+
+
+_ADVANCE: Mapping[Kind, Callable[[RunState, Any], Changes]] = {
+    Kind.ADMITTED: _admitted,
+    Kind.CANCEL_ASKED: _cancel_asked,
+    Kind.PLAN_OPENED: _plan_opened,
+    Kind.PLAN_STEP: _plan_step,
+    Kind.PLAN_ACCEPTED: _plan_accepted,
+    Kind.PLAN_REJECTED: _plan_rejected,
+    Kind.STEP_QUEUED: _step_queued,
+    Kind.CALL_INTENDED: _call_intended,
+    Kind.CALL_FINISHED: _call_finished,
+    Kind.STEP_AWAITING: _step_awaiting,
+    Kind.STEP_RESULTS: _step_results,
+    Kind.STEP_DONE: _step_done,
+    Kind.STEP_FAILED: _step_failed,
+    Kind.STEP_SKIPPED: _step_skipped,
+    Kind.AWAITING: _awaiting,
+    Kind.RESUMED: _resumed,
+}

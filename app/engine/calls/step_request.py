@@ -16,7 +16,7 @@ from app.core.message.response_format import Flaw, constrains, keeps, shown
 from app.core.plan.visibility import NESTED, TEMPLATE, Seen, ToolUse, compose, granted
 from app.core.pool.catalog import Limits, ProviderSpec, Worker
 from app.core.records import changed, record
-from app.core.run.nesting import parent_of, speaks
+from app.core.run.progress import parent_of, speaks
 from app.core.run.state import RunState, StepState
 from app.errors import NotFound
 from app.providers.protocol import Request

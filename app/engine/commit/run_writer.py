@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from app.core.records import changed
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import AFTER_THE_END, CallFinished, Event, Fact, Kind
-from app.core.run.progress import advance, decide
-from app.core.run.state import Call, RunState
+from app.core.run.progress import decide
+from app.core.run.state import Call, RunState, advance, possible, tentative
 from app.engine.commit.colocation import StepStarter, commit_with_intents, held
 from app.engine.commit.retry import Patient
 from app.engine.commit.tickets import enqueue
-from app.engine.commit.transition import Consequences, at_hand, ending, possible, tentative, whole
+from app.engine.commit.transition import Consequences, at_hand, ending, whole
 from app.engine.context import EngineContext
 from app.errors import Conflict, LeaseLost, RunEnded, RunOverBudget, StoreUnavailable
 from app.store.protocol import Appended, Entry, Lease, Ledger, Outbox

@@ -11,8 +11,7 @@ from app.core.records import changed
 from app.core.run import drafts
 from app.core.run.commands import Await, Conclude, Finish, Propose, Queue, Skip
 from app.core.run.events import Fact, Kind, PlanStep, StepQueued
-from app.core.run.progress import advanced
-from app.core.run.state import RUN_ENDED, RunState
+from app.core.run.state import RUN_ENDED, RunState, tentative
 from app.engine.commit.colocation import BegunStep
 from app.store.protocol import Entry, Lease, Outbox, Projection
 
@@ -77,21 +76,6 @@ def whole(entry: Entry, follows: Consequences) -> Entry:
         tags=(*entry.tags, *tags(events)),
         lease=follows.lease or entry.lease,
     )
-
-
-def tentative(state: RunState, events: Iterable[Fact]) -> RunState:
-    """The state as it would be if these were committed next."""
-    for draft in events:
-        state = advanced(state, draft, at=0.0)
-    return state
-
-
-def possible(state: RunState, events: Iterable[Fact]) -> RunState | None:
-    """The tentative state, or None if `state` lacks the events that these follow."""
-    try:
-        return tentative(state, events)
-    except (KeyError, ValueError):
-        return None
 
 
 def ending(state: RunState, command: Finish) -> tuple[Fact, ...]:

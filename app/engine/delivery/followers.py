@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from app.core.run.events import Event
-from app.core.run.progress import advance
-from app.core.run.state import RunState
+from app.core.run.state import RunState, advance
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.audience import Audience

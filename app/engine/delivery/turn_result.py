@@ -14,8 +14,7 @@ from app.core.message.chat import message_from_json
 from app.core.run import position
 from app.core.run.bill import bill
 from app.core.run.events import TERMINAL, Event, RunAwaitingTool, RunResumed
-from app.core.run.progress import fold
-from app.core.run.state import NO_RESULTS, RunState, StepState
+from app.core.run.state import NO_RESULTS, RunState, StepState, fold
 from app.engine.delivery.messages import Ended
 from app.errors import BatonError, NotFound
 from app.store.protocol import Store

@@ -11,7 +11,7 @@ from app.core.message.chat import Task
 from app.core.plan.workflow import PREVIOUS
 from app.core.pool.catalog import Catalog, Worker
 from app.core.run.commands import Propose
-from app.core.run.nesting import may_nest
+from app.core.run.progress import may_nest
 from app.core.run.state import RunState
 from app.engine.calls.step_request import look, texts_of
 from app.engine.commit.retry import patiently

@@ -12,8 +12,7 @@ from weakref import WeakValueDictionary
 
 from app.core.run import position
 from app.core.run.position import Position
-from app.core.run.progress import admit, advanced
-from app.core.run.state import RunState
+from app.core.run.state import RunState, admit, advanced
 from app.core.run.tool_results import Returned, returned
 from app.engine.commit.tickets import offer_run
 from app.engine.commit.waiting_runs import Waiting

@@ -8,7 +8,7 @@
                       Queue    journal step.queued with a ticket in the outbox; the dispatcher of this process begins
                                what it has slots for in the same entry, other engines take the rest
                       Skip     nothing is left for the step to see, or its round is over without it
-                      Conclude what is nested in the step has answered (core/run/nesting.py)
+                      Conclude what is nested in the step has answered (core/run/progress.py)
                       Await    the caller has to call tools first: the turn ends, and nobody drives the run
                       Finish   stop what still runs, then exactly one terminal event
                     state = advance(state, event)         events of our own, and those that others have committed
@@ -29,11 +29,11 @@ from app.core.run import drafts
 from app.core.run.commands import Finish, Propose
 from app.core.run.events import CallFinished, Event, facts
 from app.core.run.progress import confirmed
-from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState
+from app.core.run.state import DRIVER_LOST, Proposal, RunState, StepState, tentative
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.lost_calls import given_up
 from app.engine.commit.run_writer import RunWriter
-from app.engine.commit.transition import ending, tentative
+from app.engine.commit.transition import ending
 from app.engine.context import EngineContext
 from app.engine.delivery import turn_result
 from app.engine.delivery.followers import LISTEN_SECONDS

@@ -28,7 +28,7 @@ from app.core.records import record
 from app.core.run import drafts
 from app.core.run.commands import Propose
 from app.core.run.events import Fact
-from app.core.run.nesting import may_nest
+from app.core.run.progress import may_nest
 from app.core.run.state import CALLER, FALLBACK, Proposal, RunState, StepState
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.commit.retry import patiently

@@ -19,8 +19,7 @@ from app.conductor.protocol import Policy
 from app.core.message.chat import Task
 from app.core.records import changed
 from app.core.run.events import Event, Kind
-from app.core.run.progress import fold
-from app.core.run.state import RunState
+from app.core.run.state import RunState, fold
 from app.engine.calls.step_request import NOTHING
 from app.engine.commit.colocation import StepStarter
 from app.engine.commit.waiting_runs import Waiting

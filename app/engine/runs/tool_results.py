@@ -16,8 +16,7 @@ from app.core.message.chat import Image, Message, message_to_json, task_to_json
 from app.core.records import record
 from app.core.run import drafts, notices, tool_results
 from app.core.run.events import Event, RunResumed, StepToolResults, facts
-from app.core.run.progress import fold
-from app.core.run.state import RunState, Turn
+from app.core.run.state import RunState, Turn, fold
 from app.core.run.tool_results import Returned, Standing
 from app.engine.commit.waiting_runs import Waiting
 from app.engine.context import EngineContext

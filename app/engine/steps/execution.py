@@ -37,8 +37,7 @@ from app.core.run.events import (
     StepDone,
     StepFailed,
 )
-from app.core.run.progress import fold
-from app.core.run.state import RunState, StepState
+from app.core.run.state import RunState, StepState, fold
 from app.engine.calls.attempt import Attempt, Purpose
 from app.engine.calls.candidates import Candidates
 from app.engine.calls.step_request import NOTHING, View, look

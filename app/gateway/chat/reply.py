@@ -15,7 +15,7 @@ from app.core.message.logprobs import Decoded
 from app.core.pool.catalog import MILLION
 from app.core.run import position
 from app.core.run.bill import Bill
-from app.core.run.nesting import parent_of
+from app.core.run.progress import parent_of
 from app.core.run.state import RunState, StepState
 from app.engine.delivery.messages import Ended, Noted, Said
 from app.errors import BatonError

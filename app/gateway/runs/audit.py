@@ -23,8 +23,7 @@ from app.core.run.events import (
     dated,
     facts,
 )
-from app.core.run.progress import fold
-from app.core.run.state import RunState
+from app.core.run.state import RunState, fold
 from app.engine.calls.step_request import see
 from app.errors import NotFound
 from app.gateway.chat.reply import dollars, figures, usage_of

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.core.run.events import Event
-from app.core.run.progress import fold
+from app.core.run.state import fold
 from app.errors import Forbidden, NotFound
 from app.gateway.chat import route
 from app.gateway.http.auth import Caller, Keys
